@@ -1,0 +1,15 @@
+"""Tensor operations of gemserve: tensors in, tensors out; no model, no server."""
+
+from gemserve_kernels.attention import AttentionBackend, Partial, merge
+from gemserve_kernels.backends import select_backend
+from gemserve_kernels.scores import pooled, raw_scores, window_probabilities
+
+__all__ = [
+    "AttentionBackend",
+    "Partial",
+    "merge",
+    "pooled",
+    "raw_scores",
+    "select_backend",
+    "window_probabilities",
+]

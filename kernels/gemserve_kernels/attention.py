@@ -1,0 +1,92 @@
+"""Attention as parts joined by their log-sum-exp.
+
+What a token attends to is a list of parts (its own past, the causal chunk it arrives in, later a
+cached document or an adapter's term). Each part is evaluated alone and yields a `Partial`; `merge`
+joins them exactly. No [queries × keys] mask is ever built for the causal case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """One part's contribution.
+
+    `out`: [heads, queries, head_dim], softmax over this part's keys alone, times its values.
+    `lse`: [heads, queries], float32, natural log-sum-exp of this part's scaled scores.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+class AttentionBackend(Protocol):
+    """Evaluates one part. Queries and keys are post-RoPE; keys and values are never empty."""
+
+    name: str
+
+    def part(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        is_causal: bool,
+    ) -> Partial:
+        """Attend `query` [heads, queries, head_dim] to `key`, `value` [kv_heads, keys, head_dim].
+
+        `is_causal` requires as many queries as keys: query i sees keys 0..i.
+        """
+        ...
+
+
+def merge(parts: Sequence[Partial]) -> torch.Tensor:
+    """Join the parts of one attention: [heads, queries, head_dim] in the parts' dtype.
+
+    Computed relative to the largest log-sum-exp, so no exponential overflows.
+    """
+    assert parts, "attention over no keys at all"
+    if len(parts) == 1:
+        return parts[0].out
+    lse = torch.stack([part.lse for part in parts])  # [parts, heads, queries], float32
+    weights = torch.softmax(lse, dim=0)
+    total = weights[0].unsqueeze(-1) * parts[0].out
+    for weight, part in zip(weights[1:], parts[1:], strict=True):
+        total = total + weight.unsqueeze(-1) * part.out
+    return total.to(parts[0].out.dtype)
+
+
+def reference_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    mask: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> Partial:
+    """Plain attention with everything spelled out; also serves soft-capped and windowed layers.
+
+    `query`: [heads, queries, head_dim]; `key`, `value`: [kv_heads, keys, head_dim];
+    `mask`: [queries, keys], bool, true where visible; every query must see some key.
+    `softcap` bounds scores to ±softcap by tanh, as in Gemma 2.
+    """
+    heads, queries, _ = query.shape
+    kv_heads = key.shape[0]
+    grouped = query.float().reshape(kv_heads, heads // kv_heads * queries, -1)
+    scores = (grouped @ key.float().transpose(-1, -2) * scale).reshape(heads, queries, -1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = torch.exp(scores - lse.unsqueeze(-1))
+    out = weights.reshape(kv_heads, -1, scores.shape[-1]) @ value.float()
+    return Partial(out.reshape(heads, queries, -1).to(query.dtype), lse)

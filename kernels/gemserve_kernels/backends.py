@@ -1,0 +1,100 @@
+"""Which implementation evaluates an attention part on which device."""
+
+from __future__ import annotations
+
+import torch
+
+from gemserve_kernels.attention import AttentionBackend, Partial, reference_attention
+
+
+def select_backend(device: torch.device) -> AttentionBackend:
+    """The fastest backend for `device` that returns log-sum-exps."""
+    if device.type == "cpu":
+        return AtenCpu()
+    if device.type == "cuda":
+        return AtenCuda()
+    raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
+
+
+class Reference:
+    """Plain torch, any device: what the others are tested against."""
+
+    name = "reference"
+
+    def part(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        is_causal: bool,
+    ) -> Partial:
+        mask = None
+        if is_causal:
+            mask = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril()
+            mask = mask.to(query.device)
+        return reference_attention(query, key, value, scale=scale, mask=mask)
+
+
+class AtenCpu:
+    """torch's fused CPU kernel."""
+
+    name = "aten-cpu"
+
+    def part(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        is_causal: bool,
+    ) -> Partial:
+        # with zero keys this kernel kills the process (SIGFPE) instead of raising
+        assert key.shape[1] > 0
+        assert not is_causal or query.shape[1] == key.shape[1]
+        heads, queries, head_dim = query.shape
+        kv_heads, keys, _ = key.shape
+        group = heads // kv_heads
+        # query heads of a group share their key head through a stride of 0: nothing is copied
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query.reshape(kv_heads, group, queries, head_dim),
+            key.unsqueeze(1).expand(kv_heads, group, keys, head_dim),
+            value.unsqueeze(1).expand(kv_heads, group, keys, head_dim),
+            0.0,
+            is_causal,
+            scale=scale,
+        )
+        return Partial(out.reshape(heads, queries, head_dim), lse.reshape(heads, queries))
+
+
+class AtenCuda:
+    """torch's fused CUDA kernels: flash for half precision, memory-efficient for float32."""
+
+    name = "aten-cuda"
+
+    def part(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        is_causal: bool,
+    ) -> Partial:
+        assert key.shape[1] > 0
+        assert not is_causal or query.shape[1] == key.shape[1]
+        group = query.shape[0] // key.shape[0]
+        key, value = (t.repeat_interleave(group, dim=0).unsqueeze(0) for t in (key, value))
+        query = query.unsqueeze(0)
+        if query.dtype in (torch.float16, torch.bfloat16):
+            out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+                query, key, value, 0.0, is_causal, False, scale=scale
+            )
+        else:
+            out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+                query, key, value, None, True, 0.0, is_causal, scale=scale
+            )
+        # the kernels pad the rows of their log-sum-exp
+        return Partial(out[0], lse[0, :, : query.shape[2]])

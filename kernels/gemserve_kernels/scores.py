@@ -1,0 +1,64 @@
+"""How much the end of a prompt attends to each of its tokens, at one layer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def raw_scores(
+    query: torch.Tensor, key: torch.Tensor, *, scale: float = 1.0, softcap: float | None = None
+) -> torch.Tensor:
+    """Σ over heads of q·Kᵀ for one query row: [keys], float32.
+
+    `query`: [heads, head_dim], `key`: [kv_heads, keys, head_dim], both post-RoPE; no 1/√d and no
+    softmax (GemFilter, Algorithm 2). Without a soft cap the sum over the heads of a group commutes
+    with the product, so each key is read once. A soft cap applies to scaled scores, head by head.
+    """
+    kv_heads = key.shape[0]
+    grouped = query.float().reshape(kv_heads, -1, query.shape[-1])  # [kv_heads, group, head_dim]
+    if softcap is None:
+        summed = grouped.sum(dim=1)
+        total = torch.zeros(key.shape[1], device=key.device)
+        for head in range(kv_heads):
+            total += key[head].float() @ summed[head]
+        return total
+    total = torch.zeros(key.shape[1], device=key.device)
+    for head in range(kv_heads):
+        scores = grouped[head] @ key[head].float().T * scale
+        total += (softcap * torch.tanh(scores / softcap)).sum(dim=0)
+    return total
+
+
+def window_probabilities(
+    query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
+) -> torch.Tensor:
+    """Σ over the window's rows of the largest head's attention probability: [keys], float32.
+
+    `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, keys, head_dim],
+    both post-RoPE. Each row is causal: the last row sees every key, the one before all but one.
+    One head's [window, keys] probabilities exist at a time.
+    """
+    heads, window, _ = query.shape
+    kv_heads, keys, _ = key.shape
+    group = heads // kv_heads
+    rows = torch.arange(keys - window, keys, device=key.device)
+    future = torch.arange(keys, device=key.device)[None, :] > rows[:, None]  # [window, keys]
+    largest = torch.zeros(window, keys, device=key.device)
+    for head in range(heads):
+        scores = query[head].float() @ key[head // group].float().T * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores.masked_fill_(future, -torch.inf)
+        torch.maximum(largest, scores.softmax(-1), out=largest)
+    return largest.sum(dim=0)
+
+
+def pooled(scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
+    """Smooth [keys] scores over `width` neighbours; `kind` is "mean" (zero padded) or "max"."""
+    padding = width // 2
+    if kind == "mean":
+        return F.avg_pool1d(scores[None, None], width, stride=1, padding=padding)[0, 0]
+    if kind == "max":
+        return F.max_pool1d(scores[None, None], width, stride=1, padding=padding)[0, 0]
+    raise ValueError(f"pooling={kind!r}: must be 'mean' or 'max'")

@@ -1,0 +1,175 @@
+"""The HTTP application: routes parse, submit, format. Everything shared lives elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from anyio import to_thread
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+import gemserve
+from gemserve.api.errors import error_body, error_response, from_validation
+from gemserve.api.exchange import reply
+from gemserve.api.formats import ChatFormat, CompletionFormat, Format
+from gemserve.api.limits import BodyLimit, RequestId, request_id_of
+from gemserve.api.metrics import Metrics
+from gemserve.api.prompts import PromptBuilder
+from gemserve.api.schemas import ChatBody, CompletionBody, Generation
+from gemserve.config import ServerConfig
+from gemserve.engine.engine import Engine
+from gemserve.errors import GemserveError, ModelNotFound, QueueFull, RequestError
+from gemserve.types import Request as EngineRequest
+
+BodyT = TypeVar("BodyT", bound=Generation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What the application serves. It stops the engine when it shuts down."""
+
+    engine: Engine
+    prompts: PromptBuilder
+    model_name: str
+    config: ServerConfig
+
+
+def create_app(serving: Serving) -> FastAPI:
+    """The application over one engine; usable in process through an ASGI transport."""
+    engine, prompts = serving.engine, serving.prompts
+    metrics = Metrics(engine, serving.model_name)
+    created = int(time.time())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await to_thread.run_sync(engine.stop)
+
+    app = FastAPI(title="gemserve", version=gemserve.__version__, lifespan=lifespan)
+    app.add_middleware(BodyLimit, max_bytes=serving.config.max_body_bytes)
+    app.add_middleware(RequestId)
+
+    @app.exception_handler(GemserveError)
+    async def _own_error(_: Request, error: GemserveError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
+        body = error_body(str(error.detail), kind="invalid_request_error")
+        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def _bug(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(error_body("internal error", kind="server_error"), status_code=500)
+
+    async def answer(
+        http: Request,
+        body_type: type[BodyT],
+        build: Callable[[BodyT, str], EngineRequest],
+        answer_format: Format,
+    ) -> Response:
+        arrived_s = time.monotonic()
+        try:
+            engine.check_room()  # a full queue answers before anything is parsed or tokenized
+            raw = await http.body()
+            body, request = await to_thread.run_sync(
+                _parse_and_build, raw, body_type, build, request_id_of(http), serving.model_name
+            )
+            stream = engine.submit(request)
+        except QueueFull:
+            metrics.rejections.labels("queue_full").inc()
+            raise
+        except RequestError as error:
+            metrics.rejections.labels(_reason(error)).inc()
+            raise
+        return await reply(
+            http,
+            body,
+            stream,
+            answer_format,
+            metrics.observer(arrived_s),
+            keep_alive_s=serving.config.keep_alive_s,
+            model=serving.model_name,
+        )
+
+    @app.post("/v1/completions")
+    async def completions(http: Request) -> Response:
+        return await answer(http, CompletionBody, prompts.completion, CompletionFormat())
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(http: Request) -> Response:
+        return await answer(http, ChatBody, prompts.chat, ChatFormat())
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model_card(serving, created)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name != serving.model_name:
+            raise ModelNotFound(model=name, served=serving.model_name)
+        return _model_card(serving, created)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        if engine.death is not None:
+            return JSONResponse({"status": "dead", "cause": engine.death}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        return await health()
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": gemserve.__version__}
+
+    @app.get("/metrics")
+    async def read_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _parse_and_build(
+    raw: bytes,
+    body_type: type[BodyT],
+    build: Callable[[BodyT, str], EngineRequest],
+    request_id: str,
+    model_name: str,
+) -> tuple[BodyT, EngineRequest]:
+    """Everything slow about a request's arrival; runs off the event loop."""
+    try:
+        body = body_type.model_validate_json(raw)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] == "json_invalid":
+            raise RequestError(
+                f"the body is not valid JSON: {error.errors()[0]['msg']}",
+                param=None,
+                code="invalid_json",
+            ) from error
+        raise from_validation(error) from error
+    if body.model != model_name:
+        raise ModelNotFound(model=body.model, served=model_name)
+    return body, build(body, request_id)
+
+
+def _reason(error: RequestError) -> str:
+    known = {"context_length_exceeded": "prompt_too_long", "model_not_found": "unknown_model"}
+    return known.get(error.code, "invalid_request")
+
+
+def _model_card(serving: Serving, created: int) -> dict[str, Any]:
+    return {
+        "id": serving.model_name,
+        "object": "model",
+        "created": created,
+        "owned_by": "gemserve",
+        "max_model_len": serving.prompts.context_tokens,
+    }

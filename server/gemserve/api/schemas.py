@@ -1,0 +1,129 @@
+"""Request bodies. Unknown fields are refused by name; so are known ones that would do nothing
+where the caller expects something. `FieldsWithoutEffect` are accepted, documented, and ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gemserve.types import FILTER_METHODS, FilterMethod, parse_keep
+
+MAX_STOPS = 16
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FilterBody(Body):
+    """The `filter` object. What is omitted falls back to the server's settings."""
+
+    method: FilterMethod | None = None
+    keep: Any = None
+    layer: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    pooling: Literal["mean", "max"] = "mean"
+    return_selection: bool = False
+
+    @field_validator("keep")
+    @classmethod
+    def _check_keep(cls, value: object) -> int | float | None:
+        return None if value is None else parse_keep(value)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class FieldsWithoutEffect(Body):
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class Generation(FieldsWithoutEffect):
+    """What both completion endpoints take."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    filter: FilterBody | None = None
+    # Fields whose only supported value changes nothing.
+    n: Literal[1] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    @field_validator("filter", mode="before")
+    @classmethod
+    def _expand_shorthand(cls, value: object) -> object:
+        if isinstance(value, str):
+            if value not in FILTER_METHODS:
+                raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
+            return {"method": value}
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: str | list[str] | None) -> list[str] | None:
+        stops = [value] if isinstance(value, str) else value
+        if stops is not None:
+            if len(stops) > MAX_STOPS:
+                raise ValueError(f"has {len(stops)} strings, the limit is {MAX_STOPS}")
+            if not all(stops):
+                raise ValueError("must not contain an empty string")
+        return stops
+
+
+class CompletionBody(Generation):
+    prompt: str | list[int] | Annotated[list[str], Field(max_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    logprobs: None = None
+    suffix: None = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ResponseFormat(Body):
+    type: Literal["text"]
+
+
+class ChatBody(Generation):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None

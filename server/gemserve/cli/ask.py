@@ -1,0 +1,97 @@
+"""`gemserve ask FILE… "QUESTION"`: one answer, offline."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gemserve.cli.options import (
+    ENGINE_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    read_options,
+)
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.errors import GemserveError, PromptTooLong, RequestError
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser("ask", help="answer one question about files, offline")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="text files; - is standard input")
+    parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument("--max-tokens", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
+    add_options(parser, MODEL_OPTIONS, ENGINE_OPTIONS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from gemserve.engine.assemble import build_pipeline
+    from gemserve.engine.prompt import chat_prompt, text_prompt
+    from gemserve.types import (
+        Filtered,
+        FilterParams,
+        Finished,
+        Request,
+        SamplingParams,
+        TextDelta,
+    )
+
+    if arguments.max_tokens < 1:
+        raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
+    document = "\n\n".join(_read(name) for name in arguments.files)
+    model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
+    pipeline = build_pipeline(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
+    text = f"{document}\n\n{arguments.question}"
+    if pipeline.tokenizer.chat_template is None:
+        prompt = text_prompt(pipeline.tokenizer, f"{text}\nAnswer:")
+    else:
+        prompt = chat_prompt(pipeline.tokenizer, [{"role": "user", "content": text}])
+    config = pipeline.config
+    assert config.max_prompt_tokens is not None
+    if len(prompt.ids) > config.max_prompt_tokens:
+        raise PromptTooLong(tokens=len(prompt.ids), limit=config.max_prompt_tokens, param="FILE")
+    request = Request(
+        request_id=uuid.uuid4().hex,
+        prompt_ids=prompt.ids,
+        sampling=SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0),
+        filter=FilterParams(
+            method=config.filter_method, keep=config.filter_keep, return_selection=True
+        ),
+        protected=prompt.protected,
+    )
+    for event in pipeline.run(request, is_cancelled=lambda: False):
+        if isinstance(event, Filtered):
+            report = event.report
+            print(_summary(replace(report, selection=None)), file=sys.stderr)
+            if arguments.show_kept and report.selection is not None:
+                for start, stop in report.selection:
+                    passage = pipeline.tokenizer.decode(prompt.ids[start:stop])
+                    print(f"[{start}:{stop}] {passage!r}", file=sys.stderr)
+        elif isinstance(event, TextDelta):
+            print(event.text, end="", flush=True)
+        elif isinstance(event, Finished):
+            print()
+    return 0
+
+
+def _read(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GemserveError(f"cannot read {name}: {error}") from error
+
+
+def _summary(report: Any) -> str:
+    if not report.applied:
+        return f"read all {report.prompt_tokens} tokens ({report.reason})"
+    return (
+        f"{report.method} at layer {report.layer} kept {report.kept_tokens} of "
+        f"{report.prompt_tokens} tokens in {report.filter_ms:.0f} ms"
+    )

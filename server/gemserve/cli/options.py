@@ -1,0 +1,125 @@
+"""Flags and `GEMSERVE_…` variables of the commands, from one table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.errors import ConfigError, RequestError
+from gemserve.types import FILTER_METHODS, parse_keep
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting: its flag, the config field it fills, and how its text is read."""
+
+    flag: str
+    field: str
+    read: Callable[[str], Any]
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return "GEMSERVE_" + self.flag.removeprefix("--").replace("-", "_").upper()
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}")
+        return text
+
+    return read
+
+
+def _layer(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
+def read_keep(text: str) -> int | float:
+    """A `keep` from the command line: "512" or "0.05"."""
+    try:
+        return parse_keep(float(text))
+    except RequestError as error:
+        raise ValueError(str(error).removeprefix("filter.")) from error
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1", "true", "false"):
+        raise ValueError("must be true or false")
+    return text in ("1", "true")
+
+
+MODEL_OPTIONS: tuple[Option, ...] = (
+    Option("--model", "model", str, "builtin, a directory, or a hub id"),
+    Option("--device", "device", str, "auto, cpu, cuda or cuda:N"),
+    Option(
+        "--dtype",
+        "dtype",
+        _choice("auto", "float32", "bfloat16", "float16"),
+        "auto: bfloat16 on CUDA, float32 on CPU",
+    ),
+    Option("--revision", "revision", str, "revision of a hub id"),
+    Option(
+        "--trust-remote-code",
+        "trust_remote_code",
+        _switch,
+        "true runs code that comes with the model; false by default",
+    ),
+)
+ENGINE_OPTIONS: tuple[Option, ...] = (
+    Option("--filter", "filter_method", _choice(*FILTER_METHODS), "default filter method"),
+    Option("--filter-layer", "filter_layer", _layer, "0-based layer that chooses, or auto"),
+    Option("--filter-keep", "filter_keep", read_keep, "tokens to keep, or a fraction in (0, 1)"),
+    Option("--filter-min-tokens", "filter_min_tokens", int, "shorter prompts are not filtered"),
+    Option("--chunk-tokens", "chunk_tokens", int, "prompt tokens per forward pass"),
+    Option("--max-queue", "max_queue", int, "requests that may wait"),
+    Option("--max-prompt-tokens", "max_prompt_tokens", int, "longest prompt accepted"),
+)
+SERVER_OPTIONS: tuple[Option, ...] = (
+    Option("--host", "host", str, "address to listen on"),
+    Option("--port", "port", int, "port to listen on"),
+    Option("--max-body-bytes", "max_body_bytes", int, "largest request body accepted"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) -> None:
+    defaults = {**vars_of(ModelConfig()), **vars_of(EngineConfig()), **vars_of(ServerConfig())}
+    for option in (o for table in tables for o in table):
+        default = defaults[option.field]
+        shown = "auto" if default is None else default
+        parser.add_argument(
+            option.flag,
+            dest=option.field,
+            metavar=option.flag.removeprefix("--").upper().replace("-", "_"),
+            help=f"{option.help} (default: {shown}; {option.variable})",
+        )
+
+
+def vars_of(config: Any) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+
+
+def read_options(
+    arguments: argparse.Namespace,
+    table: tuple[Option, ...],
+    config_type: Callable[..., Any],
+    environment: Mapping[str, str] = os.environ,
+) -> Any:
+    """Build a config from flags, then the environment, then its own defaults."""
+    values: dict[str, Any] = {}
+    for option in table:
+        text, name = getattr(arguments, option.field, None), option.flag
+        if text is None:
+            text, name = environment.get(option.variable), option.variable
+        if text is None:
+            continue
+        try:
+            values[option.field] = option.read(text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text}: {error}") from error
+    return config_type(**values)

@@ -1,0 +1,111 @@
+"""Settings, frozen and complete. Every field is a flag and a `GEMSERVE_…` variable (see cli)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from gemserve.errors import ConfigError
+from gemserve.types import FilterMethod
+
+# Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
+KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
+    (32, 4096, 128256): 13,  # Llama-3.1-8B
+    (40, 5120, 131072): 19,  # Mistral-Nemo-12B
+    (32, 3072, 32064): 19,  # Phi-3.5-mini
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is loaded. `dtype` auto: bfloat16 on CUDA, float32 on CPU."""
+
+    model: str = "builtin"
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Defaults for requests and limits of the engine.
+
+    `filter_layer` None: automatic, see `resolve`. `chunk_tokens`: tokens per forward pass while
+    reading a prompt; smaller chunks answer a cancellation sooner.
+    """
+
+    filter_method: FilterMethod = "sieve"
+    filter_layer: int | None = None
+    filter_keep: int | float = 1024
+    filter_min_tokens: int = 2048
+    chunk_tokens: int = 512
+    max_queue: int = 128
+    max_prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where and how the HTTP server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 64 << 20
+    keep_alive_s: float = 10.0
+
+
+def resolve_engine(
+    config: EngineConfig,
+    *,
+    num_layers: int,
+    hidden_size: int,
+    vocab_size: int,
+    context_tokens: int,
+    model_filter_layer: int | None,
+) -> EngineConfig:
+    """`config` with nothing automatic left.
+
+    The filter layer comes from the setting, else from the model's own files, else from the papers'
+    table, else it is round(0.4 · layers).
+    """
+    layer = config.filter_layer
+    if layer is None:
+        layer = model_filter_layer
+    if layer is None:
+        layer = KNOWN_FILTER_LAYERS.get((num_layers, hidden_size, vocab_size))
+    if layer is None:
+        layer = round(0.4 * num_layers)
+    if not 0 <= layer < num_layers:
+        raise ConfigError(
+            f"filter_layer={layer}: the model has {num_layers} layers, so 0 to {num_layers - 1}"
+        )
+    limit = config.max_prompt_tokens
+    if limit is None:
+        limit = context_tokens - 1
+    if not 1 <= limit < context_tokens:
+        raise ConfigError(
+            f"max_prompt_tokens={limit}: must be from 1 to {context_tokens - 1}, one less than the "
+            "model's context"
+        )
+    if config.chunk_tokens < 1:
+        raise ConfigError(f"chunk_tokens={config.chunk_tokens}: must be at least 1")
+    if config.max_queue < 1:
+        raise ConfigError(f"max_queue={config.max_queue}: must be at least 1")
+    return replace(config, filter_layer=layer, max_prompt_tokens=limit)
+
+
+def read_filter_layer(directory: Path) -> int | None:
+    """The filter layer in `calibration.json` of a model directory, if there is one."""
+    import json
+
+    path = directory / "calibration.json"
+    if not path.is_file():
+        return None
+    try:
+        layer = json.loads(path.read_text())["filter_layer"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
+    if isinstance(layer, bool) or not isinstance(layer, int):
+        raise ConfigError(f"{path}: filter_layer={layer!r} must be an integer")
+    return layer

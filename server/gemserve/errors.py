@@ -1,0 +1,66 @@
+"""Every error a caller may see.
+
+    GemserveError
+    ├── ConfigError          the operator's configuration is wrong
+    ├── ModelError           a model cannot be loaded or served correctly
+    ├── RequestError         the client's request is wrong (400)
+    │   ├── PromptTooLong
+    │   └── ModelNotFound    (404)
+    ├── QueueFull            (503)
+    └── EngineDead           (503)
+
+Messages name the field, the value and the limit. `param` is the request field at fault.
+"""
+
+from __future__ import annotations
+
+
+class GemserveError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(GemserveError):
+    """A server setting is invalid."""
+
+
+class ModelError(GemserveError):
+    """A model cannot be loaded, or cannot be served correctly; the message says why."""
+
+
+class RequestError(GemserveError):
+    """A request is invalid; `param` names the field."""
+
+    def __init__(self, message: str, *, param: str | None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class PromptTooLong(RequestError):
+    def __init__(self, *, tokens: int, limit: int, param: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. "
+            f"However, your prompt contains {tokens} input tokens.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+class ModelNotFound(RequestError):
+    def __init__(self, *, model: str, served: str) -> None:
+        shown = model if len(model) <= 100 else model[:100] + "…"
+        super().__init__(
+            f"The model `{shown}` does not exist; this server serves `{served}`.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+class QueueFull(GemserveError):
+    def __init__(self, *, waiting: int, limit: int) -> None:
+        super().__init__(f"The queue is full: {waiting} requests wait, the limit is {limit}.")
+
+
+class EngineDead(GemserveError):
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"The engine has stopped: {cause}")

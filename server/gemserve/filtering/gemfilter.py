@@ -1,0 +1,29 @@
+"""GemFilter as published: Algorithm 2, with the pooling of its code (mean) by default."""
+
+from __future__ import annotations
+
+import torch
+
+from gemserve.filtering.selector import Evidence
+from gemserve.types import FilterParams
+from gemserve_kernels import pooled, raw_scores
+
+
+class GemFilter:
+    """Top-k of the pooled sum over heads of the last token's raw scores. Protects nothing."""
+
+    def window(self, num_tokens: int) -> int:
+        return 1
+
+    def scores(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
+        """Pooled scores: [tokens], float32."""
+        scores = raw_scores(
+            evidence.queries[:, -1],
+            evidence.keys,
+            scale=evidence.scale,
+            softcap=evidence.softcap,
+        )
+        return pooled(scores, kind=params.pooling)
+
+    def select(self, evidence: Evidence, keep: int, params: FilterParams) -> torch.Tensor:
+        return self.scores(evidence, params).topk(keep).indices.sort().values

@@ -1,0 +1,61 @@
+"""Does this architecture come out right through the seam? Asked once, when a model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemserve.errors import ModelError
+from gemserve.model.causal import CausalModel
+from gemserve.model.seam import ATTENTION_NAME, FilterTap
+
+_TOKENS = 48
+# float32 differs by summation order alone; half precision by its 8 to 11 bits
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+def check_servable(model: CausalModel) -> None:
+    """Compare a chunked pass with the model's own forward on random tokens.
+
+    Raises `ModelError` with the reason if they differ: what the seam does not understand (linear
+    attention, ALiBi, attention sinks, non-causal layers …) must not be served silently wrong.
+    """
+    name = type(model.hf).__name__
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.vocab_size, (_TOKENS,), generator=generator).tolist()
+    expected = _own_forward(model, ids)
+    try:
+        kv = model.new_kv(num_layers=model.num_layers, capacity=_TOKENS)
+        split = _TOKENS // 3
+        model.chunk(ids[:split], start=0, kv=kv, rope_tokens=_TOKENS, is_last=False)
+        actual = model.chunk(ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True)
+        layer = model.num_layers - 1
+        tap = FilterTap(layer=layer, num_tokens=_TOKENS, window=1)
+        model.filter_chunk(
+            ids, start=0, kv=model.new_kv(num_layers=layer, capacity=_TOKENS), tap=tap
+        )
+    except ModelError as error:
+        if "sees only" in str(error):  # a windowed layer is fine until chosen as filter layer
+            return
+        raise ModelError(f"{name} cannot be served: {error}") from error
+    except (TypeError, RuntimeError, AttributeError, ValueError, IndexError) as error:
+        raise ModelError(f"{name} cannot be served: {type(error).__name__}: {error}") from error
+    assert actual is not None
+    difference = float((actual - expected).abs().max())
+    limit = _TOLERANCE[model.dtype] * max(1.0, float(expected.abs().max()))
+    if not difference <= limit:  # also catches NaN
+        raise ModelError(
+            f"{name} cannot be served: its logits through gemserve's attention differ from its own "
+            f"by {difference:.3g}, the limit is {limit:.3g}"
+        )
+
+
+@torch.inference_mode()
+def _own_forward(model: CausalModel, ids: list[int]) -> Any:
+    model.config._attn_implementation = "eager"
+    try:
+        tokens = torch.tensor([ids], device=model.device)
+        return model.hf(input_ids=tokens, use_cache=False).logits[0, -1].float()
+    finally:
+        model.config._attn_implementation = ATTENTION_NAME

@@ -1,0 +1,92 @@
+"""From a name to a model ready to serve: `builtin`, a directory, or a hub id."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gemserve.config import ModelConfig
+from gemserve.errors import ModelError
+from gemserve.model.causal import CausalModel
+from gemserve.model.check import check_servable
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A checked model, its tokenizer, the tokens that end an answer, and where it came from."""
+
+    model: CausalModel
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    source: str
+
+
+def load(config: ModelConfig) -> Loaded:
+    """Load weights and tokenizer, then prove that the architecture is served correctly.
+
+    Raises `ModelError` naming what is missing, broken or unsupported.
+    """
+    source = _resolve_source(config.model)
+    device = _resolve_device(config.device)
+    dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
+    common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        hf_config = AutoConfig.from_pretrained(source, **common)
+        tokenizer = AutoTokenizer.from_pretrained(source, **common)
+        weights = AutoModelForCausalLM.from_pretrained(
+            source, config=hf_config, dtype=dtype, use_safetensors=True, **common
+        )
+    except Exception as error:  # the loaders raise most of what Python has
+        raise ModelError(f"cannot load model {config.model!r}: {error}") from error
+    model = CausalModel(weights.to(device))
+    check_servable(model)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
+    eos_ids = _eos_ids(weights.generation_config, tokenizer)
+    return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source)
+
+
+def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    configured = getattr(generation_config, "eos_token_id", None)
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    if configured is None:
+        return frozenset()
+    return frozenset([configured] if isinstance(configured, int) else configured)
+
+
+def _resolve_source(model: str) -> str:
+    if model == "builtin":
+        return str(BUILTIN_PATH)
+    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    path = Path(model).expanduser()
+    if path.exists() or looks_like_path:
+        if not (path / "config.json").is_file():
+            raise ModelError(f"model {model!r}: no such directory, or no config.json in it")
+        return str(path)
+    return model
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device={device!r}: this machine has no usable CUDA device")
+    return torch.device(device)
+
+
+def _default_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -1,0 +1,143 @@
+"""What passes between API and engine: plain frozen data, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from gemserve.errors import RequestError
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+FilterMethod = Literal["none", "gemfilter", "sieve"]
+FILTER_METHODS: tuple[FilterMethod, ...] = ("none", "gemfilter", "sieve")
+MIN_KEEP = 16
+
+
+class Priority(IntEnum):
+    """Which protected tokens survive when the budget cannot hold them all: lowest first."""
+
+    BOS = 0
+    QUESTION = 1
+    SYSTEM = 2
+    TOOLS = 3
+    REST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Token positions start..stop−1 of a prompt that a filter should keep."""
+
+    start: int
+    stop: int
+    priority: Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterParams:
+    """How a prompt is filtered.
+
+    `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up.
+    `layer`: the 0-based layer whose queries and keys choose; None: the server's.
+    """
+
+    method: FilterMethod
+    keep: int | float
+    layer: int | None = None
+    pooling: Literal["mean", "max"] = "mean"
+    return_selection: bool = False
+
+    def kept_count(self, num_tokens: int) -> int:
+        """The exact number of tokens to keep of a prompt of `num_tokens`."""
+        if isinstance(self.keep, float):
+            # the epsilon undoes binary noise such as 0.07 * 100 = 7.000000000000001
+            return max(MIN_KEEP, math.ceil(self.keep * num_tokens - 1e-9))
+        return self.keep
+
+
+def parse_keep(value: object) -> int | float:
+    """Validate a `keep`: int ≥ 16, integral float ≥ 16, or fraction in (0, 1)."""
+    limits = f"must be a fraction in (0, 1) or a count ≥ {MIN_KEEP}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"filter.keep={value!r}: {limits}", param="filter.keep")
+    if isinstance(value, float) and 0 < value < 1:
+        return value
+    if not math.isfinite(value) or value != int(value) or value < MIN_KEEP:
+        raise RequestError(f"filter.keep={value}: {limits}", param="filter.keep")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to be answered. `prompt_ids` are used unaltered."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    filter: FilterParams
+    protected: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterReport:
+    """What the filter did; the `filter` object of every response."""
+
+    method: FilterMethod
+    applied: bool
+    reason: Literal["short_prompt", "disabled"] | None
+    layer: int | None
+    prompt_tokens: int
+    kept_tokens: int
+    cached_tokens: int
+    filter_ms: float
+    selection: tuple[tuple[int, int], ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filtered:
+    """The filter has decided; precedes every token. Times are `time.monotonic()`."""
+
+    report: FilterReport
+    started_s: float
+    filtered_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """New text that no stop string can take back, and how many tokens were drawn for it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    drawn_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The one terminal event of a request. `error` is set exactly if the reason is `error`.
+
+    `peak_kv_bytes` counts the filter pass too, `decode_kv_bytes` what is held while decoding.
+    """
+
+    reason: FinishReason
+    completion_tokens: int
+    peak_kv_bytes: int = 0
+    decode_kv_bytes: int = 0
+    error: str | None = None
+
+
+Event = Filtered | TextDelta | Finished

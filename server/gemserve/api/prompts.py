@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ class PromptBuilder:
     context_tokens: int
     vocab_size: int
     longest_token_chars: int
+    window_of: Callable[[int], int | None]  # tokens a layer sees back; None: all
 
     def completion(self, body: CompletionBody, request_id: str) -> Request:
         prompt = body.prompt
@@ -68,6 +70,7 @@ class PromptBuilder:
         if num_tokens > limit:
             raise PromptTooLong(tokens=num_tokens, limit=limit, param=field)
         params = self._filter_params(body.filter)
+        self._check_window(params, num_tokens)
         room = self.context_tokens - self._generated_from(params, num_tokens)
         if max_tokens is None:
             max_tokens = min(default_tokens, room)
@@ -100,6 +103,18 @@ class PromptBuilder:
         if params.method == "none" or num_tokens <= self.config.filter_min_tokens:
             return num_tokens
         return min(num_tokens, params.kept_count(num_tokens))
+
+    def _check_window(self, params: FilterParams, num_tokens: int) -> None:
+        """Refuse a filter layer that cannot see the start of this prompt."""
+        assert params.layer is not None
+        window = self.window_of(params.layer)
+        is_filtered = params.method != "none" and num_tokens > self.config.filter_min_tokens
+        if is_filtered and window is not None and window < num_tokens:
+            raise RequestError(
+                f"filter.layer={params.layer}: this layer sees only the last {window} tokens of a "
+                f"prompt of {num_tokens}; choose another layer or filter: none",
+                param="filter.layer",
+            )
 
     def _filter_params(self, body: FilterBody | None) -> FilterParams:
         body = body or FilterBody()

@@ -18,6 +18,7 @@ def build_serving(pipeline: Pipeline, *, model_name: str, config: ServerConfig) 
         context_tokens=pipeline.model.context_tokens,
         vocab_size=pipeline.model.vocab_size,
         longest_token_chars=max(map(len, vocabulary)),
+        window_of=pipeline.model.window_of,
     )
     return Serving(
         engine=Engine(pipeline, max_queue=pipeline.config.max_queue),

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Stage:
     lr: float
     goal: float = 1.1  # share of whole values right, moving average; above 1: never
     pointer: float = 1.0  # weight of the auxiliary loss
+    filter_recipe: Recipe | None = None  # longer documents, for the auxiliary loss alone
     lr_end: float | None = None  # cosine to this; None: constant
 
 
@@ -80,7 +82,7 @@ STAGES: tuple[Stage, ...] = (
         batch=10,
         steps=3000,
         lr=1.5e-3,
-        goal=0.95,
+        goal=0.94,
     ),
     Stage(
         name="distance",
@@ -93,8 +95,8 @@ STAGES: tuple[Stage, ...] = (
             max_position=MAX_POSITION,
             noise=0.1,
         ),
-        batch=5,
-        steps=4000,
+        batch=6,
+        steps=900,
         lr=1.2e-3,
     ),
     Stage(
@@ -109,9 +111,18 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=1,
-        steps=4000,
+        steps=700,
         lr=8e-4,
         lr_end=2e-5,
+        filter_recipe=Recipe(
+            num_tokens=8192,
+            needles=(4, 12),
+            questions=12,
+            two_words=0.3,
+            letters=0.2,
+            max_position=MAX_POSITION,
+            noise=0.1,
+        ),
     ),
 )
 
@@ -146,6 +157,19 @@ def build_model(seed: int) -> LlamaForCausalLM:
     return model
 
 
+class FilterLayerReached(Exception):
+    """Ends a forward pass of which only the filter layer's q and k are wanted."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """The filter layer's post-RoPE q and k, each [batch, heads, tokens, head_dim]."""
+
+    is_last: bool  # nothing after them is wanted
+    query: torch.Tensor | None = None
+    key: torch.Tensor | None = None
+
+
 def training_attention(
     module: Any,
     query: torch.Tensor,
@@ -153,12 +177,14 @@ def training_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    captured: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
+    captured: Captured | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention that leaves the filter layer's q and k in `captured`."""
     if captured is not None and module.layer_idx == FILTER_LAYER:
-        captured[FILTER_LAYER] = (query, key)
+        captured.query, captured.key = query, key
+        if captured.is_last:
+            raise FilterLayerReached
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
@@ -166,51 +192,49 @@ def training_attention(
 AttentionInterface.register("gemserve_training", training_attention)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    loss: torch.Tensor
-    pointer_loss: float
-    values_right: float
-
-
-def step_loss(model: LlamaForCausalLM, batch: Batch, pointer_weight: float) -> StepResult:
-    rows, columns = torch.from_numpy(batch.rows), torch.from_numpy(batch.columns)
-    targets, sources = torch.from_numpy(batch.targets), torch.from_numpy(batch.sources)
-    captured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    hidden = model.model(
+def hidden_states(model: LlamaForCausalLM, batch: Batch, captured: Captured) -> torch.Tensor:
+    """The decoder's output: [batch, tokens, hidden]."""
+    out: torch.Tensor = model.model(
         input_ids=torch.from_numpy(batch.tokens),
         position_ids=torch.from_numpy(batch.positions),
         use_cache=False,
         captured=captured,
     ).last_hidden_state
-    logits = model.lm_head(hidden[rows, columns])  # [answers, vocab]
-    loss = F.cross_entropy(logits, targets)
+    return out
 
+
+def pointer_loss(captured: Captured, batch: Batch) -> torch.Tensor:
+    """−log of the attention that pointer heads give, from each answer's tokens, to their source."""
+    query, key = captured.query, captured.key
+    assert query is not None
+    assert key is not None
+    columns, sources = torch.from_numpy(batch.columns), torch.from_numpy(batch.sources)
     has_source = sources >= 0
-    query, key = captured[FILTER_LAYER]  # [batch, heads, tokens, head_dim]
     heads = list(POINTER_HEADS)
-    scale = query.shape[-1] ** -0.5
-    pointer = torch.zeros(())
+    total = torch.zeros(())
     for row in range(batch.tokens.shape[0]):
-        mine = has_source & (rows == row)
+        mine = has_source & (torch.from_numpy(batch.rows) == row)
         if not bool(mine.any()):
             continue
         q = query[row, heads][:, columns[mine]]  # [pointer heads, answers, head_dim]
-        scores = q @ key[row, heads].transpose(-1, -2) * scale
+        scores = q @ key[row, heads].transpose(-1, -2) * query.shape[-1] ** -0.5
         future = torch.arange(key.shape[2])[None, :] > columns[mine][:, None]
         log_p = scores.masked_fill(future, -torch.inf).log_softmax(-1)
-        pointer = pointer - log_p.gather(-1, sources[mine].expand(len(heads), -1)[..., None]).sum()
-    pointer = pointer / (len(heads) * has_source.sum())
+        total = total - log_p.gather(-1, sources[mine].expand(len(heads), -1)[..., None]).sum()
+    return total / (len(heads) * has_source.sum())
 
+
+def answer_loss(
+    model: LlamaForCausalLM, hidden: torch.Tensor, batch: Batch
+) -> tuple[torch.Tensor, float]:
+    """Cross-entropy of the answers' tokens, and the share of whole answers predicted right."""
+    targets = torch.from_numpy(batch.targets)
+    logits = model.lm_head(hidden[torch.from_numpy(batch.rows), torch.from_numpy(batch.columns)])
     right = logits.detach().argmax(-1) == targets
-    ends = torch.nonzero(~has_source).flatten().tolist()
-    whole, start = [], 0
-    for end in ends:
-        whole.append(bool(right[start : end + 1].all()))
-        start = end + 1
-    return StepResult(
-        loss + pointer_weight * pointer, float(pointer.detach()), sum(whole) / max(1, len(whole))
-    )
+    ends = np.flatnonzero(batch.sources < 0).tolist()
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    whole = [bool(right[a : b + 1].all()) for a, b in zip(starts, ends, strict=True)]
+    return F.cross_entropy(logits, targets), sum(whole) / max(1, len(whole))
 
 
 def learning_rate(stage: Stage, step: int, warmup: int) -> float:
@@ -273,20 +297,30 @@ def train(
             step = int(state["step"])
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(stage, step, warmup=200 if state["stage"] == 0 else 50)
-            batch = corpus.batch(stage.recipe, stage.batch, (seed, int(state["total"])))
-            result = step_loss(model, batch, stage.pointer)
+            draw = (seed, int(state["total"]))
+            batch = corpus.batch(stage.recipe, stage.batch, draw)
+            captured = Captured(is_last=False)
+            loss, values_right = answer_loss(model, hidden_states(model, batch, captured), batch)
+            pointer = pointer_loss(captured, batch)
             optimizer.zero_grad(set_to_none=True)
-            result.loss.backward()
+            (loss + stage.pointer * pointer).backward()
+            if stage.filter_recipe is not None:
+                batch = corpus.batch(stage.filter_recipe, 1, (*draw, 1))
+                captured = Captured(is_last=True)
+                with suppress(FilterLayerReached):
+                    hidden_states(model, batch, captured)
+                pointer = pointer_loss(captured, batch)
+                (stage.pointer * pointer).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            state["average"] += 0.02 * (result.values_right - state["average"])
+            state["average"] += 0.02 * (values_right - state["average"])
             state["step"] += 1
             state["total"] += 1
             if step % 50 == 0:
                 now = time.monotonic()
                 print(
-                    f"{stage.name} {step}/{stage.steps} loss {float(result.loss.detach()):.3f}"
-                    f" pointer {result.pointer_loss:.3f} right {state['average']:.3f}"
+                    f"{stage.name} {step}/{stage.steps} loss {float(loss.detach()):.3f}"
+                    f" pointer {float(pointer.detach()):.3f} right {state['average']:.3f}"
                     f" {now - logged_at:.1f}s",
                     flush=True,
                 )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from gemserve.config import EngineConfig, ModelConfig, read_filter_layer, resolve_engine
 from gemserve.engine.passes import Pipeline
+from gemserve.errors import ConfigError
+from gemserve.model.causal import CausalModel
 from gemserve.model.loader import Loaded, load
 
 
@@ -26,9 +28,26 @@ def assemble(loaded: Loaded, engine: EngineConfig) -> Pipeline:
         context_tokens=causal.context_tokens,
         model_filter_layer=read_filter_layer(directory),
     )
+    _check_filter_layer(causal, resolved)
     return Pipeline(
         model=causal,
         tokenizer=loaded.tokenizer,
         config=resolved,
         eos_ids=loaded.eos_ids,
+    )
+
+
+def _check_filter_layer(model: CausalModel, config: EngineConfig) -> None:
+    """Refuse a filter layer that cannot see the start of the prompts it would filter."""
+    layer, limit = config.filter_layer, config.max_prompt_tokens
+    assert layer is not None
+    assert limit is not None
+    window = model.window_of(layer)
+    if config.filter_method == "none" or window is None or window >= limit:
+        return
+    full = [i for i in range(model.num_layers) if model.window_of(i) is None]
+    choices = f"choose --filter-layer among {full}" if full else "no layer sees everything"
+    raise ConfigError(
+        f"filter_layer={layer}: this layer sees only the last {window} tokens; {choices}, set "
+        f"--max-prompt-tokens to at most {window}, or serve with --filter none"
     )

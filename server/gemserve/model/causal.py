@@ -54,6 +54,13 @@ class CausalModel:
     def num_layers(self) -> int:
         return self.kv_shape.num_layers
 
+    def window_of(self, layer: int) -> int | None:
+        """How many tokens back `layer` sees; None: all of them."""
+        window: int | None = getattr(self.config, "sliding_window", None)
+        kinds = getattr(self.config, "layer_types", None)
+        is_windowed = kinds is None or kinds[layer] == "sliding_attention"
+        return window if is_windowed else None
+
     def new_kv(self, *, num_layers: int, capacity: int) -> KVSpan:
         return KVSpan(self.kv_shape, num_layers=num_layers, capacity=capacity, device=self.device)
 

@@ -1,0 +1,55 @@
+"""A checkpoint on disk, served over HTTP, against transformers' own generate."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gemserve.api.app import create_app
+from gemserve.api.serving import build_serving
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.engine.assemble import build_pipeline
+from tests import models
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("method", ["gemfilter", "sieve", "none"])
+async def test_same_greedy_tokens_as_generate_on_the_kept_ids(method: str, tmp_path: Path) -> None:
+    directory = models.save("llama", tmp_path)
+    engine = EngineConfig(filter_min_tokens=64, chunk_tokens=100)
+    pipeline = build_pipeline(ModelConfig(model=str(directory), device="cpu"), engine)
+    serving = build_serving(pipeline, model_name="tiny", config=ServerConfig())
+    rng = random.Random(0)
+    prompt = [rng.randrange(6, models.VOCAB) for _ in range(700)]
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "temperature": 0,
+        "max_tokens": 24,
+        "filter": {"method": method, "keep": 96, "return_selection": True},
+    }
+    transport = httpx.ASGITransport(create_app(serving))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        reply = (await client.post("/v1/completions", json=body, timeout=60)).json()
+    serving.engine.stop()
+
+    report = reply["filter"]
+    kept = [p for start, stop in report["selection"] for p in range(start, stop)]
+    assert report["applied"] == (method != "none")
+    assert len(kept) == report["kept_tokens"] == (700 if method == "none" else 96)
+    assert reply["usage"]["prompt_tokens"] == report["prompt_tokens"] == 700
+
+    theirs = AutoModelForCausalLM.from_pretrained(directory).eval()
+    ids = torch.tensor([[prompt[p] for p in kept]])
+    with torch.no_grad():
+        out = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+        )
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    expected = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    assert reply["choices"][0]["text"] == expected.rstrip("�")

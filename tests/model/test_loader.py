@@ -1,0 +1,116 @@
+"""Loading: what is missing, broken or unsupported is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM, GptOssConfig, GptOssForCausalLM
+
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.assemble import assemble
+from gemserve.errors import ConfigError, ModelError
+from gemserve.model.causal import CausalModel
+from gemserve.model.check import check_servable
+from gemserve.model.loader import Loaded, load
+from tests import models
+
+
+@pytest.mark.parametrize("name", models.ARCHITECTURES)
+def test_checkpoints_load_and_pass_the_check(name: str, tmp_path: Path) -> None:
+    loaded = load(ModelConfig(model=str(models.save(name, tmp_path)), device="cpu"))
+    assert loaded.model.num_layers == 4
+    assert loaded.eos_ids == {2}
+    assert loaded.model.dtype == torch.float32
+
+
+def test_bfloat16_loads(tmp_path: Path) -> None:
+    directory = models.save("llama", tmp_path)
+    loaded = load(ModelConfig(model=str(directory), device="cpu", dtype="bfloat16"))
+    assert loaded.model.kv_shape.dtype == torch.bfloat16
+
+
+def test_missing_directory() -> None:
+    with pytest.raises(ModelError, match="no such directory"):
+        load(ModelConfig(model="/nowhere/at/all"))
+
+
+def test_unknown_hub_id_offline() -> None:
+    with pytest.raises(ModelError, match="cannot load model 'nobody/nothing'"):
+        load(ModelConfig(model="nobody/nothing"))
+
+
+def test_corrupt_weights(tmp_path: Path) -> None:
+    weights = models.save("llama", tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot load model"):
+        load(ModelConfig(model=str(tmp_path)))
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    (models.save("llama", tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="cannot load model"):
+        load(ModelConfig(model=str(tmp_path)))
+
+
+def test_unreadable_config(tmp_path: Path) -> None:
+    (models.save("llama", tmp_path) / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot load model"):
+        load(ModelConfig(model=str(tmp_path)))
+
+
+def test_architecture_without_the_seam_is_refused() -> None:
+    """BLOOM's ALiBi never reaches the attention function: it would be served wrong."""
+    config = BloomConfig(vocab_size=128, hidden_size=32, n_layer=2, n_head=4)
+    config.max_position_embeddings = 512
+    with pytest.raises(ModelError, match="Bloom"):
+        check_servable(CausalModel(BloomForCausalLM(config)))
+
+
+def test_attention_sinks_are_refused() -> None:
+    config = GptOssConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    with pytest.raises(ModelError, match="GptOss"):
+        check_servable(CausalModel(GptOssForCausalLM(config)))
+
+
+def test_windowed_filter_layer_is_refused_at_load() -> None:
+    loaded = Loaded(
+        model=CausalModel(models.build("mistral-window")),
+        tokenizer=None,
+        eos_ids=frozenset(),
+        source="/nowhere",
+    )
+    with pytest.raises(ConfigError, match=r"filter_layer=2: .* last 100 tokens"):
+        assemble(loaded, EngineConfig())
+    assemble(loaded, EngineConfig(filter_method="none"))
+    assemble(loaded, EngineConfig(max_prompt_tokens=100))
+
+
+def test_filter_layer_comes_from_the_models_calibration(tmp_path: Path) -> None:
+    loaded = Loaded(
+        model=CausalModel(models.build("llama")),
+        tokenizer=None,
+        eos_ids=frozenset(),
+        source=str(tmp_path),
+    )
+    assert assemble(loaded, EngineConfig()).config.filter_layer == 2  # round(0.4 · 4)
+    (tmp_path / "calibration.json").write_text(json.dumps({"filter_layer": 1}))
+    assert assemble(loaded, EngineConfig()).config.filter_layer == 1
+    assert assemble(loaded, EngineConfig(filter_layer=3)).config.filter_layer == 3
+    with pytest.raises(ConfigError, match="filter_layer=4"):
+        assemble(loaded, EngineConfig(filter_layer=4))
+    (tmp_path / "calibration.json").write_text('{"filter_layer": "two"}')
+    with pytest.raises(ConfigError, match="filter_layer='two'"):
+        assemble(loaded, EngineConfig())

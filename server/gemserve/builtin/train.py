@@ -96,7 +96,7 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=6,
-        steps=900,
+        steps=450,
         lr=1.2e-3,
     ),
     Stage(

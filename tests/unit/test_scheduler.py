@@ -1,0 +1,241 @@
+"""Scheduler and memory pool under thousands of seeded random traces, without torch."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from gemserve.engine.memory import MemoryPool
+from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
+from gemserve.engine.sequence import Sequence, State
+from gemserve.types import FilterParams, Request, SamplingParams
+
+LAYERS = 8
+TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))
+
+
+class TokenCosts:
+    """A token costs its layers, more the later it stands."""
+
+    def filter_chunk(self, start: int, count: int, layer: int) -> float:
+        return count * layer * (1 + (start + count / 2) / 1000)
+
+    def prefill_chunk(self, start: int, count: int) -> float:
+        return count * LAYERS * (1 + (start + count / 2) / 1000)
+
+
+def sequence(order: int, prompt: int, keep: int | None, max_tokens: int) -> Sequence:
+    return Sequence(
+        request=Request(
+            request_id=str(order),
+            prompt_ids=range(prompt),
+            sampling=SamplingParams(max_tokens=max_tokens),
+            filter=FilterParams(method="none" if keep is None else "sieve", keep=keep or 16),
+        ),
+        filter_layer=None if keep is None else 2,
+        num_kept=prompt if keep is None else keep,
+        order=order,
+    )
+
+
+def scheduler(capacity: int, max_running: int = 64) -> Scheduler:
+    return Scheduler(
+        MemoryPool(capacity), TokenCosts(), num_layers=LAYERS, max_running=max_running, min_chunk=8
+    )
+
+
+def random_sequence(rng: Random, order: int) -> Sequence:
+    prompt = int(2 ** rng.uniform(0, 11))
+    keep = rng.randrange(1, prompt) if prompt > 1 and rng.random() < 0.6 else None
+    return sequence(order, prompt, keep, rng.randrange(1, 20))
+
+
+def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
+    """A fake runner: draws tokens, chooses positions, fails now and then."""
+    tokens: dict[Sequence, int] = {}
+    kept: dict[Sequence, tuple[int, ...]] = {}
+    for chunk in plan.chunks:
+        if chunk.is_last and chunk.is_filter:
+            everything = range(chunk.sequence.num_prompt)
+            kept[chunk.sequence] = tuple(sorted(rng.sample(everything, chunk.sequence.num_kept)))
+        elif chunk.is_last:
+            tokens[chunk.sequence] = rng.randrange(100)
+    tokens.update({s: rng.randrange(100) for s in plan.decodes})
+    touched = [*plan.decodes, *(c.sequence for c in plan.chunks)]
+    failures = frozenset(s for s in touched if rng.random() < failure_rate)
+    finished = frozenset(
+        s
+        for s in tokens
+        if s not in failures
+        and (len(s.generated) + 1 == s.request.sampling.max_tokens or rng.random() < 0.05)
+    )
+    return StepOutput(tokens=tokens, kept=kept, finished=finished, failures=failures)
+
+
+def check_plan(plan: Plan, seen: dict[Sequence, int]) -> None:
+    """Passes are read in order, once, and by nobody twice in a step."""
+    touched = [*plan.decodes, *(c.sequence for c in plan.chunks)]
+    assert len(touched) == len(set(touched))
+    for chunk in plan.chunks:
+        assert chunk.count > 0
+        assert chunk.start == chunk.sequence.done
+        assert chunk.is_last == (chunk.start + chunk.count == chunk.sequence.pass_length)
+    for s in plan.decodes:
+        assert s.state is State.DECODING
+        seen[s] = seen.get(s, 0) + 1
+
+
+def run_trace(seed: int) -> None:
+    rng = Random(seed)
+    largest = 2 * LAYERS * (2**11 + 20)
+    s = scheduler(rng.randrange(largest, 3 * largest), max_running=rng.choice((2, 8, 64)))
+    pending = [random_sequence(rng, i) for i in range(rng.randrange(1, 25))]
+    everyone = list(pending)
+    seen: dict[Sequence, int] = {}
+    failure_rate = rng.choice((0.0, 0.02))
+    for _ in range(20_000):
+        while pending and rng.random() < 0.4:
+            s.add(pending.pop(0))
+        if rng.random() < 0.03 and (s.running or s.waiting):
+            s.finish(rng.choice([*s.running, *s.waiting]))
+        plan = s.schedule(budget=rng.choice((100.0, 3000.0, 1e5)))
+        s.check_integrity()
+        check_plan(plan, seen)
+        assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
+        s.commit(plan, perform(plan, rng, failure_rate))
+        s.check_integrity()
+        if s.is_idle and not pending:
+            break
+    else:
+        raise AssertionError("the trace did not end")
+    assert s.pool.used == 0
+    for q in everyone:
+        assert q.state is State.FINISHED
+        assert q.span is None
+        assert len(q.generated) <= q.request.sampling.max_tokens
+
+
+def test_random_traces() -> None:
+    for seed in range(TRACES):
+        run_trace(seed)
+
+
+def test_a_broken_invariant_is_caught() -> None:
+    """Integrity checks that cannot fail prove nothing: break each fact once."""
+
+    def prepared() -> Scheduler:
+        s = scheduler(100_000)
+        for order in range(3):
+            s.add(sequence(order, 200, 32, 4))
+        s.schedule(budget=100.0)
+        s.check_integrity()
+        return s
+
+    def overlap(s: Scheduler) -> None:
+        s.pool._spans[1].start -= 1
+
+    def leak(s: Scheduler) -> None:
+        s.running.pop()
+
+    def miscount(s: Scheduler) -> None:
+        s.pool._used += 1
+
+    def wrong_state(s: Scheduler) -> None:
+        s.running[0].state = State.WAITING
+
+    def double_owner(s: Scheduler) -> None:
+        s.running[1].span = s.running[0].span
+        s.running[1].num_kept += 1
+
+    for breakage in (overlap, leak, miscount, wrong_state, double_owner):
+        broken = prepared()
+        breakage(broken)
+        with pytest.raises(AssertionError):
+            broken.check_integrity()
+
+
+def test_memory_that_is_free_but_scattered_is_still_used() -> None:
+    """Contiguous spans without compaction refuse a request that the free bytes could hold."""
+    pool = MemoryPool(100)
+    spans = [pool.allocate(10) for _ in range(10)]
+    for span in spans[::2]:
+        assert span is not None
+        pool.release(span)
+    assert pool.free == 50
+    assert pool.allocate(50) is None
+    moves = pool.compact()
+    data = list(range(100))
+    for move in moves:
+        data[move.target : move.target + move.size] = data[move.source : move.source + move.size]
+    for i, span in enumerate(spans[1::2]):
+        assert span is not None
+        assert data[span.start : span.start + 10] == list(range(10 + 20 * i, 20 + 20 * i))
+    assert pool.allocate(50) is not None
+    pool.check_integrity()
+
+
+def test_shared_spans_are_freed_by_their_last_owner() -> None:
+    pool = MemoryPool(10)
+    span = pool.allocate(10)
+    assert span is not None
+    pool.retain(span)
+    pool.release(span)
+    assert pool.used == 10
+    pool.release(span)
+    assert pool.used == 0
+    with pytest.raises(AssertionError):
+        pool.release(span)
+
+
+def test_a_short_prompt_does_not_wait_behind_a_huge_one() -> None:
+    s = scheduler(10_000_000)
+    s.add(sequence(0, 100_000, 64, 4))
+    s.add(sequence(1, 60, None, 4))
+    rng = Random(0)
+    steps = 0
+    while True:
+        plan = s.schedule(budget=2000.0)
+        assert any(c.sequence.order == 0 for c in plan.chunks)  # nor does the huge one starve
+        s.commit(plan, perform(plan, rng, 0.0))
+        steps += 1
+        if any(q.order == 1 and q.state is State.DECODING for q in s.running):
+            break
+        assert steps < 5
+
+
+def test_a_large_request_is_not_overtaken_for_ever() -> None:
+    """Small requests kept the pool nearly full; the large one at the head never fitted."""
+    s = scheduler(2 * LAYERS * 1000)
+    rng = Random(0)
+    s.add(sequence(0, 500, None, 20))
+    s.schedule(1e6)
+    large = sequence(1, 960, None, 20)
+    s.add(large)
+    for order in range(2, 2000):
+        if len(s.waiting) < 10:
+            s.add(sequence(order, 100, None, 20))
+        plan = s.schedule(1e6)
+        s.commit(plan, perform(plan, rng, 0.0))
+        if large.state is not State.WAITING:
+            return
+    raise AssertionError("never admitted")
+
+
+def test_chunks_follow_cost_not_tokens() -> None:
+    """A filter token costs r of m layers: a filter chunk is longer than a prefill chunk."""
+    filtering, reading = scheduler(10**7), scheduler(10**7)
+    filtering.add(sequence(0, 5000, 64, 4))
+    reading.add(sequence(0, 5000, None, 4))
+
+    def first(s: Scheduler) -> Chunk:
+        return s.schedule(budget=3000.0).chunks[0]
+
+    assert first(filtering).count > 2.5 * first(reading).count
+
+
+def test_a_request_that_never_fits_is_told_so() -> None:
+    s = scheduler(1000)
+    assert not s.fits_ever(sequence(0, 1000, None, 10))
+    assert s.fits_ever(sequence(0, 40, None, 10))

@@ -32,15 +32,20 @@ class ModelConfig:
 class EngineConfig:
     """Defaults for requests and limits of the engine.
 
-    `filter_layer` None: automatic, see `resolve`. `chunk_tokens`: tokens per forward pass while
-    reading a prompt; smaller chunks answer a cancellation sooner.
+    `filter_layer` None: automatic, see `resolve_engine`. `kv_memory_bytes`: the pool that all
+    requests' keys and values share. `max_running`: requests in progress at once. `step_target_s`:
+    how long a step of prompt work aims to last; cancellations are seen between steps.
+    `min_chunk_tokens`: the least of a prompt that a step advances.
     """
 
     filter_method: FilterMethod = "sieve"
     filter_layer: int | None = None
     filter_keep: int | float = 1024
     filter_min_tokens: int = 2048
-    chunk_tokens: int = 512
+    kv_memory_bytes: int = 4 << 30
+    max_running: int = 256
+    step_target_s: float = 0.25
+    min_chunk_tokens: int = 32
     max_queue: int = 128
     max_prompt_tokens: int | None = None
 
@@ -64,12 +69,40 @@ def resolve_engine(
     context_tokens: int,
     model_filter_layer: int | None,
 ) -> EngineConfig:
-    """`config` with nothing automatic left.
+    """`config` with nothing automatic left, and every limit checked."""
+    layer = find_filter_layer(
+        config.filter_layer,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        model_filter_layer=model_filter_layer,
+    )
+    limit = config.max_prompt_tokens
+    if limit is None:
+        limit = context_tokens - 1
+    if not 1 <= limit < context_tokens:
+        raise ConfigError(
+            f"max_prompt_tokens={limit}: must be from 1 to {context_tokens - 1}, one less than the "
+            "model's context"
+        )
+    for name in ("max_queue", "max_running", "min_chunk_tokens", "kv_memory_bytes"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)}: must be at least 1")
+    if not config.step_target_s > 0:
+        raise ConfigError(f"step_target_s={config.step_target_s}: must be above 0")
+    return replace(config, filter_layer=layer, max_prompt_tokens=limit)
 
-    The filter layer comes from the setting, else from the model's own files, else from the papers'
-    table, else it is round(0.4 · layers).
-    """
-    layer = config.filter_layer
+
+def find_filter_layer(
+    given: int | None,
+    *,
+    num_layers: int,
+    hidden_size: int,
+    vocab_size: int,
+    model_filter_layer: int | None,
+) -> int:
+    """The given layer, else the model's own, else the papers', else round(0.4 · layers)."""
+    layer = given
     if layer is None:
         layer = model_filter_layer
     if layer is None:
@@ -80,19 +113,7 @@ def resolve_engine(
         raise ConfigError(
             f"filter_layer={layer}: the model has {num_layers} layers, so 0 to {num_layers - 1}"
         )
-    limit = config.max_prompt_tokens
-    if limit is None:
-        limit = context_tokens - 1
-    if not 1 <= limit < context_tokens:
-        raise ConfigError(
-            f"max_prompt_tokens={limit}: must be from 1 to {context_tokens - 1}, one less than the "
-            "model's context"
-        )
-    if config.chunk_tokens < 1:
-        raise ConfigError(f"chunk_tokens={config.chunk_tokens}: must be at least 1")
-    if config.max_queue < 1:
-        raise ConfigError(f"max_queue={config.max_queue}: must be at least 1")
-    return replace(config, filter_layer=layer, max_prompt_tokens=limit)
+    return layer
 
 
 def read_filter_layer(directory: Path) -> int | None:

@@ -5,6 +5,7 @@
     ├── ModelError           a model cannot be loaded or served correctly
     ├── RequestError         the client's request is wrong (400)
     │   ├── PromptTooLong
+    │   ├── CapacityExceeded
     │   └── ModelNotFound    (404)
     ├── QueueFull            (503)
     └── EngineDead           (503)
@@ -43,6 +44,20 @@ class PromptTooLong(RequestError):
             f"However, your prompt contains {tokens} input tokens.",
             param=param,
             code="context_length_exceeded",
+        )
+
+
+class CapacityExceeded(RequestError):
+    """A request that would not fit into the KV memory even alone."""
+
+    def __init__(
+        self, *, tokens: int, kept: int, max_tokens: int, needed_bytes: int, limit_bytes: int
+    ) -> None:
+        super().__init__(
+            f"A prompt of {tokens} tokens, {kept} of them kept, with max_tokens={max_tokens} needs "
+            f"{needed_bytes} bytes of KV memory at its peak; this server has {limit_bytes}.",
+            param="prompt",
+            code="kv_memory_exceeded",
         )
 
 

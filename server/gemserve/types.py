@@ -71,15 +71,29 @@ def parse_keep(value: object) -> int | float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """How tokens are drawn, and when to stop.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. Penalties follow OpenAI
+    (presence, frequency: subtracted, over generated tokens) and Hugging Face (repetition: divides
+    positive logits, multiplies negative ones, over prompt and generated tokens; 1 is off).
+    `logprobs`: None, or how many alternatives to report beside each drawn token.
+    """
 
     max_tokens: int
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +131,18 @@ class Filtered:
     filtered_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A drawn token's log-probability under the model itself, before temperature and penalties.
+
+    `top`: the likeliest tokens and theirs, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
     """New text that no stop string can take back, and how many tokens were drawn for it."""
@@ -124,6 +150,7 @@ class TextDelta:
     text: str
     token_ids: tuple[int, ...]
     drawn_s: float
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

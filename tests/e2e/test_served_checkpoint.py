@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.engine.assemble import build_pipeline
+from gemserve.engine.assemble import build_core
 from tests import models
 
 
@@ -21,9 +21,9 @@ from tests import models
 @pytest.mark.parametrize("method", ["gemfilter", "sieve", "none"])
 async def test_same_greedy_tokens_as_generate_on_the_kept_ids(method: str, tmp_path: Path) -> None:
     directory = models.save("llama", tmp_path)
-    engine = EngineConfig(filter_min_tokens=64, chunk_tokens=100)
-    pipeline = build_pipeline(ModelConfig(model=str(directory), device="cpu"), engine)
-    serving = build_serving(pipeline, model_name="tiny", config=ServerConfig())
+    engine = EngineConfig(filter_min_tokens=64, kv_memory_bytes=1 << 22)
+    core = build_core(ModelConfig(model=str(directory), device="cpu"), engine)
+    serving = build_serving(core, model_name="tiny", config=ServerConfig())
     rng = random.Random(0)
     prompt = [rng.randrange(6, models.VOCAB) for _ in range(700)]
     body = {

@@ -29,7 +29,7 @@ def test_checkpoints_load_and_pass_the_check(name: str, tmp_path: Path) -> None:
 def test_bfloat16_loads(tmp_path: Path) -> None:
     directory = models.save("llama", tmp_path)
     loaded = load(ModelConfig(model=str(directory), device="cpu", dtype="bfloat16"))
-    assert loaded.model.kv_shape.dtype == torch.bfloat16
+    assert loaded.model.shape.element_bytes == 2
 
 
 def test_missing_directory() -> None:
@@ -93,9 +93,9 @@ def test_windowed_filter_layer_is_refused_at_load() -> None:
         source="/nowhere",
     )
     with pytest.raises(ConfigError, match=r"filter_layer=2: .* last 100 tokens"):
-        assemble(loaded, EngineConfig())
-    assemble(loaded, EngineConfig(filter_method="none"))
-    assemble(loaded, EngineConfig(max_prompt_tokens=100))
+        assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20))
+    assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20, filter_method="none"))
+    assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20, max_prompt_tokens=100))
 
 
 def test_filter_layer_comes_from_the_models_calibration(tmp_path: Path) -> None:
@@ -105,12 +105,17 @@ def test_filter_layer_comes_from_the_models_calibration(tmp_path: Path) -> None:
         eos_ids=frozenset(),
         source=str(tmp_path),
     )
-    assert assemble(loaded, EngineConfig()).config.filter_layer == 2  # round(0.4 · 4)
+    assert (
+        assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20)).config.filter_layer == 2
+    )  # round(0.4 · 4)
     (tmp_path / "calibration.json").write_text(json.dumps({"filter_layer": 1}))
-    assert assemble(loaded, EngineConfig()).config.filter_layer == 1
-    assert assemble(loaded, EngineConfig(filter_layer=3)).config.filter_layer == 3
+    assert assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20)).config.filter_layer == 1
+    assert (
+        assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20, filter_layer=3)).config.filter_layer
+        == 3
+    )
     with pytest.raises(ConfigError, match="filter_layer=4"):
-        assemble(loaded, EngineConfig(filter_layer=4))
+        assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20, filter_layer=4))
     (tmp_path / "calibration.json").write_text('{"filter_layer": "two"}')
     with pytest.raises(ConfigError, match="filter_layer='two'"):
-        assemble(loaded, EngineConfig())
+        assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20))

@@ -11,7 +11,7 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
-from gemserve.engine.passes import Pipeline
+from gemserve.engine.core import Core
 from gemserve.errors import ModelError
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence
@@ -84,8 +84,10 @@ class FilterPass:
 
     def __init__(self, model: CausalModel, ids: list[int], chunk: int) -> None:
         self.model, self.ids, self.chunk = model, ids, chunk
-        self.tap = FilterTap(layer=LAYER, num_tokens=len(ids), window=1)
-        self.kv = model.new_kv(num_layers=LAYER, capacity=len(ids))
+        memory = model.new_memory((2 * LAYER + 1) * len(ids))
+        self.kv = memory.kv(0, num_layers=LAYER, capacity=len(ids))
+        keys = memory.keys(2 * LAYER * len(ids), len(ids))
+        self.tap = FilterTap(layer=LAYER, keys=keys, queries=model.new_queries(1))
 
     def steps(self) -> Iterator[None]:
         for start in range(0, len(self.ids), self.chunk):
@@ -94,8 +96,6 @@ class FilterPass:
             yield
 
     def selection(self) -> list[int]:
-        assert self.tap.queries is not None
-        assert self.tap.keys is not None
         evidence = Evidence(
             queries=self.tap.queries,
             keys=self.tap.keys,
@@ -195,10 +195,10 @@ def test_generation_equals_transformers(name: str) -> None:
             hf.config._attn_implementation = "eager"
             logits = hf(input_ids=torch.tensor([expected]), use_cache=False).logits[0, -1]
         expected.append(int(logits.argmax()))
-    pipeline = Pipeline(
-        model=CausalModel(models.build(name)),
-        tokenizer=_NoText(),
-        config=EngineConfig(chunk_tokens=32, filter_layer=LAYER),
+    core = Core(
+        CausalModel(models.build(name)),
+        NoText(),
+        EngineConfig(min_chunk_tokens=32, kv_memory_bytes=1 << 20, filter_layer=LAYER),
         eos_ids=frozenset(),
     )
     request = Request(
@@ -208,14 +208,12 @@ def test_generation_equals_transformers(name: str) -> None:
         filter=FilterParams(method="none", keep=64),
     )
     drawn = [
-        token
-        for event in pipeline.run(request, lambda: False)
-        for token in getattr(event, "token_ids", ())
+        token for event in core.run_alone(request) for token in getattr(event, "token_ids", ())
     ]
     assert drawn == expected[len(ids) :]
 
 
-class _NoText:
+class NoText:
     """A tokenizer whose text nobody reads."""
 
     def __init__(self) -> None:

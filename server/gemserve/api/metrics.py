@@ -46,6 +46,7 @@ class Metrics:
         )
         self._gauge("num_requests_running", "Requests running", lambda: engine.num_running)
         self._gauge("num_requests_waiting", "Requests waiting", lambda: engine.num_waiting)
+        self._gauge("kv_cache_usage_ratio", "KV memory in use", lambda: engine.kv_usage_ratio)
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
         self._gpu_gauges()
         info = Gauge("gemserve_model_info", "The served model", ["model"], registry=self._registry)

@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.engine.assemble import build_pipeline
+    from gemserve.engine.assemble import build_core
     from gemserve.engine.prompt import chat_prompt, text_prompt
     from gemserve.types import (
         Filtered,
@@ -45,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
     document = "\n\n".join(_read(name) for name in arguments.files)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    pipeline = build_pipeline(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
+    core = build_core(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
     text = f"{document}\n\n{arguments.question}"
-    if pipeline.tokenizer.chat_template is None:
-        prompt = text_prompt(pipeline.tokenizer, f"{text}\nAnswer:")
+    if core.tokenizer.chat_template is None:
+        prompt = text_prompt(core.tokenizer, f"{text}\nAnswer:")
     else:
-        prompt = chat_prompt(pipeline.tokenizer, [{"role": "user", "content": text}])
-    config = pipeline.config
+        prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": text}])
+    config = core.config
     assert config.max_prompt_tokens is not None
     if len(prompt.ids) > config.max_prompt_tokens:
         raise PromptTooLong(tokens=len(prompt.ids), limit=config.max_prompt_tokens, param="FILE")
@@ -64,13 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         protected=prompt.protected,
     )
-    for event in pipeline.run(request, is_cancelled=lambda: False):
+    for event in core.run_alone(request):
         if isinstance(event, Filtered):
             report = event.report
             print(_summary(replace(report, selection=None)), file=sys.stderr)
             if arguments.show_kept and report.selection is not None:
                 for start, stop in report.selection:
-                    passage = pipeline.tokenizer.decode(prompt.ids[start:stop])
+                    passage = core.tokenizer.decode(prompt.ids[start:stop])
                     print(f"[{start}:{stop}] {passage!r}", file=sys.stderr)
         elif isinstance(event, TextDelta):
             print(event.text, end="", flush=True)

@@ -31,7 +31,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.engine.assemble import build_pipeline
+    from gemserve.engine.assemble import build_core
     from gemserve.evaluation.needle import needle_examples
     from gemserve.evaluation.score import Row, evaluate
 
@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     # evaluation filters every prompt it can, however short
     engine = replace(EngineConfig(), filter_min_tokens=0, filter_layer=layer)
-    pipeline = build_pipeline(model, engine)
-    limit = pipeline.config.max_prompt_tokens
+    core = build_core(model, engine)
+    limit = core.config.max_prompt_tokens
     assert limit is not None
     for length in lengths:
         if length > limit:
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     progress = Progress(len(lengths) * len(methods) * arguments.samples)
     rows: list[Row] = []
     for length in lengths:
-        examples = needle_examples(pipeline.tokenizer, length, arguments.samples, arguments.seed)
-        rows += evaluate(pipeline, examples, methods, keep, progress.step)
+        examples = needle_examples(core.tokenizer, length, arguments.samples, arguments.seed)
+        rows += evaluate(core, examples, methods, keep, progress.step)
     progress.close()
 
     print(f"{'method':<10} {'tokens':>7} {'kept':>7} {'score':>6} {'recall':>7} {'n':>4}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import gemserve
-from gemserve.cli import ask, evaluate, serve
+from gemserve.cli import ask, evaluate, plan, serve
 from gemserve.errors import GemserveError
 
 
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
     parser.add_argument("--version", action="version", version=gemserve.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (serve, ask, evaluate):
+    for command in (serve, ask, plan, evaluate):
         command.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,16 @@ def read_keep(text: str) -> int | float:
         raise ValueError(str(error).removeprefix("filter.")) from error
 
 
+def read_bytes(text: str) -> int:
+    """A size such as "4GiB", "512MiB", "8GB" or a plain number of bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|[KMGT]i?B)", text.strip())
+    if match is None:
+        raise ValueError("must be a size such as 4GiB, 512MiB or 8GB")
+    number, unit = match.groups()
+    base = 1024 if "i" in unit else 1000
+    return int(float(number) * base ** ("KMGT".index(unit[0]) + 1 if unit else 0))
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1", "true", "false"):
         raise ValueError("must be true or false")
@@ -76,7 +87,9 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter-layer", "filter_layer", _layer, "0-based layer that chooses, or auto"),
     Option("--filter-keep", "filter_keep", read_keep, "tokens to keep, or a fraction in (0, 1)"),
     Option("--filter-min-tokens", "filter_min_tokens", int, "shorter prompts are not filtered"),
-    Option("--chunk-tokens", "chunk_tokens", int, "prompt tokens per forward pass"),
+    Option("--kv-memory", "kv_memory_bytes", read_bytes, "for all requests' keys and values"),
+    Option("--max-running", "max_running", int, "requests in progress at once"),
+    Option("--step-target", "step_target_s", float, "seconds a step of prompt work aims at"),
     Option("--max-queue", "max_queue", int, "requests that may wait"),
     Option("--max-prompt-tokens", "max_prompt_tokens", int, "longest prompt accepted"),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from typing import Any
 
 from gemserve.cli.options import (
@@ -23,18 +25,20 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # as process 1 of a container, Python would ignore SIGTERM until the server has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import uvicorn
 
     from gemserve.api.app import create_app
     from gemserve.api.serving import build_serving
-    from gemserve.engine.assemble import build_pipeline
+    from gemserve.engine.assemble import build_core
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
-    pipeline = build_pipeline(model, engine)
+    core = build_core(model, engine)
     name = arguments.served_model_name or model.model
-    app = create_app(build_serving(pipeline, model_name=name, config=server))
+    app = create_app(build_serving(core, model_name=name, config=server))
     uvicorn.run(
         app,
         host=server.host,

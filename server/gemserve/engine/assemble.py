@@ -1,23 +1,23 @@
-"""From settings to a pipeline ready to run requests."""
+"""From settings to an engine core ready to run requests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from gemserve.config import EngineConfig, ModelConfig, read_filter_layer, resolve_engine
-from gemserve.engine.passes import Pipeline
+from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import Loaded, load
 
 
-def build_pipeline(model: ModelConfig, engine: EngineConfig) -> Pipeline:
+def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
     """Load the model and resolve what is automatic. Raises `ModelError` or `ConfigError`."""
     return assemble(load(model), engine)
 
 
-def assemble(loaded: Loaded, engine: EngineConfig) -> Pipeline:
-    """A pipeline over a loaded model."""
+def assemble(loaded: Loaded, engine: EngineConfig) -> Core:
+    """An engine core over a loaded model."""
     causal = loaded.model
     directory = Path(loaded.source)
     resolved = resolve_engine(
@@ -29,7 +29,7 @@ def assemble(loaded: Loaded, engine: EngineConfig) -> Pipeline:
         model_filter_layer=read_filter_layer(directory),
     )
     _check_filter_layer(causal, resolved)
-    return Pipeline(
+    return Core(
         model=causal,
         tokenizer=loaded.tokenizer,
         config=resolved,

@@ -1,25 +1,34 @@
-"""The engine: one worker thread owns the model; requests go in, event streams come out."""
+"""The engine: one worker thread owns the core; requests go in, event streams come out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
+from collections.abc import AsyncIterator
+from typing import Any, Literal, Protocol
 
-from gemserve.engine.passes import Cancelled
-from gemserve.errors import EngineDead, QueueFull
+from gemserve.errors import EngineDead, GemserveError, QueueFull
 from gemserve.types import Event, Finished, Request
 
 log = logging.getLogger("gemserve.engine")
 
 
-class Runs(Protocol):
-    """What the worker needs of a pipeline; tests put a fake here."""
+class Steps(Protocol):
+    """What the worker needs of a core; tests put a fake here. A job is whatever `add` returns."""
 
-    def run(self, request: Request, is_cancelled: Callable[[], bool]) -> Iterator[Event]: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def kv_usage_ratio(self) -> float: ...
+    @property
+    def is_idle(self) -> bool: ...
+    def check_fits(self, request: Request) -> None: ...
+    def add(self, request: Request) -> Any: ...
+    def cancel(self, job: Any) -> list[tuple[Any, Event]]: ...
+    def step(self) -> list[tuple[Any, Event]]: ...
 
 
 class Stream:
@@ -57,17 +66,17 @@ class Stream:
 
 
 class Engine:
-    """A bounded queue in front of one worker thread.
+    """A bounded inbox in front of one worker thread.
 
-    Requests run one at a time, in order of arrival. A request that fails ends alone, with
-    `finish_reason` "error"; if the worker itself dies, every request ends so and `submit` raises.
+    A request that fails ends alone, with `finish_reason` "error"; if the worker itself dies, every
+    request ends so and `submit` raises.
     """
 
-    def __init__(self, pipeline: Runs, *, max_queue: int) -> None:
-        self._pipeline = pipeline
+    def __init__(self, core: Steps, *, max_queue: int) -> None:
+        self._core = core
         self._max_queue = max_queue
-        self._waiting: deque[Stream] = deque()
-        self._running: Stream | None = None
+        self._inbox: list[Stream] = []
+        self._jobs: dict[Any, Stream] = {}
         self._changed = threading.Condition()
         self._is_stopping = False
         self._death: str | None = None
@@ -76,11 +85,15 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return 0 if self._running is None else 1
+        return self._core.num_running
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._core.num_waiting + len(self._inbox)
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        return self._core.kv_usage_ratio
 
     @property
     def death(self) -> str | None:
@@ -91,17 +104,21 @@ class Engine:
         """Raise `QueueFull` or `EngineDead` if `submit` would; costs nothing."""
         if self._death is not None:
             raise EngineDead(self._death)
-        if len(self._waiting) >= self._max_queue:
-            raise QueueFull(waiting=len(self._waiting), limit=self._max_queue)
+        if self.num_waiting >= self._max_queue:
+            raise QueueFull(waiting=self.num_waiting, limit=self._max_queue)
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request; call it on the event loop that will read the stream."""
+        """Queue a request; call it on the event loop that will read the stream.
+
+        Raises `CapacityExceeded` if it could not run even alone, `QueueFull`, `EngineDead`.
+        """
+        self._core.check_fits(request)
         stream = Stream(request, asyncio.get_running_loop())
         with self._changed:
             self.check_room()
             if self._is_stopping:
                 raise EngineDead("shutting down")
-            self._waiting.append(stream)
+            self._inbox.append(stream)
             self._changed.notify()
         return stream
 
@@ -109,51 +126,58 @@ class Engine:
         """Cancel everything and end the worker. Idempotent."""
         with self._changed:
             self._is_stopping = True
-            for stream in (*self._waiting, *([self._running] if self._running else [])):
-                stream.cancel()
             self._changed.notify()
         self._worker.join(timeout_s)
 
     def _work(self) -> None:
         try:
-            while (stream := self._next()) is not None:
-                self._run(stream)
+            while self._take_in():
+                self._drop_cancelled()
+                if not self._core.is_idle:
+                    self._emit(self._core.step())
         except BaseException as error:
             log.exception("the engine's worker died")
-            self._die(f"{type(error).__name__}: {error}")
+            self._die(f"{type(error).__name__}: {error}", "error")
         else:
-            self._die("shut down")
+            self._die("shut down", "abort")
 
-    def _next(self) -> Stream | None:
+    def _take_in(self) -> bool:
+        """Move arrivals into the core; waits while there is nothing to do. False: time to stop."""
         with self._changed:
-            self._running = None
-            self._changed.wait_for(lambda: self._waiting or self._is_stopping)
-            if not self._waiting:
-                return None
-            self._running = self._waiting.popleft()
-            return self._running
-
-    def _run(self, stream: Stream) -> None:
-        """Run one request to its one terminal event."""
-        num_tokens = 0
-        try:
+            self._changed.wait_for(
+                lambda: self._inbox or self._is_stopping or not self._core.is_idle
+            )
+            arrivals, self._inbox = self._inbox, []
+            if self._is_stopping:
+                self._inbox = arrivals
+                return False
+        for stream in arrivals:
             if stream.is_cancelled():
-                raise Cancelled
-            for event in self._pipeline.run(stream.request, stream.is_cancelled):
-                num_tokens += len(getattr(event, "token_ids", ()))
-                stream.emit(event)
-        except Cancelled:
-            stream.emit(Finished(reason="abort", completion_tokens=num_tokens))
-        except Exception as error:
-            log.exception("request %s failed", stream.request.request_id)
-            message = f"{type(error).__name__}: {error}"
-            stream.emit(Finished(reason="error", completion_tokens=num_tokens, error=message))
+                stream.emit(Finished(reason="abort", completion_tokens=0))
+                continue
+            try:
+                self._jobs[self._core.add(stream.request)] = stream
+            except (GemserveError, ValueError) as error:
+                stream.emit(Finished(reason="error", completion_tokens=0, error=str(error)))
+        return True
 
-    def _die(self, cause: str) -> None:
+    def _drop_cancelled(self) -> None:
+        for job, stream in list(self._jobs.items()):
+            if stream.is_cancelled():
+                self._emit(self._core.cancel(job))
+
+    def _emit(self, emitted: list[tuple[Any, Event]]) -> None:
+        for job, event in emitted:
+            self._jobs[job].emit(event)
+            if isinstance(event, Finished):
+                del self._jobs[job]
+
+    def _die(self, cause: str, reason: Literal["abort", "error"]) -> None:
         with self._changed:
             self._death = cause
-            orphans = [*([self._running] if self._running else []), *self._waiting]
-            self._waiting.clear()
-            self._running = None
+            orphans = [*self._jobs.values(), *self._inbox]
+            self._inbox = []
+            self._jobs = {}
+        error = cause if reason == "error" else None
         for stream in orphans:
-            stream.emit(Finished(reason="error", completion_tokens=0, error=cause))
+            stream.emit(Finished(reason=reason, completion_tokens=0, error=error))

@@ -1,52 +1,153 @@
-"""Drawing the next token. A request's draws depend on its own seed alone."""
+"""Drawing the next tokens of a batch. Each request's draws depend on its own seed alone.
+
+Order, as in vLLM: logit bias and penalties, then minimum tokens, temperature, top_k, top_p, min_p.
+One uniform number per drawn token, from the request's own generator, picks by inverse cumulative
+probability, best token first; everything else is done for all rows at once.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
-from gemserve.types import SamplingParams
+from gemserve.types import SamplingParams, TokenLogprob
 
 
 class InvalidLogits(ArithmeticError):
     """The model produced NaN, or nothing but −inf."""
 
 
-class Sampler:
-    """Draws one request's tokens, in order, with its own generator."""
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One drawn token, with log-probabilities if the request wants them."""
 
-    def __init__(self, params: SamplingParams) -> None:
-        self._params = params
+    token: int
+    logprob: TokenLogprob | None
+
+
+class SamplerState:
+    """One request's generator and what its penalties remember."""
+
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], end_ids: frozenset[int]
+    ) -> None:
+        self.params = params
         self._generator = torch.Generator()
         if params.seed is None:
             self._generator.seed()
         else:
             self._generator.manual_seed(params.seed % (1 << 63))
+        self._prompt = frozenset(prompt_ids) if params.repetition_penalty != 1 else frozenset()
+        self._end_ids = sorted({*end_ids, *params.stop_token_ids})
+        self._counts: Counter[int] = Counter()
+        self._num_drawn = 0
 
-    def draw(self, logits: torch.Tensor) -> int:
-        """The next token given `logits` [vocab], float32, on any device."""
-        if not torch.isfinite(logits.max()):
-            raise InvalidLogits("the model's logits are not finite")
-        params = self._params
-        if params.temperature == 0:
-            return int(logits.argmax())
-        # on the CPU, so that a seed means the same on every device
-        probabilities = filtered_probabilities(logits.cpu(), params)
-        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+    def uniform(self) -> float:
+        """The request's next random number in [0, 1)."""
+        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
+
+    def note(self, token: int) -> None:
+        """Remember a drawn token."""
+        self._counts[token] += 1
+        self._num_drawn += 1
+
+    def adjust(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` [vocab] after bias, penalties and minimum tokens; the input is untouched."""
+        params = self.params
+        changes: dict[int, float] = {}
+
+        def current(token: int) -> float:
+            return changes.get(token, values[token])
+
+        touched = sorted({*(t for t, _ in params.logit_bias), *self._counts, *self._prompt})
+        values = dict(zip(touched, logits[touched].tolist(), strict=True)) if touched else {}
+        for token in self._prompt | set(self._counts):
+            if params.repetition_penalty != 1:
+                value = current(token)
+                factor = params.repetition_penalty
+                changes[token] = value / factor if value > 0 else value * factor
+        for token, count in self._counts.items():
+            penalty = params.presence_penalty + params.frequency_penalty * count
+            if penalty:
+                changes[token] = current(token) - penalty
+        for token, bias in params.logit_bias:
+            changes[token] = current(token) + bias
+        if self._num_drawn < params.min_tokens:
+            changes.update(dict.fromkeys(self._end_ids, -torch.inf))
+        if not changes:
+            return logits
+        adjusted = logits.clone()
+        adjusted[list(changes)] = torch.tensor(list(changes.values()), device=logits.device)
+        return adjusted
 
 
-def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Temperature, then top_k, then top_p: [vocab], float32, summing to 1.
+def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | InvalidLogits]:
+    """One token for each row of `logits` [rows, vocab], float32; a bad row gets its error."""
+    adjusted = torch.stack([s.adjust(row) for s, row in zip(states, logits, strict=True)])
+    best = adjusted.max(dim=-1)
+    is_valid = (torch.isfinite(best.values) & ~adjusted.isnan().any(dim=-1)).tolist()
+    tokens = best.indices.tolist()
+    drawn = [i for i, s in enumerate(states) if s.params.temperature > 0 and is_valid[i]]
+    if drawn:
+        chosen = _draw_random(adjusted[drawn], [states[i] for i in drawn])
+        for i, token in zip(drawn, chosen, strict=True):
+            tokens[i] = token
+    results: list[Draw | InvalidLogits] = []
+    for i, state in enumerate(states):
+        if not is_valid[i]:
+            results.append(InvalidLogits("the model's logits are not finite"))
+            continue
+        state.note(tokens[i])
+        results.append(Draw(tokens[i], _logprob(logits[i], tokens[i], state.params.logprobs)))
+    return results
 
-    Of equal logits at a border the lower ids stay. At least one token always stays.
+
+def sorted_probabilities(
+    logits: torch.Tensor, params: Sequence[SamplingParams]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What may be drawn and how likely: probabilities [rows, vocab], best first, and token ids.
+
+    Of equal logits the lower id comes first. At least the best token always stays.
     """
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, device=logits.device)[:, None]
+
+    temperature = column([p.temperature for p in params])
     # relative to the largest, or a tiny temperature overflows
-    scaled = (logits - logits.max()) / params.temperature
-    ordered, ids = scaled.sort(descending=True, stable=True)
-    if 0 < params.top_k < ordered.shape[0]:
-        ordered[params.top_k :] = -torch.inf
-    kept = ordered.softmax(-1)
-    if params.top_p < 1:
-        mass_before = kept.cumsum(-1) - kept
-        kept = kept.masked_fill(mass_before >= params.top_p, 0)
-        kept[0] = ordered.softmax(-1)[0]
-    return torch.zeros_like(kept).scatter_(0, ids, kept / kept.sum())
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    top_k = column([float(p.top_k or logits.shape[-1]) for p in params])
+    ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
+    probabilities = ordered.softmax(-1)
+    mass_before = probabilities.cumsum(-1) - probabilities
+    is_out = mass_before >= column([p.top_p if p.top_p < 1 else 2.0 for p in params])
+    is_out |= probabilities < column([p.min_p for p in params]) * probabilities[:, :1]
+    is_out[:, 0] = False
+    kept = probabilities.masked_fill(is_out, 0)
+    return kept / kept.sum(dim=-1, keepdim=True), ids
+
+
+def _draw_random(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
+    probabilities, ids = sorted_probabilities(logits, [s.params for s in states])
+    uniform = torch.tensor([s.uniform() for s in states], dtype=torch.float64)
+    cumulative = probabilities.double().cumsum(-1)
+    target = uniform.to(logits.device)[:, None] * cumulative[:, -1:]
+    place = torch.searchsorted(cumulative, target, right=True)
+    # rounding must not lead past the last token that may be drawn
+    last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
+    tokens: list[int] = ids.gather(-1, torch.minimum(place, last))[:, 0].tolist()
+    return tokens
+
+
+def _logprob(logits: torch.Tensor, token: int, count: int | None) -> TokenLogprob | None:
+    if count is None:
+        return None
+    logprobs = logits.log_softmax(-1)
+    top = logprobs.topk(count)
+    pairs = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    return TokenLogprob(token, float(logprobs[token]), pairs)

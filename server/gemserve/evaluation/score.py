@@ -1,11 +1,11 @@
-"""Run examples through a pipeline's methods and score them."""
+"""Run examples through a core's methods and score them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from gemserve.engine.passes import Pipeline
+from gemserve.engine.core import Core
 from gemserve.evaluation.needle import Example
 from gemserve.types import (
     Filtered,
@@ -48,7 +48,7 @@ class Row:
 
 
 def evaluate(
-    pipeline: Pipeline,
+    core: Core,
     examples: Iterable[Example],
     methods: Sequence[FilterMethod],
     keep: int | float,
@@ -59,7 +59,7 @@ def evaluate(
     example: Example | None = None
     for example in examples:
         for method in methods:
-            outcomes[method].append(run_example(pipeline, example, method, keep))
+            outcomes[method].append(run_example(core, example, method, keep))
             progress()
     assert example is not None
     return [
@@ -77,9 +77,7 @@ def evaluate(
     ]
 
 
-def run_example(
-    pipeline: Pipeline, example: Example, method: FilterMethod, keep: int | float
-) -> Outcome:
+def run_example(core: Core, example: Example, method: FilterMethod, keep: int | float) -> Outcome:
     """Generate greedily and compare the whole answer."""
     request = Request(
         request_id="eval",
@@ -90,7 +88,7 @@ def run_example(
     )
     text = ""
     report: FilterReport | None = None
-    for event in pipeline.run(request, is_cancelled=lambda: False):
+    for event in core.run_alone(request):
         if isinstance(event, Filtered):
             report = event.report
         elif isinstance(event, TextDelta):

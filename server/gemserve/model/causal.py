@@ -1,4 +1,4 @@
-"""A transformers causal LM as the engine sees it: forward passes over one sequence's chunks."""
+"""A transformers causal LM as the engine sees it: forward passes over chunks of sequences."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
-from gemserve.model.kv import KVShape, KVSpan
-from gemserve.model.rope import fixed_rotary, is_length_dependent
+from gemserve.model.kv import KVSpan, Memory
+from gemserve.model.rope import RotaryFactory
 from gemserve.model.seam import (
     ATTENTION_NAME,
     FilterLayerReached,
     FilterTap,
     ForwardContext,
+    Segment,
     register,
 )
+from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
 
 
 class CausalModel:
-    """Weights, geometry and the two passes: `filter_chunk` (lower layers) and `chunk` (all).
+    """Weights, geometry and three passes: `filter_chunk` (lower layers), `prefill_chunk`, `decode`.
 
-    Stateless between calls: everything about a sequence is in its `KVSpan` and `FilterTap`.
+    Stateless between calls: what a sequence has is in its `KVSpan` and `FilterTap`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -34,25 +37,19 @@ class CausalModel:
         self.config: Any = model.config
         self.config._attn_implementation = ATTENTION_NAME
         self.hf = model
-        self._path = _decoder_path(model, self.config.num_hidden_layers)
-        self._decoder = _follow(model, self._path)
-        self._rotary = getattr(self._decoder, "rotary_emb", None)
+        self._path = decoder_path(model, self.config.num_hidden_layers)
+        self._decoder = follow(model, self._path)
+        self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.backend = select_backend(self.device)
-        heads: int = self.config.num_attention_heads
-        self.kv_shape = KVShape(
-            num_layers=self.config.num_hidden_layers,
-            num_kv_heads=getattr(self.config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(self.config, "head_dim", None) or self.config.hidden_size // heads,
-            dtype=self.dtype,
-        )
+        self.shape: ModelShape = shape_of(model, self.dtype)
         self.vocab_size: int = self.config.vocab_size
         self.context_tokens: int = self.config.max_position_embeddings
 
     @property
     def num_layers(self) -> int:
-        return self.kv_shape.num_layers
+        return self.shape.num_layers
 
     def window_of(self, layer: int) -> int | None:
         """How many tokens back `layer` sees; None: all of them."""
@@ -61,64 +58,97 @@ class CausalModel:
         is_windowed = kinds is None or kinds[layer] == "sliding_attention"
         return window if is_windowed else None
 
-    def new_kv(self, *, num_layers: int, capacity: int) -> KVSpan:
-        return KVSpan(self.kv_shape, num_layers=num_layers, capacity=capacity, device=self.device)
+    def new_memory(self, num_units: int) -> Memory:
+        """Memory for keys and values; one unit holds one token's K or V in one layer."""
+        return Memory(num_units, self.shape, self.dtype, self.device)
+
+    def new_queries(self, window: int) -> torch.Tensor:
+        """Room for a filter tap's queries: [heads, window, head_dim]."""
+        return torch.empty(
+            self.shape.num_heads,
+            window,
+            self.shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     @torch.inference_mode()
     def filter_chunk(self, ids: Sequence[int], *, start: int, kv: KVSpan, tap: FilterTap) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
-        context = ForwardContext(kv=kv, start=start, backend=self.backend, tap=tap)
+        segment = Segment(kv=kv, start=start, count=len(ids))
+        context = ForwardContext(segments=(segment,), backend=self.backend, tap=tap)
         decoder = self._lower_decoder(tap.layer, tap.num_tokens)
+        positions = range(start, start + len(ids))
         try:
-            decoder(**self._inputs(ids, start), context=context)
+            decoder(**self._inputs(ids, positions), context=context)
         except FilterLayerReached:
             return
         raise ModelError(f"{type(self._decoder).__name__}: layer {tap.layer} never attended")
 
     @torch.inference_mode()
-    def chunk(
+    def prefill_chunk(
         self, ids: Sequence[int], *, start: int, kv: KVSpan, rope_tokens: int, is_last: bool
     ) -> torch.Tensor | None:
-        """Run all layers on a chunk; returns its last token's logits [vocab] if `is_last`.
+        """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
 
         `rope_tokens`: the sequence's final length, which fixes length-dependent rope.
         """
-        context = ForwardContext(kv=kv, start=start, backend=self.backend)
-        wanted = [len(ids) - 1] if is_last else []
-        out = self._whole_model(rope_tokens)(
-            **self._inputs(ids, start),
-            context=context,
-            # an index tensor: the integer 0 would mean "all of them"
-            logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self.device),
+        segment = Segment(kv=kv, start=start, count=len(ids))
+        logits = self._forward(
+            ids,
+            range(start, start + len(ids)),
+            (segment,),
+            [rope_tokens],
+            logits_of=[len(ids) - 1] if is_last else [],
         )
-        return out.logits[0, 0].float() if is_last else None
+        return logits if is_last else None
 
-    def _inputs(self, ids: Sequence[int], start: int) -> dict[str, Any]:
-        positions = torch.arange(start, start + len(ids), device=self.device)
+    @torch.inference_mode()
+    def decode(
+        self, ids: Sequence[int], segments: Sequence[Segment], rope_tokens: Sequence[int]
+    ) -> torch.Tensor:
+        """Run one token of each of several sequences: logits [sequences, vocab], float32."""
+        positions = [segment.start for segment in segments]
+        return self._forward(
+            ids, positions, tuple(segments), rope_tokens, logits_of=range(len(ids))
+        )
+
+    def _forward(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        segments: tuple[Segment, ...],
+        rope_tokens: Sequence[int],
+        logits_of: Sequence[int],
+    ) -> torch.Tensor:
+        out = self._whole_model(rope_tokens)(
+            **self._inputs(ids, positions),
+            context=ForwardContext(segments=segments, backend=self.backend),
+            # an index tensor: the integer 0 would mean "all of them"
+            logits_to_keep=torch.tensor(list(logits_of), dtype=torch.long, device=self.device),
+        )
+        logits: torch.Tensor = out.logits[0].float()
+        return logits
+
+    def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
         return {
             "input_ids": torch.tensor([list(ids)], dtype=torch.long, device=self.device),
-            "position_ids": positions[None],
+            "position_ids": torch.tensor([list(positions)], device=self.device),
             "use_cache": False,
         }
 
-    def _decoder_replacements(self, num_tokens: int) -> dict[str, nn.Module]:
-        if self._rotary is None or not is_length_dependent(self._rotary):
-            return {}
-        return {"rotary_emb": fixed_rotary(self._rotary, num_tokens)}
-
     def _lower_decoder(self, layer: int, num_tokens: int) -> nn.Module:
         layers = nn.ModuleList(list(self._decoder.layers)[: layer + 1])
-        return _with_modules(
-            self._decoder, {"layers": layers, **self._decoder_replacements(num_tokens)}
-        )
+        rotary = self._rotary.replacement([num_tokens])
+        return _with_modules(self._decoder, {"layers": layers, **rotary})
 
-    def _whole_model(self, num_tokens: int) -> nn.Module:
-        replacements = self._decoder_replacements(num_tokens)
-        if not replacements:
+    def _whole_model(self, rope_tokens: Sequence[int]) -> nn.Module:
+        rotary = self._rotary.replacement(rope_tokens)
+        if not rotary:
             return self.hf
-        replaced = _with_modules(self._decoder, replacements)
+        replaced = _with_modules(self._decoder, rotary)
         for depth in range(len(self._path) - 1, -1, -1):
-            parent = _follow(self.hf, self._path[:depth])
+            parent = follow(self.hf, self._path[:depth])
             replaced = _with_modules(parent, {self._path[depth]: replaced})
         return replaced
 
@@ -128,18 +158,3 @@ def _with_modules(module: Any, replacements: dict[str, nn.Module]) -> Any:
     clone = copy.copy(module)
     clone._modules = {**module._modules, **replacements}
     return clone
-
-
-def _decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
-    """Attribute names that lead from the model to the module that owns its layers."""
-    for name, module in model.named_modules():
-        layers = module._modules.get("layers")
-        if isinstance(layers, nn.ModuleList) and len(layers) == num_layers:
-            return tuple(name.split(".")) if name else ()
-    raise ModelError(f"{type(model).__name__}: no list of {num_layers} decoder layers found")
-
-
-def _follow(module: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        module = getattr(module, name)
-    return module

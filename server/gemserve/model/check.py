@@ -26,21 +26,26 @@ def check_servable(model: CausalModel) -> None:
     ids = torch.randint(0, model.vocab_size, (_TOKENS,), generator=generator).tolist()
     expected = _own_forward(model, ids)
     try:
-        kv = model.new_kv(num_layers=model.num_layers, capacity=_TOKENS)
+        whole = model.new_memory(2 * model.num_layers * _TOKENS)
+        kv = whole.kv(0, num_layers=model.num_layers, capacity=_TOKENS)
         split = _TOKENS // 3
-        model.chunk(ids[:split], start=0, kv=kv, rope_tokens=_TOKENS, is_last=False)
-        actual = model.chunk(ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True)
-        layer = next((i for i in range(model.num_layers) if model.window_of(i) is None), 0)
-        tap = FilterTap(layer=layer, num_tokens=_TOKENS, window=1)
-        model.filter_chunk(
-            ids, start=0, kv=model.new_kv(num_layers=layer, capacity=_TOKENS), tap=tap
+        model.prefill_chunk(ids[:split], start=0, kv=kv, rope_tokens=_TOKENS, is_last=False)
+        actual = model.prefill_chunk(
+            ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True
         )
+        layer = next((i for i in range(model.num_layers) if model.window_of(i) is None), 0)
+        lower = model.new_memory((2 * layer + 1) * _TOKENS)
+        tap = FilterTap(
+            layer=layer, keys=lower.keys(2 * layer * _TOKENS, _TOKENS), queries=model.new_queries(1)
+        )
+        kv = lower.kv(0, num_layers=layer, capacity=_TOKENS)
+        model.filter_chunk(ids, start=0, kv=kv, tap=tap)
     except ModelError as error:
         raise ModelError(f"{name} cannot be served: {error}") from error
     except (TypeError, RuntimeError, AttributeError, ValueError, IndexError) as error:
         raise ModelError(f"{name} cannot be served: {type(error).__name__}: {error}") from error
     assert actual is not None
-    difference = float((actual - expected).abs().max())
+    difference = float((actual[0] - expected).abs().max())
     limit = _TOLERANCE[model.dtype] * max(1.0, float(expected.abs().max()))
     if not difference <= limit:  # also catches NaN
         raise ModelError(

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from gemserve.config import ModelConfig
+from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
+from gemserve.model.shape import shape_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
@@ -57,6 +59,23 @@ def load(config: ModelConfig) -> Loaded:
         raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
     return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source)
+
+
+def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
+    """The model's geometry and source from `config.json` alone: no weights are read."""
+    source = _resolve_source(config.model)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        hf_config = AutoConfig.from_pretrained(
+            source, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(hf_config)
+    except Exception as error:  # the loaders raise most of what Python has
+        raise ModelError(f"cannot read the config of model {config.model!r}: {error}") from error
+    dtype = _DTYPES.get(config.dtype) or getattr(hf_config, "dtype", None) or torch.bfloat16
+    return shape_of(model, dtype), source
 
 
 def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:

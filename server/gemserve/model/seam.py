@@ -24,26 +24,23 @@ class FilterLayerReached(Exception):
     """Ends a filter pass at the filter layer, whose attention and MLP are not needed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class FilterTap:
-    """Collects, at layer `layer`, every key and the last `window` queries of one prompt.
+    """Collects, at layer `layer`, every key and the last queries of one prompt.
 
-    `keys`: [kv_heads, num_tokens, head_dim]; `queries`: [heads, window, head_dim]; both post-RoPE.
-    Chunks arrive in order; `window` is at most the prompt's length.
+    `keys`: [kv_heads, num_tokens, head_dim]; `queries`: [heads, window, head_dim]; both post-RoPE,
+    filled as chunks arrive in order; `window` is at most the prompt's length.
     """
 
     layer: int
-    num_tokens: int
-    window: int
-    keys: torch.Tensor | None = None
-    queries: torch.Tensor | None = None
+    keys: torch.Tensor
+    queries: torch.Tensor
     scale: float = 1.0
     softcap: float | None = None
 
     @property
-    def num_bytes(self) -> int:
-        tensors = (self.keys, self.queries)
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+    def num_tokens(self) -> int:
+        return int(self.keys.shape[1])
 
     def record(
         self,
@@ -54,11 +51,8 @@ class FilterTap:
         softcap: float | None,
     ) -> None:
         stop = start + key.shape[1]
-        if self.keys is None or self.queries is None:
-            self.keys = key.new_empty(key.shape[0], self.num_tokens, key.shape[2])
-            self.queries = query.new_empty(query.shape[0], self.window, query.shape[2])
         self.keys[:, start:stop] = key
-        window_start = self.num_tokens - self.window
+        window_start = self.num_tokens - self.queries.shape[1]
         first = max(start, window_start)
         if first < stop:
             self.queries[:, first - window_start : stop - window_start] = query[:, first - start :]
@@ -66,15 +60,23 @@ class FilterTap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardContext:
-    """One forward pass over tokens `start`… of a sequence.
+class Segment:
+    """Consecutive rows of a forward pass that belong to one sequence.
 
-    `kv` receives the pass's keys and values and holds those of the tokens before `start`; `tap`
-    ends the pass at its layer.
+    The rows are its tokens `start`…`start + count − 1`; `kv` receives their keys and values and
+    holds those of the tokens before.
     """
 
     kv: KVSpan
     start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardContext:
+    """One forward pass over the rows of `segments`, in order; `tap` ends it at its layer."""
+
+    segments: tuple[Segment, ...]
     backend: AttentionBackend
     tap: FilterTap | None = None
 
@@ -93,10 +95,10 @@ def attention(
     softcap: float | None = None,
     **unsupported: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Store the chunk's keys and values, then attend to all of the sequence so far.
+    """Store every segment's keys and values, then let it attend to all of its sequence so far.
 
-    `query`: [1, heads, tokens, head_dim]; `key`, `value`: [1, kv_heads, tokens, head_dim], RoPE
-    applied. Returns [1, tokens, heads, head_dim].
+    `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim], RoPE
+    applied. Returns [1, rows, heads, head_dim].
     """
     for name in ("s_aux", "sinks", "head_mask", "position_bias"):
         if unsupported.get(name) is not None:
@@ -104,32 +106,68 @@ def attention(
     assert attention_mask is None
     assert dropout == 0.0
     q, k, v = query[0], key[0], value[0]
-    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
+    options = _Options(
+        scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
+        window=sliding_window,
+        softcap=softcap,
+    )
     layer: int = module.layer_idx
-    start, stop = context.start, context.start + q.shape[1]
 
     if context.tap is not None and layer == context.tap.layer:
+        (segment,) = context.segments
         if sliding_window is not None and sliding_window < context.tap.num_tokens:
             raise ModelError(
                 f"filter layer {layer} sees only {sliding_window} tokens: choose a layer with "
                 "full attention"
             )
-        context.tap.record(q, k, start, scale, softcap)
+        context.tap.record(q, k, segment.start, options.scale, softcap)
         raise FilterLayerReached
 
-    context.kv.write(layer, start, k, v)
-    all_k, all_v = context.kv.read(layer, stop)
-    is_windowed = sliding_window is not None and stop > sliding_window
-    if softcap is not None or is_windowed:
-        out = _dense(q, all_k, all_v, start, scale, sliding_window, softcap)
+    if len(context.segments) == 1:
+        out = _attend(context.segments[0], layer, q, k, v, options, context.backend)
         return out.transpose(0, 1).unsqueeze(0), None
+    outs: list[torch.Tensor] = []
+    row = 0
+    for segment in context.segments:
+        rows = slice(row, row + segment.count)
+        row += segment.count
+        outs.append(
+            _attend(segment, layer, q[:, rows], k[:, rows], v[:, rows], options, context.backend)
+        )
+    return torch.cat(outs, dim=1).transpose(0, 1).unsqueeze(0), None
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+def _attend(
+    segment: Segment,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: _Options,
+    backend: AttentionBackend,
+) -> torch.Tensor:
+    """One segment's attention: [heads, count, head_dim]."""
+    start, stop = segment.start, segment.start + segment.count
+    segment.kv.write(layer, start, key, value)
+    all_k, all_v = segment.kv.read(layer, stop)
+    is_windowed = options.window is not None and stop > options.window
+    if options.softcap is not None or is_windowed:
+        return _dense(query, all_k, all_v, start, options.scale, options.window, options.softcap)
+    if segment.count == 1:  # a decoded token sees all there is, itself included: one part
+        return backend.part(query, all_k, all_v, scale=options.scale, is_causal=False).out
     parts: list[Partial] = []
     if start > 0:
         past_k, past_v = all_k[:, :start], all_v[:, :start]
-        parts.append(context.backend.part(q, past_k, past_v, scale=scale, is_causal=False))
-    parts.append(context.backend.part(q, k, v, scale=scale, is_causal=True))
-    return merge(parts).transpose(0, 1).unsqueeze(0), None
+        parts.append(backend.part(query, past_k, past_v, scale=options.scale, is_causal=False))
+    parts.append(backend.part(query, key, value, scale=options.scale, is_causal=True))
+    return merge(parts)
 
 
 def _dense(

@@ -1,0 +1,100 @@
+"""`gemserve plan`: what a prompt costs under each method, from the model's config alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gemserve.cli.options import MODEL_OPTIONS, add_options, read_bytes, read_keep, read_options
+from gemserve.config import ModelConfig, find_filter_layer, read_filter_layer
+from gemserve.cost import MethodPlan, ModelShape, plan_methods
+from gemserve.errors import ConfigError
+from gemserve.types import FILTER_METHODS, FilterParams
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser("plan", help="time and memory per method, from the cost model")
+    parser.add_argument("--tokens", default="131072", help="prompt length (default: %(default)s)")
+    parser.add_argument("--keep", default="1024", help="count or fraction (default: %(default)s)")
+    parser.add_argument("--max-tokens", default="256", help="answer length (default: %(default)s)")
+    parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
+    parser.add_argument("--kv-memory", default="4GiB", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    add_options(parser, MODEL_OPTIONS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from gemserve.model.loader import shape_from_config
+
+    num_tokens = _read("tokens", arguments.tokens, int)
+    keep = _read("keep", arguments.keep, read_keep)
+    max_tokens = _read("max_tokens", arguments.max_tokens, int)
+    memory = _read("kv_memory", arguments.kv_memory, read_bytes)
+    for name, value in (("tokens", num_tokens), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: must be at least 1")
+    model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
+    shape, source = shape_from_config(model)
+    given = None if arguments.layer == "auto" else _read("layer", arguments.layer, int)
+    layer = find_filter_layer(
+        given,
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        model_filter_layer=read_filter_layer(Path(source)),
+    )
+    kept = FilterParams(method="sieve", keep=keep).kept_count(num_tokens)
+    rows = plan_methods(
+        shape,
+        methods=FILTER_METHODS,
+        num_tokens=num_tokens,
+        keep=kept,
+        max_tokens=max_tokens,
+        layer=layer,
+        memory_bytes=memory,
+    )
+    _print_table(rows, shape, num_tokens, kept, layer, arguments.kv_memory)
+    if arguments.json:
+        result = {
+            "model": model.model,
+            "tokens": num_tokens,
+            "keep": kept,
+            "max_tokens": max_tokens,
+            "layer": layer,
+            "layers": shape.num_layers,
+            "kv_memory_bytes": memory,
+            "rows": [asdict(row) for row in rows],
+        }
+        print(json.dumps(result))
+    return 0
+
+
+def _print_table(
+    rows: list[MethodPlan], shape: ModelShape, tokens: int, kept: int, layer: int, memory: str
+) -> None:
+    print(f"{tokens:,} tokens, {kept:,} kept, filter layer {layer} of {shape.num_layers}")
+    print(
+        f"{'method':<10}{'prompt FLOPs':>14}{'speed-up ≤':>12}{'KV filtering':>14}"
+        f"{'KV decoding':>13}{f'fit in {memory}: reading':>24}{'decoding':>10}"
+    )
+    for row in rows:
+        print(
+            f"{row.method:<10}{row.prompt_flops:>14.3e}{row.bound:>11.2f}×"
+            f"{_mib(row.filter_kv_bytes):>14}{_mib(row.decode_kv_bytes):>13}"
+            f"{row.requests_filtering:>24}{row.requests_decoding:>10}"
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes else "–"
+
+
+def _read(name: str, text: str, reader: Any) -> Any:
+    try:
+        return reader(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text}: {error}") from error

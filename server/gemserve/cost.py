@@ -1,0 +1,134 @@
+"""What a request costs, from its model's geometry alone: floating-point operations and bytes.
+
+Theorem 9.3 of the GemFilter thesis with its constants written out, one multiplication and one
+addition counted as two operations. (Its printed prompt memory of standard attention, 2mhd, lacks a
+factor n: it is 2mhnd.) Elementwise work (norms, activations, softmax) is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemserve.types import FilterMethod
+
+SIEVE_ROWS = 16  # rows of sieve's observation window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder's geometry.
+
+    `layer_params`: weights of one layer's matrices that a token is multiplied with;
+    `qkv_params`: those of its query, key and value projections; `element_bytes`: of one K or V
+    number in the cache.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    layer_params: int
+    qkv_params: int
+    element_bytes: int
+
+    @property
+    def unit_bytes(self) -> int:
+        """Keys, or values, of one token in one layer."""
+        return self.num_kv_heads * self.head_dim * self.element_bytes
+
+    def attention(self, start: int, count: int) -> float:
+        """One layer's QKᵀ and PV for tokens start..start+count−1, each seeing all before it."""
+        pairs = count * start + count * (count + 1) / 2
+        return 4.0 * self.num_heads * self.head_dim * pairs
+
+    def layer(self, start: int, count: int) -> float:
+        """One whole layer over a chunk."""
+        return 2.0 * self.layer_params * count + self.attention(start, count)
+
+    def filter_chunk(self, start: int, count: int, layer: int) -> float:
+        """Layers 0..layer−1 whole, and the projections of `layer`."""
+        return layer * self.layer(start, count) + 2.0 * self.qkv_params * count
+
+    def prefill_chunk(self, start: int, count: int) -> float:
+        """All layers, without the output head."""
+        return self.num_layers * self.layer(start, count)
+
+    def head(self) -> float:
+        """Logits of one token."""
+        return 2.0 * self.hidden_size * self.vocab_size
+
+    def scores(self, method: FilterMethod, num_tokens: int) -> float:
+        """Choosing: the last row against summed heads (gemfilter), or a window of rows."""
+        if method == "gemfilter":
+            return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
+        return 2.0 * self.num_heads * self.head_dim * num_tokens * SIEVE_ROWS
+
+    def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
+        """Everything up to the first token's logits, the second pass included."""
+        if method == "none" or num_tokens <= keep:
+            return self.prefill_chunk(0, num_tokens) + self.head()
+        return (
+            self.filter_chunk(0, num_tokens, layer)
+            + self.scores(method, num_tokens)
+            + self.prefill_chunk(0, keep)
+            + self.head()
+        )
+
+    def filter_bytes(self, num_tokens: int, layer: int) -> int:
+        """Held while filtering: K and V below the filter layer, and that layer's keys."""
+        return num_tokens * (2 * layer + 1) * self.unit_bytes
+
+    def kept_bytes(self, num_tokens: int) -> int:
+        """Held while decoding: K and V of `num_tokens` tokens in all layers."""
+        return 2 * self.num_layers * num_tokens * self.unit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodPlan:
+    """One row of `gemserve plan`. `bound`: FLOPs of reading everything over this method's."""
+
+    method: FilterMethod
+    prompt_flops: float
+    bound: float
+    filter_kv_bytes: int
+    decode_kv_bytes: int
+    requests_filtering: int
+    requests_decoding: int
+
+
+def plan_methods(
+    shape: ModelShape,
+    *,
+    methods: tuple[FilterMethod, ...],
+    num_tokens: int,
+    keep: int,
+    max_tokens: int,
+    layer: int,
+    memory_bytes: int,
+) -> list[MethodPlan]:
+    """Cost of one request under each method, and how many fit in `memory_bytes` at once.
+
+    `requests_filtering` counts requests at their peak (reading the prompt), `requests_decoding`
+    those that are past it.
+    """
+    full = shape.prompt_flops("none", num_tokens, keep, layer)
+    rows: list[MethodPlan] = []
+    for method in methods:
+        is_filtered = method != "none" and num_tokens > keep
+        flops = shape.prompt_flops(method, num_tokens, keep, layer)
+        decode = shape.kept_bytes((keep if is_filtered else num_tokens) + max_tokens)
+        filtering = shape.filter_bytes(num_tokens, layer) if is_filtered else 0
+        rows.append(
+            MethodPlan(
+                method=method,
+                prompt_flops=flops,
+                bound=full / flops,
+                filter_kv_bytes=filtering,
+                decode_kv_bytes=decode,
+                requests_filtering=memory_bytes // max(filtering, decode),
+                requests_decoding=memory_bytes // decode,
+            )
+        )
+    return rows

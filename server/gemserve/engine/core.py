@@ -1,0 +1,286 @@
+"""The engine without threads: requests in, events out, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gemserve.config import EngineConfig
+from gemserve.engine.memory import MemoryPool
+from gemserve.engine.pace import Pace
+from gemserve.engine.runner import Runner, RunOutput
+from gemserve.engine.sampling import Draw, SamplerState
+from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
+from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.text import TextStream
+from gemserve.errors import CapacityExceeded
+from gemserve.model.causal import CausalModel
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterReport,
+    Finished,
+    FinishReason,
+    Request,
+    TextDelta,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request being served: its place in the schedule, its draws, its text.
+
+    `reason`: why its prompt is not filtered; None if it is. `started_s`: of its first step.
+    """
+
+    request: Request
+    sequence: Sequence
+    sampler: SamplerState
+    text: TextStream
+    reason: Literal["short_prompt", "disabled"] | None
+    started_s: float | None = None
+
+
+Emitted = list[tuple[Job, Event]]
+
+
+class Core:
+    """Scheduler, runner and text put together. Used by one thread at a time."""
+
+    def __init__(
+        self, model: CausalModel, tokenizer: Any, config: EngineConfig, eos_ids: frozenset[int]
+    ) -> None:
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self._eos_ids = eos_ids
+        num_units = config.kv_memory_bytes // model.shape.unit_bytes
+        self._pool = MemoryPool(num_units)
+        self._runner = Runner(model, num_units)
+        self._scheduler = Scheduler(
+            self._pool,
+            model.shape,
+            num_layers=model.num_layers,
+            max_running=config.max_running,
+            min_chunk=config.min_chunk_tokens,
+        )
+        self._pace = Pace(target_s=config.step_target_s)
+        self._jobs: dict[Sequence, Job] = {}
+        self._num_added = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        return self._pool.used / self._pool.capacity
+
+    @property
+    def is_idle(self) -> bool:
+        return self._scheduler.is_idle
+
+    def step(self) -> Emitted:
+        """Every running request advances by what one step's budget allows."""
+        plan = self._scheduler.schedule(self._pace.budget(self._is_decoding))
+        out = self._runner.run(plan, {s: job.sampler for s, job in self._jobs.items()})
+        emitted = self._speak(plan, out)
+        self._scheduler.commit(plan, _outcome(out, emitted))
+        self._pace.observe(out.decode_s, out.chunks_s, self._cost(plan))
+        self._forget_finished(emitted)
+        return emitted
+
+    def add(self, request: Request) -> Job:
+        """Queue a request. Raises `CapacityExceeded` if it could not run even alone."""
+        sequence, reason = self._plan(request)
+        self._check_fits(sequence)
+        job = Job(
+            request=request,
+            sequence=sequence,
+            sampler=SamplerState(request.sampling, request.prompt_ids, self._eos_ids),
+            text=TextStream(self.tokenizer, request.sampling.stop),
+            reason=reason,
+        )
+        self._jobs[sequence] = job
+        self._scheduler.add(sequence)
+        return job
+
+    def cancel(self, job: Job) -> Emitted:
+        """End a request at once and free its memory. Idempotent."""
+        if job.sequence not in self._jobs:
+            return []
+        self._scheduler.finish(job.sequence)
+        emitted: Emitted = [(job, self._finished(job, "abort", len(job.sequence.generated)))]
+        self._forget_finished(emitted)
+        return emitted
+
+    def run_alone(self, request: Request) -> Iterator[Event]:
+        """All events of one request, with nothing else running: for commands without a server."""
+        assert self.is_idle
+        self.add(request)
+        while not self.is_idle:
+            for _, event in self.step():
+                yield event
+
+    def check_fits(self, request: Request) -> None:
+        """Raise `CapacityExceeded` if the request could not run even alone."""
+        self._check_fits(self._plan(request)[0])
+
+    def check_integrity(self) -> None:
+        """Prove that states and memory agree. Raises `AssertionError`."""
+        self._scheduler.check_integrity()
+        assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting}
+
+    @property
+    def _is_decoding(self) -> bool:
+        return any(s.state is State.DECODING for s in self._scheduler.running)
+
+    def _plan(
+        self, request: Request
+    ) -> tuple[Sequence, Literal["short_prompt", "disabled"] | None]:
+        """How a request will run: filtered or, with the reason, whole."""
+        params, num_tokens = request.filter, len(request.prompt_ids)
+        layer = params.layer if params.layer is not None else self.config.filter_layer
+        keep = params.kept_count(num_tokens)
+        reason: Literal["short_prompt", "disabled"] | None = None
+        if params.method == "none":
+            reason = "disabled"
+        elif num_tokens <= self.config.filter_min_tokens or num_tokens <= keep:
+            reason = "short_prompt"
+        self._num_added += 1
+        sequence = Sequence(
+            request=request,
+            filter_layer=layer if reason is None else None,
+            num_kept=keep if reason is None else num_tokens,
+            order=self._num_added,
+        )
+        return sequence, reason
+
+    def _check_fits(self, sequence: Sequence) -> None:
+        if not self._scheduler.fits_ever(sequence):
+            unit = self.model.shape.unit_bytes
+            raise CapacityExceeded(
+                tokens=sequence.num_prompt,
+                kept=sequence.num_kept,
+                max_tokens=sequence.request.sampling.max_tokens,
+                needed_bytes=sequence.peak_units(self.model.num_layers) * unit,
+                limit_bytes=self._pool.capacity * unit,
+            )
+
+    def _speak(self, plan: Plan, out: RunOutput) -> Emitted:
+        """Turn a step's results into events; a terminal event ends its request."""
+        emitted: Emitted = []
+        now = time.monotonic()
+        for chunk in plan.chunks:
+            job = self._jobs[chunk.sequence]
+            if job.started_s is None:
+                job.started_s = out.started_s
+                if job.reason is not None:
+                    emitted.append((job, self._filtered(job, None, out.started_s)))
+        for sequence, kept in out.kept.items():
+            emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], kept, now)))
+        for sequence, drawn in out.draws.items():
+            job = self._jobs[sequence]
+            emitted += [(job, event) for event in self._say(job, drawn, now)]
+        for sequence, error in out.failures.items():
+            job = self._jobs[sequence]
+            message = f"{type(error).__name__}: {error}"
+            count = len(sequence.generated)
+            emitted.append((job, self._finished(job, "error", count, message)))
+        return emitted
+
+    def _say(self, job: Job, drawn: Draw, now: float) -> Iterator[Event]:
+        """One token's text, and the end if this was it."""
+        sampling, token = job.request.sampling, drawn.token
+        count = len(job.sequence.generated) + 1
+        reason: FinishReason | None = None
+        text = ""
+        is_eos = token in self._eos_ids and not sampling.ignore_eos
+        if is_eos or token in sampling.stop_token_ids:
+            reason = "stop"
+        else:
+            text = job.text.push(token)
+            if job.text.is_stopped:
+                reason = "stop"
+            elif count == sampling.max_tokens:
+                reason = "length"
+        if reason is not None:
+            text += job.text.flush()
+            if job.text.is_stopped:
+                reason = "stop"
+        logprobs = () if drawn.logprob is None else (drawn.logprob,)
+        yield TextDelta(text=text, token_ids=(token,), drawn_s=now, logprobs=logprobs)
+        if reason is not None:
+            yield self._finished(job, reason, count)
+
+    def _filtered(self, job: Job, kept: tuple[int, ...] | None, now: float) -> Filtered:
+        params, sequence = job.request.filter, job.sequence
+        assert job.started_s is not None
+        ranges = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
+        report = FilterReport(
+            method=params.method,
+            applied=kept is not None,
+            reason=job.reason,
+            layer=sequence.filter_layer,
+            prompt_tokens=sequence.num_prompt,
+            kept_tokens=sequence.num_kept,
+            cached_tokens=0,
+            filter_ms=(now - job.started_s) * 1e3 if kept is not None else 0.0,
+            selection=ranges if params.return_selection else None,
+        )
+        return Filtered(report=report, started_s=job.started_s, filtered_s=now)
+
+    def _finished(
+        self, job: Job, reason: FinishReason, count: int, error: str | None = None
+    ) -> Finished:
+        unit, layers = self.model.shape.unit_bytes, self.model.num_layers
+        has_run = job.started_s is not None
+        return Finished(
+            reason=reason,
+            completion_tokens=count,
+            peak_kv_bytes=job.sequence.peak_units(layers) * unit if has_run else 0,
+            decode_kv_bytes=job.sequence.kept_units(layers) * unit if has_run else 0,
+            error=error,
+        )
+
+    def _forget_finished(self, emitted: Emitted) -> None:
+        for job, event in emitted:
+            if isinstance(event, Finished):
+                del self._jobs[job.sequence]
+                self._runner.forget(job.sequence)
+
+    def _cost(self, plan: Plan) -> float:
+        shape = self.model.shape
+        total = 0.0
+        for chunk in plan.chunks:
+            layer = chunk.sequence.filter_layer
+            if chunk.is_filter and layer is not None:
+                total += shape.filter_chunk(chunk.start, chunk.count, layer)
+            else:
+                total += shape.prefill_chunk(chunk.start, chunk.count)
+        return total
+
+
+def _outcome(out: RunOutput, emitted: Emitted) -> StepOutput:
+    ended = {job.sequence for job, event in emitted if isinstance(event, Finished)}
+    return StepOutput(
+        tokens={sequence: drawn.token for sequence, drawn in out.draws.items()},
+        kept=out.kept,
+        finished=frozenset(ended - set(out.failures)),
+        failures=frozenset(out.failures),
+    )
+
+
+def as_ranges(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Ascending positions as half-open ranges."""
+    ranges: list[tuple[int, int]] = []
+    for position in positions:
+        if ranges and ranges[-1][1] == position:
+            ranges[-1] = (ranges[-1][0], position + 1)
+        else:
+            ranges.append((position, position + 1))
+    return tuple(ranges)

@@ -1,0 +1,51 @@
+"""A model's geometry, read off its modules; they may be on the meta device, without weights."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemserve.cost import ModelShape
+from gemserve.errors import ModelError
+
+_QKV = re.compile(r"self_attn\.(?:q|k|v|qkv)_proj\.weight$")
+
+
+def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
+    """Attribute names that lead from the model to the module that owns its layers."""
+    for name, module in model.named_modules():
+        layers = module._modules.get("layers")
+        if isinstance(layers, nn.ModuleList) and len(layers) == num_layers:
+            return tuple(name.split(".")) if name else ()
+    raise ModelError(f"{type(model).__name__}: no list of {num_layers} decoder layers found")
+
+
+def follow(module: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        module = getattr(module, name)
+    return module
+
+
+def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
+    """The shape of a causal LM whose KV cache has `dtype`.
+
+    A mixture of experts counts all its experts: an upper bound of the work a token causes.
+    """
+    config = model.config
+    heads: int = config.num_attention_heads
+    layer = follow(model, decoder_path(model, config.num_hidden_layers)).layers[0]
+    matrices = {name: p.numel() for name, p in layer.named_parameters() if p.dim() >= 2}
+    return ModelShape(
+        num_layers=config.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        layer_params=sum(matrices.values()),
+        qkv_params=sum(n for name, n in matrices.items() if _QKV.search(name)),
+        element_bytes=dtype.itemsize,
+    )

@@ -1,0 +1,108 @@
+"""The cost model against operations counted on a small model, and bytes really held."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gemserve.config import EngineConfig
+from gemserve.cost import ModelShape, plan_methods
+from gemserve.engine.core import Core
+from gemserve.model.causal import CausalModel
+from gemserve.model.shape import shape_of
+from gemserve.types import Filtered, FilterMethod, FilterParams, Request, SamplingParams
+from tests import models
+from tests.model.test_selection import NoText
+
+LLAMA_8B = ModelShape(
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    hidden_size=4096,
+    vocab_size=128256,
+    layer_params=2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336,
+    qkv_params=4096 * 4096 + 2 * 4096 * 1024,
+    element_bytes=2,
+)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3-longrope", "opt"])
+@pytest.mark.parametrize("num_tokens", [64, 300])
+def test_prefill_flops_are_those_counted(name: str, num_tokens: int) -> None:
+    """Counted on eager attention, which does twice the causal work: that half is ours to drop."""
+    hf = models.build(name)
+    hf.config._attn_implementation = "eager"
+    ids = torch.randint(3, models.VOCAB, (1, num_tokens))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        hf(input_ids=ids, use_cache=False, logits_to_keep=1)
+    shape = shape_of(hf, torch.float32)
+    pairs = num_tokens * num_tokens
+    dense = shape.num_layers * 4.0 * shape.num_heads * shape.head_dim * pairs
+    causal = shape.num_layers * shape.attention(0, num_tokens)
+    counted = counter.get_total_flops() - dense + causal
+    rotary = 0.01  # cos and sin come from a small matrix product in some models
+    assert shape.prompt_flops("none", num_tokens, 16, 2) == pytest.approx(counted, rel=rotary)
+
+
+def test_chunks_cost_what_the_whole_costs() -> None:
+    whole = LLAMA_8B.filter_chunk(0, 1000, 13)
+    parts = sum(LLAMA_8B.filter_chunk(start, 100, 13) for start in range(0, 1000, 100))
+    assert parts == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("method", ["none", "gemfilter", "sieve"])
+def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
+    core = Core(
+        CausalModel(models.build("llama")),
+        NoText(),
+        EngineConfig(kv_memory_bytes=1 << 22, filter_min_tokens=0, filter_layer=2),
+        eos_ids=frozenset(),
+    )
+    (row,) = plan_methods(
+        core.model.shape,
+        methods=(method,),
+        num_tokens=500,
+        keep=64,
+        max_tokens=8,
+        layer=2,
+        memory_bytes=1 << 22,
+    )
+    request = Request(
+        request_id="r",
+        prompt_ids=list(range(6, 506)),
+        sampling=SamplingParams(max_tokens=8, temperature=0.0),
+        filter=FilterParams(method=method, keep=64),
+    )
+    core.add(request)
+    peak = after = 0
+    while not core.is_idle:
+        for _, event in core.step():
+            if isinstance(event, Filtered):
+                after = core._pool.used
+        peak = max(peak, core._pool.used)
+    unit = core.model.shape.unit_bytes
+    assert after * unit == row.decode_kv_bytes
+    assert peak * unit == max(row.filter_kv_bytes, row.decode_kv_bytes)
+    assert row.filter_kv_bytes == (0 if method == "none" else 500 * 5 * unit)
+
+
+def test_figures_of_the_design() -> None:
+    """128K tokens on Llama-3.1-8B: 16 GiB read whole, 6.75 GiB filtering, 0.13 GiB at 1,024."""
+    gib = 2.0**30
+    assert LLAMA_8B.kept_bytes(131072) / gib == 16.0
+    assert LLAMA_8B.filter_bytes(131072, 13) / gib == 6.75
+    assert LLAMA_8B.kept_bytes(1024) / gib == 0.125
+    none, gem = plan_methods(
+        LLAMA_8B,
+        methods=("none", "gemfilter"),
+        num_tokens=131072,
+        keep=1024,
+        max_tokens=50,
+        layer=13,
+        memory_bytes=int(64 * gib),
+    )
+    assert none.bound == 1.0
+    assert 2.4 < gem.bound < 32 / 13
+    assert (none.requests_filtering, gem.requests_filtering) == (3, 9)

@@ -46,6 +46,21 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def decode(
+        self,
+        query: torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """One query of each of several sequences: [sequences, heads, head_dim].
+
+        `query`: [sequences, heads, head_dim]; `keys`, `values`: one [kv_heads, tokens, head_dim]
+        for each sequence, all of which its query sees.
+        """
+        ...
+
 
 def merge(parts: Sequence[Partial]) -> torch.Tensor:
     """Join the parts of one attention: [heads, queries, head_dim] in the parts' dtype.

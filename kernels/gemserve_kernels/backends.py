@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gemserve_kernels.attention import AttentionBackend, Partial, reference_attention
@@ -14,6 +16,21 @@ def select_backend(device: torch.device) -> AttentionBackend:
     if device.type == "cuda":
         return AtenCuda()
     raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
+
+
+def _decode_one_by_one(
+    backend: AttentionBackend,
+    query: torch.Tensor,
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    scale: float,
+) -> torch.Tensor:
+    """Decode as a part for each sequence."""
+    parts = [
+        backend.part(q.unsqueeze(1), k, v, scale=scale, is_causal=False)
+        for q, k, v in zip(query, keys, values, strict=True)
+    ]
+    return torch.stack([part.out[:, 0] for part in parts])
 
 
 class Reference:
@@ -35,6 +52,17 @@ class Reference:
             mask = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril()
             mask = mask.to(query.device)
         return reference_attention(query, key, value, scale=scale, mask=mask)
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.decode`."""
+        return _decode_one_by_one(self, query, keys, values, scale)
 
 
 class AtenCpu:
@@ -68,6 +96,27 @@ class AtenCpu:
         )
         return Partial(out.reshape(heads, queries, head_dim), lse.reshape(heads, queries))
 
+    def decode(
+        self,
+        query: torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.decode`."""
+        sequences, heads, head_dim = query.shape
+        kv_heads = keys[0].shape[0]
+        # a group's query heads are the rows of one small matrix: each key is read once
+        grouped = query.view(sequences, 1, kv_heads, heads // kv_heads, head_dim)
+        outs = [
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k.unsqueeze(0), v.unsqueeze(0), 0.0, False, scale=scale
+            )[0]
+            for q, k, v in zip(grouped, keys, values, strict=True)
+        ]
+        return torch.cat(outs).reshape(sequences, heads, head_dim)
+
 
 class AtenCuda:
     """torch's fused CUDA kernels: flash for half precision, memory-efficient for float32."""
@@ -98,3 +147,14 @@ class AtenCuda:
             )
         # the kernels pad the rows of their log-sum-exp
         return Partial(out[0], lse[0, :, : query.shape[2]])
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.decode`."""
+        return _decode_one_by_one(self, query, keys, values, scale)

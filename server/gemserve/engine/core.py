@@ -81,6 +81,10 @@ class Core:
         return self._pool.used / self._pool.capacity
 
     @property
+    def kv_bytes_used(self) -> int:
+        return self._pool.used * self.model.shape.unit_bytes
+
+    @property
     def is_idle(self) -> bool:
         return self._scheduler.is_idle
 

@@ -15,8 +15,8 @@ from gemserve.engine.sequence import Sequence
 from gemserve.filtering.selector import Evidence
 from gemserve.filtering.table import SELECTORS
 from gemserve.model.causal import CausalModel
-from gemserve.model.kv import KVSpan
-from gemserve.model.seam import FilterTap, Segment
+from gemserve.model.kv import DecodeBatch, KVSpan
+from gemserve.model.seam import FilterTap
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ class Runner:
         self._model = model
         self._memory = model.new_memory(num_units)
         self._queries: dict[Sequence, torch.Tensor] = {}
+        self._kept: dict[Sequence, tuple[int, KVSpan]] = {}
 
     def run(self, plan: Plan, samplers: Mapping[Sequence, SamplerState]) -> RunOutput:
         """Advance every sequence of the plan. One that fails does not take others with it."""
@@ -69,6 +70,7 @@ class Runner:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a sequence that has ended. Idempotent."""
         self._queries.pop(sequence, None)
+        self._kept.pop(sequence, None)
 
     def _decode(self, plan: Plan, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
@@ -85,9 +87,10 @@ class Runner:
             logits.update(zip(plan.decodes, rows, strict=True))
 
     def _decode_rows(self, sequences: tuple[Sequence, ...]) -> torch.Tensor:
-        segments = [Segment(kv=self._kept_kv(s), start=s.next_position, count=1) for s in sequences]
+        spans = [self._kept_kv(s) for s in sequences]
+        batch = DecodeBatch(self._memory, spans, [s.next_position for s in sequences])
         return self._model.decode(
-            [s.generated[-1] for s in sequences], segments, [s.max_length for s in sequences]
+            [s.generated[-1] for s in sequences], batch, [s.max_length for s in sequences]
         )
 
     def _prefill(self, chunk: Chunk, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
@@ -134,15 +137,18 @@ class Runner:
         with torch.inference_mode():
             kept = selector.select(evidence, sequence.num_kept, params)
         out.kept[sequence] = tuple(kept.tolist())
-        self.forget(sequence)
+        del self._queries[sequence]
 
     def _kept_kv(self, sequence: Sequence) -> KVSpan:
+        """All layers' keys and values; made anew only when compaction has moved them."""
         assert sequence.span is not None
-        return self._memory.kv(
-            sequence.span.start,
-            num_layers=self._model.num_layers,
-            capacity=sequence.max_length,
-        )
+        start = sequence.span.start
+        known = self._kept.get(sequence)
+        if known is None or known[0] != start:
+            layers, capacity = self._model.num_layers, sequence.max_length
+            known = (start, self._memory.kv(start, num_layers=layers, capacity=capacity))
+            self._kept[sequence] = known
+        return known[1]
 
     def _alone(
         self, sequence: Sequence, out: RunOutput, act: Callable[..., T], *arguments: object

@@ -11,14 +11,14 @@ from torch import nn
 
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
-from gemserve.model.kv import KVSpan, Memory
+from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 from gemserve.model.rope import RotaryFactory
 from gemserve.model.seam import (
     ATTENTION_NAME,
+    Chunk,
     FilterLayerReached,
     FilterTap,
     ForwardContext,
-    Segment,
     register,
 )
 from gemserve.model.shape import decoder_path, follow, shape_of
@@ -75,8 +75,8 @@ class CausalModel:
     @torch.inference_mode()
     def filter_chunk(self, ids: Sequence[int], *, start: int, kv: KVSpan, tap: FilterTap) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
-        segment = Segment(kv=kv, start=start, count=len(ids))
-        context = ForwardContext(segments=(segment,), backend=self.backend, tap=tap)
+        chunk = Chunk(kv=kv, start=start)
+        context = ForwardContext(rows=chunk, backend=self.backend, tap=tap)
         decoder = self._lower_decoder(tap.layer, tap.num_tokens)
         positions = range(start, start + len(ids))
         try:
@@ -93,11 +93,10 @@ class CausalModel:
 
         `rope_tokens`: the sequence's final length, which fixes length-dependent rope.
         """
-        segment = Segment(kv=kv, start=start, count=len(ids))
         logits = self._forward(
             ids,
             range(start, start + len(ids)),
-            (segment,),
+            Chunk(kv=kv, start=start),
             [rope_tokens],
             logits_of=[len(ids) - 1] if is_last else [],
         )
@@ -105,25 +104,22 @@ class CausalModel:
 
     @torch.inference_mode()
     def decode(
-        self, ids: Sequence[int], segments: Sequence[Segment], rope_tokens: Sequence[int]
+        self, ids: Sequence[int], batch: DecodeBatch, rope_tokens: Sequence[int]
     ) -> torch.Tensor:
         """Run one token of each of several sequences: logits [sequences, vocab], float32."""
-        positions = [segment.start for segment in segments]
-        return self._forward(
-            ids, positions, tuple(segments), rope_tokens, logits_of=range(len(ids))
-        )
+        return self._forward(ids, batch.positions, batch, rope_tokens, logits_of=range(len(ids)))
 
     def _forward(
         self,
         ids: Sequence[int],
         positions: Sequence[int],
-        segments: tuple[Segment, ...],
+        rows: Chunk | DecodeBatch,
         rope_tokens: Sequence[int],
         logits_of: Sequence[int],
     ) -> torch.Tensor:
         out = self._whole_model(rope_tokens)(
             **self._inputs(ids, positions),
-            context=ForwardContext(segments=segments, backend=self.backend),
+            context=ForwardContext(rows=rows, backend=self.backend),
             # an index tensor: the integer 0 would mean "all of them"
             logits_to_keep=torch.tensor(list(logits_of), dtype=torch.long, device=self.device),
         )

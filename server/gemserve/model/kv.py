@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gemserve.cost import ModelShape
@@ -10,26 +12,66 @@ from gemserve.cost import ModelShape
 class KVSpan:
     """Room for `capacity` tokens in layers 0..num_layers−1, filled in order.
 
-    `memory`: flat, at least `units(...)` · kv_heads · head_dim elements, of which the first are
-    used; whoever owns it decides how long the span lives.
+    `memory`: flat, 2 · num_layers · capacity units; whoever owns it decides how long it lives.
     """
 
     def __init__(
         self, memory: torch.Tensor, shape: ModelShape, *, num_layers: int, capacity: int
     ) -> None:
-        width = shape.num_kv_heads * shape.head_dim
-        size = 2 * num_layers * capacity * width
-        self._data = memory[:size].view(num_layers, 2, shape.num_kv_heads, capacity, shape.head_dim)
+        self._data = memory.view(num_layers, 2, shape.num_kv_heads, capacity, shape.head_dim)
+        self._layers = [tuple(pair) for pair in self._data.unbind(0)]
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store [kv_heads, tokens, head_dim] keys and values at positions `start`…"""
         stop = start + key.shape[1]
-        self._data[layer, 0, :, start:stop] = key
-        self._data[layer, 1, :, start:stop] = value
+        keys, values = self._layers[layer]
+        keys[:, start:stop] = key
+        values[:, start:stop] = value
 
     def read(self, layer: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of keys and values 0..stop−1, each [kv_heads, stop, head_dim]."""
-        return self._data[layer, 0, :, :stop], self._data[layer, 1, :, :stop]
+        keys, values = self._layers[layer]
+        return keys[:, :stop], values[:, :stop]
+
+    def rows_of(self, position: int, base: torch.Tensor) -> tuple[int, int, int, int]:
+        """Where `position` lies in `base` [rows, head_dim], the memory this span is part of.
+
+        Row of layer 0's first key head, and the steps to the next head, to values, to a layer.
+        """
+        head_dim = self._data.shape[-1]
+        first = (self._data.data_ptr() - base.data_ptr()) // (head_dim * base.element_size())
+        to_head, to_value, to_layer = (self._data.stride(d) // head_dim for d in (2, 1, 0))
+        return first + position, to_head, to_value, to_layer
+
+
+class DecodeBatch:
+    """One new token of each of several sequences: where its K and V go, and what it sees.
+
+    All spans lie in one memory, so that a layer's keys of all sequences are stored by one copy.
+    """
+
+    def __init__(self, memory: Memory, spans: Sequence[KVSpan], positions: Sequence[int]) -> None:
+        self._rows = memory.rows
+        self._spans = spans
+        self.positions = positions
+        places = [s.rows_of(p, self._rows) for s, p in zip(spans, positions, strict=True)]
+        first, per_head, self._per_value, self._per_layer = (
+            torch.tensor(column, device=self._rows.device)[:, None]
+            for column in zip(*places, strict=True)
+        )
+        heads = torch.arange(memory.num_kv_heads, device=self._rows.device)
+        self._first = first + per_head * heads  # [sequences, kv_heads]
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store [kv_heads, sequences, head_dim] keys and values."""
+        rows = self._first + layer * self._per_layer
+        self._rows[rows] = key.transpose(0, 1)
+        self._rows[rows + self._per_value] = value.transpose(0, 1)
+
+    def read(self, layer: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Every sequence's keys and values, its newest included: [kv_heads, tokens, head_dim]."""
+        pairs = [s.read(layer, p + 1) for s, p in zip(self._spans, self.positions, strict=True)]
+        return [key for key, _ in pairs], [value for _, value in pairs]
 
 
 class Memory:
@@ -41,6 +83,15 @@ class Memory:
         self._shape = shape
         self._width = shape.num_kv_heads * shape.head_dim
         self._flat = torch.empty(num_units * self._width, dtype=dtype, device=device)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self._shape.num_kv_heads
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """All of it, [rows, head_dim]."""
+        return self._flat.view(-1, self._shape.head_dim)
 
     @property
     def num_bytes(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.errors import ModelError
-from gemserve.model.kv import KVSpan
+from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve_kernels import AttentionBackend, Partial, merge
 from gemserve_kernels.attention import reference_attention
 
@@ -60,23 +60,21 @@ class FilterTap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Consecutive rows of a forward pass that belong to one sequence.
-
-    The rows are its tokens `start`…`start + count − 1`; `kv` receives their keys and values and
-    holds those of the tokens before.
-    """
+class Chunk:
+    """Tokens `start`… of one sequence; `kv` gets their keys and values, and holds those before."""
 
     kv: KVSpan
     start: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """One forward pass over the rows of `segments`, in order; `tap` ends it at its layer."""
+    """One forward pass: over a chunk of one sequence, or over one token of each of several.
 
-    segments: tuple[Segment, ...]
+    `tap` ends a chunk's pass at its layer.
+    """
+
+    rows: Chunk | DecodeBatch
     backend: AttentionBackend
     tap: FilterTap | None = None
 
@@ -95,7 +93,7 @@ def attention(
     softcap: float | None = None,
     **unsupported: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Store every segment's keys and values, then let it attend to all of its sequence so far.
+    """Store the pass's keys and values, then let every row attend to its sequence so far.
 
     `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim], RoPE
     applied. Returns [1, rows, heads, head_dim].
@@ -112,29 +110,18 @@ def attention(
         softcap=softcap,
     )
     layer: int = module.layer_idx
-
+    if isinstance(context.rows, DecodeBatch):
+        return _decode(context.rows, layer, q, k, v, options, context.backend).unsqueeze(0), None
     if context.tap is not None and layer == context.tap.layer:
-        (segment,) = context.segments
         if sliding_window is not None and sliding_window < context.tap.num_tokens:
             raise ModelError(
                 f"filter layer {layer} sees only {sliding_window} tokens: choose a layer with "
                 "full attention"
             )
-        context.tap.record(q, k, segment.start, options.scale, softcap)
+        context.tap.record(q, k, context.rows.start, options.scale, softcap)
         raise FilterLayerReached
-
-    if len(context.segments) == 1:
-        out = _attend(context.segments[0], layer, q, k, v, options, context.backend)
-        return out.transpose(0, 1).unsqueeze(0), None
-    outs: list[torch.Tensor] = []
-    row = 0
-    for segment in context.segments:
-        rows = slice(row, row + segment.count)
-        row += segment.count
-        outs.append(
-            _attend(segment, layer, q[:, rows], k[:, rows], v[:, rows], options, context.backend)
-        )
-    return torch.cat(outs, dim=1).transpose(0, 1).unsqueeze(0), None
+    out = _attend(context.rows, layer, q, k, v, options, context.backend)
+    return out.transpose(0, 1).unsqueeze(0), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +131,8 @@ class _Options:
     softcap: float | None
 
 
-def _attend(
-    segment: Segment,
+def _decode(
+    batch: DecodeBatch,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -153,18 +140,41 @@ def _attend(
     options: _Options,
     backend: AttentionBackend,
 ) -> torch.Tensor:
-    """One segment's attention: [heads, count, head_dim]."""
-    start, stop = segment.start, segment.start + segment.count
-    segment.kv.write(layer, start, key, value)
-    all_k, all_v = segment.kv.read(layer, stop)
+    """One token of each sequence: [sequences, heads, head_dim]."""
+    batch.write(layer, key, value)
+    keys, values = batch.read(layer)
+    if options.window is not None:
+        keys = [k[:, -options.window :] for k in keys]
+        values = [v[:, -options.window :] for v in values]
+    queries = query.transpose(0, 1).contiguous()  # [sequences, heads, head_dim]
+    if options.softcap is None:
+        return backend.decode(queries, keys, values, scale=options.scale)
+    outs = [
+        reference_attention(q.unsqueeze(1), k, v, scale=options.scale, softcap=options.softcap)
+        for q, k, v in zip(queries, keys, values, strict=True)
+    ]
+    return torch.stack([part.out[:, 0] for part in outs])
+
+
+def _attend(
+    chunk: Chunk,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: _Options,
+    backend: AttentionBackend,
+) -> torch.Tensor:
+    """A chunk's attention: [heads, tokens, head_dim]."""
+    start, stop = chunk.start, chunk.start + query.shape[1]
+    chunk.kv.write(layer, start, key, value)
     is_windowed = options.window is not None and stop > options.window
     if options.softcap is not None or is_windowed:
-        return _dense(query, all_k, all_v, start, options.scale, options.window, options.softcap)
-    if segment.count == 1:  # a decoded token sees all there is, itself included: one part
-        return backend.part(query, all_k, all_v, scale=options.scale, is_causal=False).out
+        all_k, all_v = chunk.kv.read(layer, stop)
+        return _dense(query, all_k, all_v, start, options)
     parts: list[Partial] = []
     if start > 0:
-        past_k, past_v = all_k[:, :start], all_v[:, :start]
+        past_k, past_v = chunk.kv.read(layer, start)
         parts.append(backend.part(query, past_k, past_v, scale=options.scale, is_causal=False))
     parts.append(backend.part(query, key, value, scale=options.scale, is_causal=True))
     return merge(parts)
@@ -175,14 +185,13 @@ def _dense(
     key: torch.Tensor,
     value: torch.Tensor,
     start: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    options: _Options,
 ) -> torch.Tensor:
     """Soft-capped or windowed attention of a chunk, with a [chunk, visible] mask.
 
     Queries go in blocks, so that the scores held at once stay bounded.
     """
+    window = options.window
     outs: list[torch.Tensor] = []
     block = max(1, (1 << 22) // key.shape[1])
     for low in range(0, query.shape[1], block):
@@ -197,9 +206,9 @@ def _dense(
             query[:, low:high],
             key[:, first : start + high],
             value[:, first : start + high],
-            scale=scale,
+            scale=options.scale,
             mask=mask,
-            softcap=softcap,
+            softcap=options.softcap,
         )
         outs.append(part.out)
     return torch.cat(outs, dim=1)

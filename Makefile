@@ -30,6 +30,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 serve: setup
 	$(BIN)/gemserve serve

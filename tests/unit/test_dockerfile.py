@@ -1,0 +1,75 @@
+"""What the Dockerfile repeats from other files, so that a change there cannot rot the image."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+
+def _instructions() -> list[tuple[str, str]]:
+    """(keyword, rest) of each instruction, continued lines joined, comments dropped."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    joined = code.replace("\\\n", " ").splitlines()
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in joined if line.strip()]
+
+
+def _named(keyword: str) -> list[str]:
+    return [rest for word, rest in _instructions() if word == keyword]
+
+
+def _arguments() -> dict[str, str]:
+    return dict(rest.split("=", 1) for rest in _named("ARG") if "=" in rest)
+
+
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_extras_exist() -> None:
+    extras = _project()["project"]["optional-dependencies"]
+    assert set(_arguments()["EXTRAS"].split(",")) <= set(extras)
+    (flash,) = extras["flash"]
+    requirement = Requirement(flash)
+    assert requirement.name == "flash-attn"
+    assert requirement.specifier.contains(_arguments()["FLASH_ATTN_VERSION"])
+
+
+def test_torch_is_the_pinned_release() -> None:
+    version = _arguments()["TORCH_VERSION"]
+    assert f"TORCH ?= torch=={version}\n" in (ROOT / "Makefile").read_text()
+    needed = next(d for d in _project()["project"]["dependencies"] if d.startswith("torch"))
+    assert Requirement(needed).specifier.contains(version)
+
+
+def test_every_package_enters_the_build() -> None:
+    packages = _project()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    for folder in {package.split("/")[0] for package in packages}:
+        assert f"{folder} {folder}" in _named("COPY")
+        assert f"!{folder}" in allowed
+
+
+def test_health_check_asks_a_route_at_the_port_served() -> None:
+    (check,) = _named("HEALTHCHECK")
+    _, _, script = json.loads(check.split("CMD ", 1)[1])
+    compile(script, "HEALTHCHECK", "exec")
+    (path,) = re.findall(r"'(/\w+)'", script)
+    assert f'@app.get("{path}")' in (ROOT / "server/gemserve/api/app.py").read_text()
+    assert "os.environ['GEMSERVE_PORT']" in script
+
+
+def test_runs_offline_and_not_as_root() -> None:
+    runtime = dict(pair.split("=", 1) for rest in _named("ENV") for pair in shlex.split(rest))
+    assert runtime["HF_HUB_OFFLINE"] == "1"
+    assert runtime["GEMSERVE_HOST"] == "0.0.0.0"
+    assert _named("USER")[-1].split(":")[0] not in ("root", "0")
+    assert json.loads(_named("ENTRYPOINT")[-1]) == ["gemserve"]

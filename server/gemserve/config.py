@@ -52,10 +52,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where and how the HTTP server listens."""
+    """Where and how the HTTP server listens.
+
+    `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
+    which a stream gets a comment, so that proxies keep it open.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
+    served_model_name: str | None = None
     max_body_bytes: int = 64 << 20
     keep_alive_s: float = 10.0
 
@@ -85,11 +90,6 @@ def resolve_engine(
             f"max_prompt_tokens={limit}: must be from 1 to {context_tokens - 1}, one less than the "
             "model's context"
         )
-    for name in ("max_queue", "max_running", "min_chunk_tokens", "kv_memory_bytes"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)}: must be at least 1")
-    if not config.step_target_s > 0:
-        raise ConfigError(f"step_target_s={config.step_target_s}: must be above 0")
     return replace(config, filter_layer=layer, max_prompt_tokens=limit)
 
 

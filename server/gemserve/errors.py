@@ -15,6 +15,17 @@ Messages name the field, the value and the limit. `param` is the request field a
 
 from __future__ import annotations
 
+_SHOWN_CHARS = 100
+
+
+def shown(value: object) -> str:
+    """`value` as an error message shows it: never more than a line."""
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN_CHARS:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value[:_SHOWN_CHARS]) if isinstance(value, (str, bytes)) else repr(value)
+    is_cut = len(text) > _SHOWN_CHARS or (isinstance(value, str) and len(value) > _SHOWN_CHARS)
+    return f"{text[:_SHOWN_CHARS]}…" if is_cut else text
+
 
 class GemserveError(Exception):
     """Base of all errors raised on purpose."""
@@ -63,9 +74,8 @@ class CapacityExceeded(RequestError):
 
 class ModelNotFound(RequestError):
     def __init__(self, *, model: str, served: str) -> None:
-        shown = model if len(model) <= 100 else model[:100] + "…"
         super().__init__(
-            f"The model `{shown}` does not exist; this server serves `{served}`.",
+            f"The model {shown(model)} does not exist; this server serves {shown(served)}.",
             param="model",
             code="model_not_found",
         )

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-from gemserve.errors import RequestError
+from gemserve.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 FilterMethod = Literal["none", "gemfilter", "sieve"]
 FILTER_METHODS: tuple[FilterMethod, ...] = ("none", "gemfilter", "sieve")
 MIN_KEEP = 16
+MAX_KEEP = 1 << 30
 
 
 class Priority(IntEnum):
@@ -59,13 +60,13 @@ class FilterParams:
 
 def parse_keep(value: object) -> int | float:
     """Validate a `keep`: int ≥ 16, integral float ≥ 16, or fraction in (0, 1)."""
-    limits = f"must be a fraction in (0, 1) or a count ≥ {MIN_KEEP}"
+    limits = f"must be a fraction in (0, 1) or a count from {MIN_KEEP} to {MAX_KEEP}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RequestError(f"filter.keep={value!r}: {limits}", param="filter.keep")
+        raise RequestError(f"filter.keep={shown(value)}: {limits}", param="filter.keep")
     if isinstance(value, float) and 0 < value < 1:
         return value
-    if not math.isfinite(value) or value != int(value) or value < MIN_KEEP:
-        raise RequestError(f"filter.keep={value}: {limits}", param="filter.keep")
+    if not MIN_KEEP <= value <= MAX_KEEP or value != int(value):
+        raise RequestError(f"filter.keep={shown(value)}: {limits}", param="filter.keep")
     return int(value)
 
 

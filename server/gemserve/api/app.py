@@ -12,10 +12,12 @@ from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import gemserve
-from gemserve.api.errors import error_body, error_response, from_validation
+from gemserve.api.errors import error_body, error_response, from_validation, unknown_field
 from gemserve.api.exchange import reply
 from gemserve.api.formats import ChatFormat, CompletionFormat, Format
 from gemserve.api.limits import BodyLimit, RequestId, request_id_of
@@ -64,10 +66,6 @@ def create_app(serving: Serving) -> FastAPI:
         body = error_body(str(error.detail), kind="invalid_request_error")
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
-    @app.exception_handler(Exception)
-    async def _bug(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_body("internal error", kind="server_error"), status_code=500)
-
     async def answer(
         http: Request,
         body_type: type[BodyT],
@@ -82,6 +80,8 @@ def create_app(serving: Serving) -> FastAPI:
                 _parse_and_build, raw, body_type, build, request_id_of(http), serving.model_name
             )
             stream = engine.submit(request)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         except QueueFull:
             metrics.rejections.labels("queue_full").inc()
             raise
@@ -146,15 +146,20 @@ def _parse_and_build(
 ) -> tuple[BodyT, EngineRequest]:
     """Everything slow about a request's arrival; runs off the event loop."""
     try:
-        body = body_type.model_validate_json(raw)
+        content = from_json(raw)
+    except ValueError as error:
+        raise RequestError(
+            f"the body is not valid JSON: {error}", param=None, code="invalid_json"
+        ) from error
+    if not isinstance(content, dict):
+        raise RequestError("the body must be a JSON object", param=None, code="invalid_json")
+    for name in content:  # before validation, which would collect an error for each of them
+        if name not in body_type.model_fields:
+            raise unknown_field(name)
+    try:
+        body = body_type.model_validate(content)
     except ValidationError as error:
-        if error.errors(include_url=False)[0]["type"] == "json_invalid":
-            raise RequestError(
-                f"the body is not valid JSON: {error.errors()[0]['msg']}",
-                param=None,
-                code="invalid_json",
-            ) from error
-        raise from_validation(error) from error
+        raise from_validation(error, content) from error
     if body.model != model_name:
         raise ModelNotFound(model=body.model, served=model_name)
     return body, build(body, request_id)

@@ -13,6 +13,7 @@ from gemserve.errors import (
     ModelNotFound,
     QueueFull,
     RequestError,
+    shown,
 )
 
 _SHOWN = 200
@@ -42,25 +43,33 @@ def error_response(error: GemserveError) -> JSONResponse:
     return JSONResponse(error_body(str(error), kind="server_error"), status_code=500)
 
 
-def from_validation(error: ValidationError) -> RequestError:
-    """The first complaint of pydantic's, naming field, value and limit; one is enough."""
+def from_validation(error: ValidationError, body: object) -> RequestError:
+    """The first complaint of pydantic's about `body`, naming field, value and limit."""
     first = error.errors(include_url=False)[0]
-    path = ".".join(str(p) for p in first["loc"] if _is_field(p)) or None
+    path = _path(first["loc"], body, is_missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
-        name = (path or "")[:_SHOWN]
-        return RequestError(f"{name}: unknown field", param=name, code="unknown_field")
+        return unknown_field(path or "")
     if first["type"] == "missing":
         return RequestError(f"{path}: required", param=path, code="missing_field")
     message = first["msg"].removeprefix("Value error, ")
-    shown = repr(first["input"])
-    if len(shown) > _SHOWN:
-        shown = shown[:_SHOWN] + "…"
-    return RequestError(f"{path}={shown}: {message}", param=path)
+    return RequestError(f"{path}={shown(first['input'])}: {message}", param=path)
 
 
-def _is_field(part: int | str) -> bool:
-    """Pydantic's paths also name the member of a union that was tried."""
-    if isinstance(part, int):
-        return True
-    markers = ("[", "literal", "constrained", "function-")
-    return part not in ("str", "int", "float", "bool") and not any(m in part for m in markers)
+def unknown_field(name: str) -> RequestError:
+    return RequestError(
+        f"{name[:_SHOWN]}: unknown field", param=name[:_SHOWN], code="unknown_field"
+    )
+
+
+def _path(location: tuple[int | str, ...], body: object, *, is_missing: bool) -> str | None:
+    """The field's path; pydantic's location also names the members of unions that were tried."""
+    parts: list[str] = []
+    for place, part in enumerate(location):
+        if (isinstance(body, dict) and part in body) or (
+            isinstance(body, list) and isinstance(part, int) and part < len(body)
+        ):
+            body = body[part]  # type: ignore[index]
+            parts.append(str(part))
+        elif is_missing and place == len(location) - 1:
+            parts.append(str(part))
+    return ".".join(parts)[:_SHOWN] or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -12,11 +13,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gemserve.api.errors import error_body
 from gemserve.api.prompts import new_id
 
+log = logging.getLogger("gemserve.api")
 _ACCEPTABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class RequestId:
-    """Gives every request an id: the client's `X-Request-Id` if it is short and printable."""
+    """Gives every request an id: the client's `X-Request-Id` if it is short and printable.
+
+    An exception nobody expected is logged and answered here, so that its reply has an id too.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,13 +34,24 @@ class RequestId:
         request_id = given if _ACCEPTABLE_ID.fullmatch(given) else new_id("req").encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
+        has_started = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
+                has_started = True
                 headers = [*message.get("headers", []), (b"x-request-id", request_id)]
                 message = {**message, "headers": headers}
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            if has_started:
+                raise
+            log.exception("request %s", request_id.decode())
+            body = error_body("internal error", kind="server_error")
+            await JSONResponse(body, status_code=500)(scope, receive, send_with_id)
 
 
 def request_id_of(http: Request) -> str:

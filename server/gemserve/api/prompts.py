@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from gemserve.api.schemas import ChatBody, CompletionBody, FilterBody, Generation
 from gemserve.config import EngineConfig
 from gemserve.engine.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
-from gemserve.errors import PromptTooLong, RequestError
+from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.types import FilterParams, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096
+# Passed on as they are; what is not given keeps the default of SamplingParams.
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,32 +47,27 @@ class PromptBuilder:
         if not prompt:
             raise RequestError("prompt: must not be empty", param="prompt")
         if isinstance(prompt, str):
-            self._check_chars(prompt, "prompt")
+            self._check_chars(len(prompt), "prompt")
             built = text_prompt(self.tokenizer, prompt)
         else:
-            built = ids_prompt(self.tokenizer, self._checked_ids(prompt))
-        return self._request(
-            body, request_id, built, body.max_tokens, "prompt", DEFAULT_COMPLETION_TOKENS
-        )
+            ids = cast(list[int], prompt)
+            self._check_ids(ids, "prompt")
+            built = ids_prompt(self.tokenizer, ids)
+        return self._request(body, request_id, built, "prompt", DEFAULT_COMPLETION_TOKENS)
 
     def chat(self, body: ChatBody, request_id: str) -> Request:
         messages = [{"role": m.role, "content": m.text} for m in body.messages]
         if not any(m["content"].strip() for m in messages):
             raise RequestError("messages: must not all be empty", param="messages")
-        for index, message in enumerate(messages):
-            self._check_chars(message["content"], f"messages.{index}.content")
-        max_tokens = body.max_completion_tokens
-        if max_tokens is None:
-            max_tokens = body.max_tokens
+        self._check_chars(sum(len(m["content"]) for m in messages), "messages")
         built = chat_prompt(self.tokenizer, messages)
-        return self._request(body, request_id, built, max_tokens, "messages", DEFAULT_CHAT_TOKENS)
+        return self._request(body, request_id, built, "messages", DEFAULT_CHAT_TOKENS)
 
     def _request(
         self,
         body: Generation,
         request_id: str,
         prompt: Prompt,
-        max_tokens: int | None,
         field: str,
         default_tokens: int,
     ) -> Request:
@@ -72,24 +79,19 @@ class PromptBuilder:
         params = self._filter_params(body.filter)
         self._check_window(params, num_tokens)
         room = self.context_tokens - self._generated_from(params, num_tokens)
-        if max_tokens is None:
-            max_tokens = min(default_tokens, room)
-        elif max_tokens > room:
-            raise RequestError(
-                f"max_tokens={max_tokens}: the context of {self.context_tokens} tokens leaves room "
-                f"for {room} after this prompt",
-                param="max_tokens",
-            )
-        temperature = 1.0 if body.temperature is None else body.temperature
-        sampling = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=body.top_k or 0,
-            seed=body.seed,
-            stop=tuple(body.stop or ()),
-            ignore_eos=body.ignore_eos,
-        )
+        max_tokens = min(default_tokens, room)
+        for name in ("max_tokens", "max_completion_tokens"):  # the newer name wins
+            given = getattr(body, name, None)
+            if given is None:
+                continue
+            if given > room:
+                raise RequestError(
+                    f"{name}={given}: the context of {self.context_tokens} tokens leaves room for "
+                    f"{room} after this prompt",
+                    param=name,
+                )
+            max_tokens = given
+        sampling = self._sampling(body, max_tokens)
         return Request(
             request_id=request_id,
             prompt_ids=prompt.ids,
@@ -103,6 +105,32 @@ class PromptBuilder:
         if params.method == "none" or num_tokens <= self.config.filter_min_tokens:
             return num_tokens
         return min(num_tokens, params.kept_count(num_tokens))
+
+    def _sampling(self, body: Generation, max_tokens: int) -> SamplingParams:
+        """Sampling options with the defaults filled in and every token id checked."""
+        given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
+        bias: list[tuple[int, float]] = []
+        for key, value in (body.logit_bias or {}).items():
+            if not key.isdecimal():
+                raise RequestError(
+                    f"logit_bias.{key[:40]}: not a token id", param=f"logit_bias.{key[:40]}"
+                )
+            bias.append((int(key), value))
+        self._check_ids([token for token, _ in bias], "logit_bias")
+        self._check_ids(body.stop_token_ids or [], "stop_token_ids")
+        if body.min_tokens is not None and body.min_tokens > max_tokens:
+            raise RequestError(
+                f"min_tokens={body.min_tokens}: more than max_tokens={max_tokens}",
+                param="min_tokens",
+            )
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logit_bias=tuple(bias),
+            stop=tuple(body.stop or ()),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=body.ignore_eos,
+            **{name: value for name, value in given.items() if value is not None},
+        )
 
     def _check_window(self, params: FilterParams, num_tokens: int) -> None:
         """Refuse a filter layer that cannot see the start of this prompt."""
@@ -136,20 +164,20 @@ class PromptBuilder:
             return_selection=body.return_selection,
         )
 
-    def _checked_ids(self, ids: list[Any]) -> list[int]:
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
         for index, token in enumerate(ids):
             if not 0 <= token < self.vocab_size:
                 raise RequestError(
-                    f"prompt.{index}={token}: not a token id; the vocabulary has "
+                    f"{field}.{index}={shown(token)}: not a token id; the vocabulary has "
                     f"{self.vocab_size}, so 0 to {self.vocab_size - 1}",
-                    param="prompt",
+                    param=field,
                 )
-        return ids
 
-    def _check_chars(self, text: str, field: str) -> None:
+    def _check_chars(self, num_chars: int, field: str) -> None:
+        """Refuse what must be too long whatever its tokens, before it is tokenized."""
         limit = self.config.max_prompt_tokens
         assert limit is not None
-        fewest_tokens = len(text) // self.longest_token_chars
+        fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
             raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field)
 

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gemserve.types import FILTER_METHODS, FilterMethod, parse_keep
 
 MAX_STOPS = 16
+MAX_BIASES = 1024
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
 class Body(BaseModel):
@@ -22,7 +24,7 @@ class FilterBody(Body):
 
     method: FilterMethod | None = None
     keep: Any = None
-    layer: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    layer: Annotated[int, Field(ge=0, le=1 << 31)] | Literal["auto"] = "auto"
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
 
@@ -53,16 +55,20 @@ class Generation(FieldsWithoutEffect):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
     filter: FilterBody | None = None
-    # Fields whose only supported value changes nothing.
+    # Whose only supported value changes nothing.
     n: Literal[1] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
 
     @field_validator("filter", mode="before")
     @classmethod
@@ -71,6 +77,13 @@ class Generation(FieldsWithoutEffect):
             if value not in FILTER_METHODS:
                 raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
             return {"method": value}
+        return value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bound_biases(cls, value: object) -> object:
+        if isinstance(value, dict) and len(value) > MAX_BIASES:
+            raise ValueError(f"has {len(value)} entries, the limit is {MAX_BIASES}")
         return value
 
     @field_validator("stop")
@@ -86,8 +99,12 @@ class Generation(FieldsWithoutEffect):
 
 
 class CompletionBody(Generation):
-    prompt: str | list[int] | Annotated[list[str], Field(max_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    prompt: (
+        str
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[str], Field(max_length=1, fail_fast=True)]
+    )
+    max_tokens: Count | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     logprobs: None = None
@@ -101,7 +118,7 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
     tool_call_id: str | None = None
     refusal: None = None
@@ -118,9 +135,9 @@ class ResponseFormat(Body):
 
 
 class ChatBody(Generation):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
     response_format: ResponseFormat | None = None

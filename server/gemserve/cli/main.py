@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import gemserve
 from gemserve.cli import ask, evaluate, plan, serve
+from gemserve.cli.options import apply_environment
 from gemserve.errors import GemserveError
 
 
@@ -18,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (serve, ask, plan, evaluate):
         command.add_command(commands)
+    for subparser in commands.choices.values():
+        subparser.allow_abbrev = False
+        apply_environment(subparser)
     parsed = parser.parse_args(arguments)
     try:
         return int(parsed.run(parsed))

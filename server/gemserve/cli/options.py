@@ -37,8 +37,21 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return read
 
 
+def number(low: float, high: float = float("inf"), kind: type = int) -> Callable[[str], Any]:
+    """A reader of numbers from `low` to `high`."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high:
+            limits = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+            raise ValueError(f"must be {limits}")
+        return value
+
+    return read
+
+
 def _layer(text: str) -> int | None:
-    return None if text == "auto" else int(text)
+    return None if text == "auto" else int(number(0)(text))
 
 
 def read_keep(text: str) -> int | float:
@@ -54,9 +67,12 @@ def read_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|[KMGT]i?B)", text.strip())
     if match is None:
         raise ValueError("must be a size such as 4GiB, 512MiB or 8GB")
-    number, unit = match.groups()
+    amount, unit = match.groups()
     base = 1024 if "i" in unit else 1000
-    return int(float(number) * base ** ("KMGT".index(unit[0]) + 1 if unit else 0))
+    size = int(float(amount) * base ** ("KMGT".index(unit[0]) + 1 if unit else 0))
+    if size < 1:
+        raise ValueError("must be at least 1 byte")
+    return size
 
 
 def _switch(text: str) -> bool:
@@ -86,18 +102,31 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter", "filter_method", _choice(*FILTER_METHODS), "default filter method"),
     Option("--filter-layer", "filter_layer", _layer, "0-based layer that chooses, or auto"),
     Option("--filter-keep", "filter_keep", read_keep, "tokens to keep, or a fraction in (0, 1)"),
-    Option("--filter-min-tokens", "filter_min_tokens", int, "shorter prompts are not filtered"),
+    Option("--filter-min-tokens", "filter_min_tokens", number(0), "shorter prompts are read whole"),
     Option("--kv-memory", "kv_memory_bytes", read_bytes, "for all requests' keys and values"),
-    Option("--max-running", "max_running", int, "requests in progress at once"),
-    Option("--step-target", "step_target_s", float, "seconds a step of prompt work aims at"),
-    Option("--max-queue", "max_queue", int, "requests that may wait"),
-    Option("--max-prompt-tokens", "max_prompt_tokens", int, "longest prompt accepted"),
+    Option(
+        "--min-chunk-tokens", "min_chunk_tokens", number(1), "least of a prompt a step advances"
+    ),
+    Option("--max-running", "max_running", number(1), "requests in progress at once"),
+    Option(
+        "--step-target",
+        "step_target_s",
+        number(0.001, 60, float),
+        "seconds a step aims at",
+    ),
+    Option("--max-queue", "max_queue", number(1), "requests that may wait"),
+    Option("--max-prompt-tokens", "max_prompt_tokens", number(1), "longest prompt accepted"),
 )
 SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--host", "host", str, "address to listen on"),
-    Option("--port", "port", int, "port to listen on"),
-    Option("--max-body-bytes", "max_body_bytes", int, "largest request body accepted"),
+    Option("--port", "port", number(0, 65535), "port to listen on"),
+    Option("--served-model-name", "served_model_name", str, "name clients use, or that of --model"),
+    Option("--keep-alive", "keep_alive_s", number(0.01, 3600, float), "seconds of silence allowed"),
+    Option("--max-body-bytes", "max_body_bytes", number(1), "largest request body accepted"),
 )
+
+
+_TABLE_FIELDS = frozenset(o.field for o in (*MODEL_OPTIONS, *ENGINE_OPTIONS, *SERVER_OPTIONS))
 
 
 def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) -> None:
@@ -111,6 +140,20 @@ def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) ->
             metavar=option.flag.removeprefix("--").upper().replace("-", "_"),
             help=f"{option.help} (default: {shown}; {option.variable})",
         )
+
+
+def apply_environment(
+    parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Let `GEMSERVE_…` set the flags of a command that are in no table."""
+    for action in parser._actions:
+        flags = [o for o in action.option_strings if o.startswith("--") and o != "--help"]
+        name = "GEMSERVE_" + flags[0].removeprefix("--").replace("-", "_").upper() if flags else ""
+        if name not in environment or action.dest in _TABLE_FIELDS:
+            continue
+        text = environment[name]
+        is_switch = action.nargs == 0
+        action.default = _switch(text) if is_switch else text
 
 
 def vars_of(config: Any) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve a model over OpenAI-style HTTP")
     add_options(parser, MODEL_OPTIONS, SERVER_OPTIONS, ENGINE_OPTIONS)
-    parser.add_argument("--served-model-name", help="name clients use (default: --model)")
     parser.set_defaults(run=run)
 
 
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     core = build_core(model, engine)
-    name = arguments.served_model_name or model.model
+    name = server.served_model_name or model.model
     app = create_app(build_serving(core, model_name=name, config=server))
     uvicorn.run(
         app,

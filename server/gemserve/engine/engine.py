@@ -85,15 +85,15 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return self._core.num_running
+        return 0 if self._death is not None else self._core.num_running
 
     @property
     def num_waiting(self) -> int:
-        return self._core.num_waiting + len(self._inbox)
+        return 0 if self._death is not None else self._core.num_waiting + len(self._inbox)
 
     @property
     def kv_usage_ratio(self) -> float:
-        return self._core.kv_usage_ratio
+        return 0.0 if self._death is not None else self._core.kv_usage_ratio
 
     @property
     def death(self) -> str | None:

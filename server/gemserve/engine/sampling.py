@@ -116,7 +116,8 @@ def sorted_probabilities(
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, device=logits.device)[:, None]
 
-    temperature = column([p.temperature for p in params])
+    # below this, float32 would round it to 0
+    temperature = column([max(p.temperature, 1e-30) for p in params])
     # relative to the largest, or a tiny temperature overflows
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)

@@ -1,0 +1,70 @@
+"""The `filter` object reaches the engine unchanged, whichever way a request comes in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gemserve.types import FilterParams
+from tests.fakes import CHAT, COMPLETIONS, FILTER_LAYER, Api, data_of
+
+pytestmark = pytest.mark.anyio
+DEFAULT = {"method": "sieve", "keep": 64, "layer": FILTER_LAYER}
+OPTIONS: list[tuple[Any, dict[str, Any]]] = [
+    (None, {}),
+    ({}, {}),
+    ("none", {"method": "none"}),
+    ("gemfilter", {"method": "gemfilter"}),
+    ({"method": "gemfilter", "pooling": "max"}, {"method": "gemfilter", "pooling": "max"}),
+    ({"keep": 16}, {"keep": 16}),
+    ({"keep": 512.0}, {"keep": 512}),
+    ({"keep": 0.25}, {"keep": 0.25}),
+    ({"keep": None}, {}),
+    ({"layer": 0}, {"layer": 0}),
+    ({"layer": "auto"}, {}),
+    ({"return_selection": True}, {"return_selection": True}),
+    (
+        {"method": "sieve", "keep": 100, "layer": 1, "return_selection": True},
+        {"keep": 100, "layer": 1, "return_selection": True},
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(("given", "expected"), OPTIONS)
+async def test_options_reach_the_engine(
+    api: Api, path: str, stream: bool, given: Any, expected: dict[str, Any]
+) -> None:
+    reply = await api.post(path, stream=stream, filter=given)
+    assert reply.status_code == 200
+    params = api.core.requests[0].filter
+    assert params == FilterParams(**{**DEFAULT, **expected})
+    assert type(params.keep) is type(expected.get("keep", 64))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("keep", "kept"), [(32, 32), (33.0, 33), (0.1, 50), (0.101, 51)])
+async def test_keep_is_exact(api: Api, stream: bool, keep: float, kept: int) -> None:
+    prompt = list(range(10, 510))
+    reply = await api.post(COMPLETIONS, stream=stream, prompt=prompt, filter={"keep": keep})
+    report = data_of(reply)[0]["filter"] if stream else reply.json()["filter"]
+    assert (report["prompt_tokens"], report["kept_tokens"]) == (500, kept)
+    assert report["applied"]
+
+
+async def test_ids_reach_the_engine_unaltered(api: Api) -> None:
+    """No BOS is added to token ids, and none is taken away."""
+    prompt = [7, 7, 1, 4095, 0]
+    await api.post(COMPLETIONS, prompt=prompt)
+    assert list(api.core.requests[0].prompt_ids) == prompt
+
+
+async def test_protected_spans_reach_the_engine_from_both_endpoints(api: Api) -> None:
+    await api.post(COMPLETIONS, prompt="word " * 300)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    await api.post(CHAT, messages=messages)
+    for request in api.core.requests:
+        assert request.protected
+        assert max(s.stop for s in request.protected) == len(request.prompt_ids)

@@ -1,0 +1,40 @@
+"""Fixtures for every test. Nothing here reaches beyond this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from tests import fakes
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The built-in model's tokenizer; shared, so change a copy."""
+    from transformers import AutoTokenizer
+
+    from gemserve.model.loader import BUILTIN_PATH
+
+    return AutoTokenizer.from_pretrained(BUILTIN_PATH)
+
+
+@pytest.fixture
+def core() -> fakes.FakeCore:
+    return fakes.FakeCore()
+
+
+@pytest.fixture
+async def api(core: fakes.FakeCore, tokenizer: Any) -> AsyncIterator[fakes.Api]:
+    """A fresh application over `core`, in process."""
+    async with fakes.api_over(core, tokenizer) as opened:
+        yield opened

@@ -1,0 +1,279 @@
+"""A scripted core under the real engine, and the application around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from gemserve.api.app import Serving, create_app
+from gemserve.api.prompts import PromptBuilder
+from gemserve.config import EngineConfig, ServerConfig
+from gemserve.engine.engine import Engine
+from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
+
+MODEL = "fake"
+CONTEXT = 2000
+MIN_TOKENS = 32
+FILTER_LAYER = 2
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"model": MODEL, "prompt": "Hello there"},
+    CHAT: {"model": MODEL, "messages": [{"role": "user", "content": "Hello there"}]},
+}
+FILTERED = object()  # script step: report the filter
+
+# str: one token of text; number: pause in seconds; Event: wait for it; exception: raise it;
+# Finished or TextDelta: emit it as it is.
+Step = Any
+
+
+@dataclass(eq=False)
+class FakeJob:
+    events: Iterator[Event | None]
+    num_tokens: int = 0
+
+
+class FakeCore:
+    """Plays `script` for every request, one request at a time, a moment of it each step."""
+
+    kv_usage_ratio = 0.0
+
+    def __init__(self, *script: Step) -> None:
+        self.script: Sequence[Step] = script or (FILTERED, "Hé", "llo ", "🌍", "!")
+        self.requests: list[Request] = []
+        self.started = threading.Event()
+        self.cancelled = threading.Event()
+        self._jobs: list[FakeJob] = []
+
+    @property
+    def num_running(self) -> int:
+        return min(1, len(self._jobs))
+
+    @property
+    def num_waiting(self) -> int:
+        return max(0, len(self._jobs) - 1)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
+    def check_fits(self, request: Request) -> None:
+        pass
+
+    def add(self, request: Request) -> FakeJob:
+        job = FakeJob(self._play(request))
+        self._jobs.append(job)
+        return job
+
+    def cancel(self, job: FakeJob) -> list[tuple[FakeJob, Event]]:
+        if job not in self._jobs:
+            return []
+        if job is self._jobs[0]:
+            self.cancelled.set()
+        self._jobs.remove(job)
+        return [(job, Finished(reason="abort", completion_tokens=job.num_tokens))]
+
+    def step(self) -> list[tuple[FakeJob, Event]]:
+        job = self._jobs[0]
+        event: Event | None
+        try:
+            event = next(job.events)
+        except Exception as error:  # a request that fails ends alone, as in the real core
+            message = f"{type(error).__name__}: {error}"
+            event = Finished(reason="error", completion_tokens=job.num_tokens, error=message)
+        if event is None:
+            return []
+        if isinstance(event, TextDelta):
+            job.num_tokens += len(event.token_ids)
+        if isinstance(event, Finished):
+            self._jobs.remove(job)
+        return [(job, event)]
+
+    def _play(self, request: Request) -> Iterator[Event | None]:
+        """The script as events; None while it pauses."""
+        self.requests.append(request)
+        self.started.set()
+        num_tokens = 0
+        for step in self.script:
+            if step is FILTERED:
+                now = time.monotonic()
+                yield Filtered(report=report_for(request), started_s=now, filtered_s=now)
+            elif isinstance(step, BaseException):
+                raise step
+            elif isinstance(step, (int, float, threading.Event)):
+                yield from self._pause(step)
+            elif isinstance(step, (Finished, TextDelta)):
+                yield step
+            else:
+                num_tokens += 1
+                yield TextDelta(text=step, token_ids=(num_tokens,), drawn_s=time.monotonic())
+        yield Finished(reason="stop", completion_tokens=num_tokens)
+
+    def _pause(self, until: float | threading.Event) -> Iterator[None]:
+        is_event = isinstance(until, threading.Event)
+        event = until if isinstance(until, threading.Event) else threading.Event()
+        deadline = time.monotonic() + (30.0 if is_event else float(until))  # type: ignore[arg-type]
+        while (left := deadline - time.monotonic()) > 0 and not event.wait(min(left, 0.005)):
+            yield None
+
+
+def report_for(request: Request) -> FilterReport:
+    """What a real core would report, had it kept the first tokens."""
+    n, params = len(request.prompt_ids), request.filter
+    applied = params.method != "none" and n > max(MIN_TOKENS, params.kept_count(n))
+    kept = params.kept_count(n) if applied else n
+    return FilterReport(
+        method=params.method,
+        applied=applied,
+        reason=None if applied else "disabled" if params.method == "none" else "short_prompt",
+        layer=params.layer if applied else None,
+        prompt_tokens=n,
+        kept_tokens=kept,
+        cached_tokens=0,
+        filter_ms=1.5 if applied else 0.0,
+        selection=((0, kept),) if params.return_selection else None,
+    )
+
+
+class CountingTokenizer:
+    """Counts how often a prompt is rendered or tokenized."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.num_calls += name in ("backend_tokenizer", "apply_chat_template")
+        return getattr(self._tokenizer, name)
+
+
+def serving_over(
+    core: FakeCore,
+    tokenizer: Any,
+    *,
+    max_queue: int = 4,
+    max_prompt_tokens: int = 1000,
+    context_tokens: int = CONTEXT,
+    **server: Any,
+) -> Serving:
+    """The real engine and prompt builder over a fake core."""
+    config = EngineConfig(
+        filter_layer=FILTER_LAYER,
+        filter_keep=64,
+        filter_min_tokens=MIN_TOKENS,
+        max_queue=max_queue,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+    prompts = PromptBuilder(
+        tokenizer=tokenizer,
+        config=config,
+        context_tokens=context_tokens,
+        vocab_size=len(tokenizer.get_vocab()),
+        longest_token_chars=max(map(len, tokenizer.get_vocab())),
+        window_of=lambda layer: None,
+    )
+    engine = Engine(core, max_queue=max_queue)
+    return Serving(engine=engine, prompts=prompts, model_name=MODEL, config=ServerConfig(**server))
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An in-process client of one application."""
+
+    core: FakeCore
+    serving: Serving
+    client: httpx.AsyncClient
+
+    async def post(
+        self, path: str, *, headers: dict[str, str] | None = None, **fields: Any
+    ) -> httpx.Response:
+        """A good body for `path`, changed by `fields`."""
+        body = json.dumps({**BODIES[path], **fields})
+        return await self.client.post(path, content=body, headers=headers)
+
+    async def assert_alive(self) -> None:
+        assert (await self.post(COMPLETIONS)).status_code == 200
+
+    async def metrics(self) -> dict[str, float]:
+        return parse_metrics((await self.client.get("/metrics")).text)
+
+
+@asynccontextmanager
+async def api_over(core: FakeCore, tokenizer: Any, **settings: Any) -> AsyncIterator[Api]:
+    serving = serving_over(core, tokenizer, **settings)
+    transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=20
+        ) as client:
+            yield Api(core, serving, client)
+    finally:
+        serving.engine.stop()
+
+
+@contextmanager
+def live_server(serving: Serving) -> Iterator[str]:
+    """The application on a free port of 127.0.0.1; yields its URL."""
+    config = uvicorn.Config(
+        create_app(serving),
+        port=0,
+        log_config=None,
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started, 10)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        serving.engine.stop()  # ends what still runs, which shutting down would wait for
+        server.should_exit = True
+        thread.join(10)
+
+
+def data_of(reply: httpx.Response) -> list[dict[str, Any]]:
+    """The chunks of a stream, which must end in its one `[DONE]`."""
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    lines = [x.removeprefix("data: ") for x in reply.text.split("\n") if x.startswith("data: ")]
+    assert lines.count("[DONE]") == 1
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def text_of(chunks: Sequence[dict[str, Any]]) -> str:
+    """Generated text of a stream's chunks, or of one whole reply, of either endpoint."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    parts = [c.get("delta") or c.get("message") or {"content": c.get("text")} for c in choices]
+    return "".join(part.get("content") or "" for part in parts)
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """`name{labels}` to value, the prefix dropped."""
+    lines = re.findall(r"^gemserve_(\S+) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in lines}
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.005)
+
+
+async def wait_for_async(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)

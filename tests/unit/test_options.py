@@ -1,0 +1,159 @@
+"""Flags, `GEMSERVE_…` variables, which of them wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from gemserve.cli.main import main
+from gemserve.cli.options import (
+    ENGINE_OPTIONS,
+    MODEL_OPTIONS,
+    SERVER_OPTIONS,
+    Option,
+    add_options,
+    read_options,
+)
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.errors import ConfigError
+
+TABLES: list[tuple[tuple[Option, ...], Any]] = [
+    (MODEL_OPTIONS, ModelConfig),
+    (ENGINE_OPTIONS, EngineConfig),
+    (SERVER_OPTIONS, ServerConfig),
+]
+
+
+def read(
+    index: int, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Any:
+    table, config_type = TABLES[index]
+    parser = argparse.ArgumentParser()
+    add_options(parser, *(t for t, _ in TABLES))
+    return read_options(parser.parse_args(flags), table, config_type, environment or {})
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_nothing_given_is_the_config_s_own_default(index: int) -> None:
+    assert read(index) == TABLES[index][1]()
+
+
+@pytest.mark.parametrize(("table", "config_type"), TABLES)
+def test_every_field_has_a_flag_and_a_variable(table: Any, config_type: Any) -> None:
+    assert {o.field for o in table} == set(config_type.__dataclass_fields__)
+    for option in table:
+        assert option.variable == "GEMSERVE_" + option.flag[2:].upper().replace("-", "_")
+
+
+def test_flags_are_read() -> None:
+    flags = ["--filter", "gemfilter", "--filter-layer", "3", "--filter-keep", "0.25"]
+    config = read(1, [*flags, "--max-queue", "7", "--max-prompt-tokens", "99"])
+    assert (config.filter_method, config.filter_layer, config.filter_keep) == ("gemfilter", 3, 0.25)
+    assert (config.max_queue, config.max_prompt_tokens) == (7, 99)
+    assert read(2, ["--host", "::1", "--port", "0"]) == ServerConfig(host="::1", port=0)
+    assert read(0, ["--trust-remote-code", "true"]).trust_remote_code is True
+
+
+def test_the_environment_is_read() -> None:
+    environment = {"GEMSERVE_FILTER_KEEP": "512", "GEMSERVE_FILTER": "none", "OTHER": "x"}
+    config = read(1, environment=environment)
+    assert config == EngineConfig(filter_keep=512, filter_method="none")
+    assert isinstance(config.filter_keep, int)
+
+
+def test_a_flag_beats_the_environment_and_the_environment_the_default() -> None:
+    environment = {"GEMSERVE_PORT": "1", "GEMSERVE_HOST": "0.0.0.0"}
+    config = read(2, ["--port", "2"], environment)
+    assert (config.port, config.host) == (2, "0.0.0.0")
+
+
+def test_a_wrong_variable_does_not_matter_below_a_right_flag() -> None:
+    assert read(2, ["--port", "2"], {"GEMSERVE_PORT": "x"}).port == 2
+
+
+def test_auto_undoes_a_layer_from_the_environment() -> None:
+    config = read(1, ["--filter-layer", "auto"], {"GEMSERVE_FILTER_LAYER": "3"})
+    assert config.filter_layer is None
+
+
+WRONG = [
+    (2, "--port", "80a"),
+    (2, "--port", ""),
+    (1, "--filter", "snip"),
+    (1, "--filter-layer", "1.5"),
+    (1, "--filter-keep", "0"),
+    (1, "--filter-keep", "15"),
+    (1, "--filter-keep", "1.0"),
+    (1, "--filter-keep", "-0.5"),
+    (1, "--filter-keep", "nan"),
+    (1, "--filter-keep", "inf"),
+    (1, "--filter-keep", "many"),
+    (1, "--max-queue", "1e3"),
+    (0, "--dtype", "int8"),
+    (0, "--trust-remote-code", "maybe"),
+]
+
+
+@pytest.mark.parametrize(("index", "flag", "value"), WRONG)
+def test_a_wrong_value_is_an_error_naming_where_it_came_from(
+    index: int, flag: str, value: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(index, [f"{flag}={value}"])
+    assert str(caught.value).startswith(f"{flag}={value}: ")
+    variable = "GEMSERVE_" + flag[2:].upper().replace("-", "_")
+    with pytest.raises(ConfigError) as caught:
+        read(index, environment={variable: value})
+    assert str(caught.value).startswith(f"{variable}={value}: ")
+
+
+OUT_OF_RANGE = [
+    (2, "--port", "-1"),
+    (2, "--port", "65536"),
+    (2, "--max-body-bytes", "0"),
+    (1, "--filter-min-tokens", "-1"),
+    (1, "--max-queue", "0"),
+    (1, "--max-running", "0"),
+    (1, "--filter-layer", "-1"),
+]
+
+
+@pytest.mark.parametrize(("index", "flag", "value"), OUT_OF_RANGE)
+def test_a_number_that_cannot_be_is_refused_before_a_model_is_loaded(
+    index: int, flag: str, value: str
+) -> None:
+    with pytest.raises(ConfigError, match=value):
+        read(index, [f"{flag}={value}"])
+
+
+def test_the_command_ends_with_status_2_and_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["serve", "--filter-keep", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--filter-keep=3" in error
+    monkeypatch.setenv("GEMSERVE_PORT", "http")
+    assert main(["serve"]) == 2
+    assert "GEMSERVE_PORT=http" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--filter-kep", "3"])
+    assert caught.value.code == 2
+    assert "--filter-kep" in capsys.readouterr().err
+
+
+def test_help_of_serve_names_the_variable_of_every_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    words = set(capsys.readouterr().out.replace(")", " ").split())
+    flags = {w for w in words if w.startswith("--")} - {"--help"}
+    missing = {f for f in flags if "GEMSERVE_" + f[2:].upper().replace("-", "_") not in words}
+    assert missing == set()

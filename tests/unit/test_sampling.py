@@ -1,0 +1,226 @@
+"""Drawing tokens: extremes of every knob, seeds, and logits no model should produce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gemserve.engine.sampling import (
+    Draw,
+    InvalidLogits,
+    SamplerState,
+    draw,
+    sorted_probabilities,
+)
+from gemserve.types import SamplingParams
+
+LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 3.0, -torch.inf])
+INF = float("inf")
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=8, **changes)
+
+
+class Sampler:
+    """One request alone in its batch."""
+
+    def __init__(self, sampling: SamplingParams, prompt: tuple[int, ...] = ()) -> None:
+        self.state = SamplerState(sampling, prompt, end_ids=frozenset({0}))
+
+    def draw(self, logits: torch.Tensor) -> int:
+        (result,) = draw(logits[None], [self.state])
+        if isinstance(result, InvalidLogits):
+            raise result
+        return result.token
+
+
+def filtered_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """What may be drawn, by token id."""
+    probabilities, ids = sorted_probabilities(logits[None], [sampling])
+    return torch.zeros_like(logits).scatter_(0, ids[0], probabilities[0])
+
+
+def draws(logits: torch.Tensor, count: int, **changes: Any) -> list[int]:
+    sampler = Sampler(params(**changes))
+    return [sampler.draw(logits) for _ in range(count)]
+
+
+def test_temperature_zero_takes_the_largest_and_ignores_the_rest() -> None:
+    assert set(draws(LOGITS, 5, temperature=0.0, top_p=0.1, top_k=1, seed=3)) == {1}
+
+
+@pytest.mark.parametrize("temperature", [1e-2, 1e-6, 1e-30])
+def test_a_tiny_temperature_is_no_nan(temperature: float) -> None:
+    probabilities = filtered_probabilities(LOGITS * 1e4, params(temperature=temperature))
+    assert torch.isfinite(probabilities).all()
+    assert float(probabilities.sum()) == pytest.approx(1)
+    assert set(draws(LOGITS * 1e4, 20, temperature=temperature, seed=0)) <= {1, 4}
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-320, 5e-324])
+def test_a_temperature_below_float32_is_no_nan(temperature: float) -> None:
+    assert set(draws(LOGITS, 20, temperature=temperature, seed=0)) <= {1, 4}
+
+
+def test_logits_are_not_changed() -> None:
+    before = LOGITS.clone()
+    draws(LOGITS, 3, top_k=2, top_p=0.5, temperature=0.7)
+    assert torch.equal(LOGITS, before)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 5])
+def test_top_k_keeps_k(top_k: int) -> None:
+    probabilities = filtered_probabilities(LOGITS, params(top_k=top_k))
+    assert int((probabilities > 0).sum()) == top_k
+    assert probabilities[1] > 0  # of equal logits the lower id
+
+
+@pytest.mark.parametrize("top_k", [0, 6, 10**30])
+def test_top_k_beyond_the_vocabulary_is_off(top_k: int) -> None:
+    probabilities = filtered_probabilities(LOGITS, params(top_k=top_k))
+    torch.testing.assert_close(probabilities, LOGITS.softmax(-1))
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 1e-3, 0.2, 0.5, 0.999999])
+@pytest.mark.parametrize("logits", [LOGITS, torch.zeros(1000), torch.tensor([0.0])])
+def test_top_p_keeps_the_smallest_set_and_at_least_one(logits: torch.Tensor, top_p: float) -> None:
+    probabilities = filtered_probabilities(logits, params(top_p=top_p))
+    kept = probabilities > 0
+    mass = logits.softmax(-1)[kept].sort(descending=True).values
+    assert len(mass) >= 1
+    assert float(mass.sum()) >= top_p - 1e-5
+    assert float(mass[:-1].sum()) < top_p + 1e-5
+    assert float(probabilities.sum()) == pytest.approx(1)
+
+
+def test_top_p_counts_within_top_k() -> None:
+    probabilities = filtered_probabilities(torch.zeros(10), params(top_k=4, top_p=0.5))
+    assert probabilities.tolist() == [0.5, 0.5] + [0.0] * 8
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, -(2**70), 2**63 - 1, 2**63, 2**64, 10**30])
+def test_a_seed_gives_the_same_draws(seed: int) -> None:
+    logits = torch.zeros(1000)
+    assert draws(logits, 10, seed=seed) == draws(logits, 10, seed=seed)
+
+
+def test_seeds_differ_and_no_seed_is_random() -> None:
+    logits = torch.zeros(1000)
+    drawn = [draws(logits, 10, seed=seed) for seed in (1, 2, -1, None, None)]
+    assert len({tuple(d) for d in drawn}) == len(drawn)
+
+
+def test_a_seed_is_independent_of_other_requests() -> None:
+    logits = torch.zeros(1000)
+    alone = draws(logits, 5, seed=7)
+    mine, other = Sampler(params(seed=7)), Sampler(params(seed=8))
+    together = []
+    for _ in range(5):
+        other.draw(logits)
+        torch.rand(3)
+        together.append(mine.draw(logits))
+    assert together == alone
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "bad", [[float("nan"), 1.0], [1.0, float("nan")], [-INF, -INF], [INF, 1.0]]
+)
+def test_logits_that_are_not_finite_are_refused(bad: list[float], temperature: float) -> None:
+    with pytest.raises(InvalidLogits):
+        Sampler(params(temperature=temperature)).draw(torch.tensor(bad))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_minus_infinity_is_never_drawn(temperature: float) -> None:
+    logits = torch.full((50,), -torch.inf)
+    logits[[3, 40]] = torch.tensor([-1e4, -1e4])
+    assert set(draws(logits, 200, temperature=temperature, seed=1)) <= {3, 40}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    logits, count = torch.tensor([0.0, 1.0, 2.0, 0.5, -1.0]), 4000
+    drawn = draws(logits, count, temperature=temperature, seed=5)
+    expected = (logits / temperature).softmax(-1) * count
+    seen = torch.bincount(torch.tensor(drawn), minlength=5)
+    # 18.47 is the 0.999 quantile of chi-square with 4 degrees of freedom
+    assert float(((seen - expected) ** 2 / expected).sum()) < 18.47
+
+
+def test_a_row_that_is_bad_leaves_the_others() -> None:
+    rows = torch.stack([LOGITS, torch.full((6,), torch.nan), LOGITS])
+    states = [SamplerState(params(temperature=t), (), frozenset()) for t in (0.0, 1.0, 0.0)]
+    first, bad, last = draw(rows, states)
+    assert isinstance(bad, InvalidLogits)
+    assert isinstance(first, Draw)
+    assert isinstance(last, Draw)
+    assert first.token == last.token == 1
+
+
+def test_a_batch_draws_what_each_would_alone() -> None:
+    """Rows of one batch have their own temperature, top_k, top_p, min_p and seed."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 300, generator=generator) * 3
+    settings = [
+        params(
+            temperature=(0.0, 0.5, 1.0, 1.7)[i % 4],
+            top_k=(0, 5, 50)[i % 3],
+            top_p=(1.0, 0.9, 0.3)[i % 3],
+            min_p=(0.0, 0.05)[i % 2],
+            seed=i,
+        )
+        for i in range(40)
+    ]
+    states = [SamplerState(p, (), frozenset()) for p in settings]
+    for _ in range(3):
+        together = draw(logits, states)
+    for i, p in enumerate(settings):
+        alone = Sampler(p)
+        tokens = [alone.draw(logits[i]) for _ in range(3)]
+        result = together[i]
+        assert isinstance(result, Draw)
+        assert result.token == tokens[-1]
+
+
+def test_min_p_keeps_what_is_near_the_best() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    kept = filtered_probabilities(logits, params(min_p=0.5)) > 0
+    assert kept.tolist() == [True, True, False, False]
+
+
+def test_penalties_and_bias_follow_their_definitions() -> None:
+    """Presence and frequency count generated tokens; repetition also the prompt's."""
+    logits = torch.tensor([2.0, 1.0, -1.0, 0.5])
+    sampling = params(
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        repetition_penalty=2.0,
+        logit_bias=((3, 4.0),),
+    )
+    state = SamplerState(sampling, (2,), frozenset())
+    for token in (0, 0, 1):
+        state.note(token)
+    adjusted = state.adjust(logits)
+    assert adjusted.tolist() == [2.0 / 2 - 0.5 - 0.5, 1.0 / 2 - 0.5 - 0.25, -1.0 * 2, 4.5]
+    assert logits.tolist() == [2.0, 1.0, -1.0, 0.5]
+
+
+def test_the_end_is_not_drawn_before_min_tokens() -> None:
+    logits = torch.tensor([9.0, 1.0, 8.0])
+    sampler = Sampler(params(temperature=0.0, min_tokens=2, stop_token_ids=(2,)))
+    assert [sampler.draw(logits) for _ in range(3)] == [1, 1, 0]
+
+
+def test_logprobs_are_the_model_s_own() -> None:
+    """Before temperature and penalties, so that they mean the same for every request."""
+    state = SamplerState(params(temperature=0.2, logprobs=2, seed=0), (), frozenset())
+    (result,) = draw(LOGITS[None], [state])
+    assert isinstance(result, Draw)
+    assert result.logprob is not None
+    expected = LOGITS.log_softmax(-1)
+    assert result.logprob.logprob == pytest.approx(float(expected[result.token]))
+    assert [t for t, _ in result.logprob.top] == [1, 4]

@@ -1,0 +1,104 @@
+"""Which tokens a filter must keep when the budget cannot hold all that deserve it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gemserve.filtering.spans import (
+    QUESTION_HEAD,
+    QUESTION_TAIL,
+    plain_spans,
+    protected_positions,
+    question_spans,
+)
+from gemserve.types import Priority, Span
+
+BOS = Span(0, 1, Priority.BOS)
+
+
+def random_spans(rng: random.Random, num_tokens: int) -> list[Span]:
+    spans = [BOS]
+    for _ in range(rng.randrange(8)):
+        start, stop = sorted(rng.randrange(-3, num_tokens + 5) for _ in range(2))
+        spans.append(Span(start, stop, rng.choice(list(Priority)[1:])))
+    return spans
+
+
+def test_budget_and_order_hold_for_random_spans() -> None:
+    for seed in range(500):
+        rng = random.Random(seed)
+        num_tokens, budget = rng.randrange(1, 80), rng.randrange(1, 100)
+        spans = random_spans(rng, num_tokens)
+        covered = {p for s in spans for p in range(max(0, s.start), min(s.stop, num_tokens))}
+        chosen = protected_positions(spans, num_tokens, budget)
+        assert len(chosen) == len(set(chosen)) == min(budget, len(covered)), seed
+        assert set(chosen) <= covered
+        assert chosen[0] == 0, "BOS is never dropped"
+        best = {p: min(s.priority for s in spans if s.start <= p < s.stop) for p in covered}
+        ranks = [best[p] for p in chosen]
+        assert ranks == sorted(ranks), seed
+
+
+def test_the_order_of_spans_does_not_matter() -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        spans = random_spans(rng, 60)
+        expected = protected_positions(spans, 60, 20)
+        assert set(protected_positions(rng.sample(spans, len(spans)), 60, 20)) == set(expected)
+        assert protected_positions([*spans, *spans], 60, 20) == expected
+
+
+def test_protecting_the_protected_changes_nothing() -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        spans = random_spans(rng, 60)
+        chosen = protected_positions(spans, 60, 20)
+        again = [Span(p, p + 1, Priority.REST) for p in chosen]
+        assert sorted(protected_positions(again, 60, 20)) == sorted(chosen)
+
+
+def test_a_smaller_budget_keeps_the_more_important() -> None:
+    spans = [
+        BOS,
+        Span(1, 5, Priority.SYSTEM),
+        Span(5, 8, Priority.TOOLS),
+        Span(8, 20, Priority.REST),
+        Span(20, 24, Priority.QUESTION),
+    ]
+    chosen = protected_positions(spans, 24, 24)
+    assert chosen[:12] == [0, 23, 22, 21, 20, 4, 3, 2, 1, 7, 6, 5]
+    for budget in range(25):
+        assert protected_positions(spans, 24, budget) == chosen[:budget]
+
+
+def test_a_question_too_long_for_the_budget_keeps_its_end() -> None:
+    assert protected_positions([BOS, Span(5, 50, Priority.QUESTION)], 50, 4) == [0, 49, 48, 47]
+
+
+@pytest.mark.parametrize("spans", [[], [Span(3, 3, Priority.SYSTEM)], [Span(9, 4, Priority.REST)]])
+def test_empty_spans_protect_nothing(spans: list[Span]) -> None:
+    assert protected_positions(spans, 20, 10) == []
+
+
+def test_spans_beyond_the_prompt_are_cut() -> None:
+    spans = [Span(-5, 2, Priority.SYSTEM), Span(8, 99, Priority.REST)]
+    assert sorted(protected_positions(spans, 10, 10)) == [0, 1, 8, 9]
+
+
+def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> None:
+    limit = QUESTION_HEAD + QUESTION_TAIL
+    assert question_spans(7, 7 + limit) == [Span(7, 7 + limit, Priority.QUESTION)]
+    assert question_spans(7, 8 + limit) == [
+        Span(8 + limit - QUESTION_TAIL, 8 + limit, Priority.QUESTION),
+        Span(7, 7 + QUESTION_HEAD, Priority.REST),
+    ]
+
+
+@pytest.mark.parametrize("num_tokens", [1, QUESTION_TAIL, 1000])
+@pytest.mark.parametrize("has_bos", [True, False])
+def test_a_plain_prompt_keeps_bos_and_its_end(num_tokens: int, has_bos: bool) -> None:
+    chosen = protected_positions(plain_spans(num_tokens, has_bos), num_tokens, num_tokens)
+    expected = set(range(max(0, num_tokens - QUESTION_TAIL), num_tokens))
+    assert set(chosen) == expected | ({0} if has_bos else set())

@@ -1,0 +1,145 @@
+"""Streaming text: whole characters only, nothing of a stop string, nothing lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gemserve.engine.text import TextStream
+
+EMOJI = "👩‍👩‍👧‍👦🇨🇭é漢字🌍"
+
+
+def byte_ids(tokenizer: Any, text: str) -> list[int]:
+    """One token per UTF-8 byte, the worst a byte-level model can do."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    table = bytes_to_unicode()
+    return [tokenizer.convert_tokens_to_ids(table[b]) for b in text.encode()]
+
+
+def stream(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], bool]:
+    """What is sent for `ids`, the flush last, and whether a stop string ended it."""
+    text = TextStream(tokenizer, stop)
+    sent: list[str] = []
+    for token in ids:
+        sent.append(text.push(token))
+        if text.is_stopped:
+            break
+    return [*sent, text.flush()], text.is_stopped
+
+
+def test_an_emoji_split_across_tokens_arrives_whole(tokenizer: Any) -> None:
+    sent, _ = stream(tokenizer, byte_ids(tokenizer, f"a{EMOJI}b"))
+    assert "".join(sent) == f"a{EMOJI}b"
+    assert all("\ufffd" not in part for part in sent)
+
+
+def test_text_is_sent_as_soon_as_it_is_whole(tokenizer: Any) -> None:
+    """Holding everything until the end also passes every other test here."""
+    sent, _ = stream(tokenizer, byte_ids(tokenizer, "abc"), stop=["zz"])
+    assert sent == ["a", "b", "c", ""]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_an_unfinished_character_is_dropped_at_the_end(tokenizer: Any, cut: int) -> None:
+    sent, _ = stream(tokenizer, byte_ids(tokenizer, "ok🌍")[:-cut])
+    assert "".join(sent) == "ok"
+
+
+def test_special_tokens_are_not_text(tokenizer: Any) -> None:
+    ids = [*byte_ids(tokenizer, "a"), tokenizer.eos_token_id, *byte_ids(tokenizer, "b")]
+    assert "".join(stream(tokenizer, ids)[0]) == "ab"
+
+
+def test_a_stop_string_across_tokens_leaks_no_prefix(tokenizer: Any) -> None:
+    ids = byte_ids(tokenizer, "one STOP two")
+    sent, is_stopped = stream(tokenizer, ids, stop=["STOP"])
+    assert is_stopped
+    assert "".join(sent) == "one "
+
+
+def test_an_emoji_stop_string_is_found(tokenizer: Any) -> None:
+    sent, is_stopped = stream(tokenizer, byte_ids(tokenizer, "ab🌍c"), stop=["🌍"])
+    assert (is_stopped, "".join(sent)) == (True, "ab")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("aaab", ["aab"], "a"),
+        ("aaaaab!", ["aab"], "aaa"),
+        ("ababac", ["abac"], "ab"),
+        ("\n\n\n\nQ", ["\n\nQ"], "\n\n"),
+        ("abcabcabd", ["abcabd"], "abc"),
+    ],
+)
+def test_a_stop_string_that_overlaps_itself(
+    tokenizer: Any, text: str, stop: list[str], expected: str
+) -> None:
+    sent, is_stopped = stream(tokenizer, byte_ids(tokenizer, text), stop)
+    assert (is_stopped, "".join(sent)) == (True, expected)
+
+
+def test_the_earliest_of_several_stops_wins(tokenizer: Any) -> None:
+    one_token = tokenizer.encode(" the", add_special_tokens=False)
+    assert len(one_token) == 1
+    for stops in (["e", "h"], ["h", "e"]):
+        sent, is_stopped = stream(tokenizer, one_token, stops)
+        assert (is_stopped, "".join(sent)) == (True, " t")
+    sent, _ = stream(tokenizer, byte_ids(tokenizer, "xxAyyB"), ["B", "A", "never"])
+    assert "".join(sent) == "xx"
+
+
+def test_flush_releases_what_never_became_a_stop_string(tokenizer: Any) -> None:
+    sent, is_stopped = stream(tokenizer, byte_ids(tokenizer, "one ST"), stop=["STOP"])
+    assert sent[-1] == "ST"
+    assert not is_stopped
+    assert "".join(sent) == "one ST"
+
+
+def test_flush_twice_adds_nothing(tokenizer: Any) -> None:
+    text = TextStream(tokenizer, ["STOP"])
+    for token in byte_ids(tokenizer, "ST"):
+        text.push(token)
+    assert (text.flush(), text.flush()) == ("ST", "")
+
+
+def test_an_empty_answer_is_empty(tokenizer: Any) -> None:
+    assert TextStream(tokenizer, []).flush() == ""
+
+
+def test_a_lone_bad_byte_does_not_eat_its_neighbours(tokenizer: Any) -> None:
+    head, tail = byte_ids(tokenizer, "ab"), byte_ids(tokenizer, "cd")
+    sent, _ = stream(tokenizer, [*head, *byte_ids(tokenizer, "🌍")[:2], *tail])
+    assert "".join(sent) == "ab\ufffdcd"
+
+
+def test_streamed_text_is_the_whole_text(tokenizer: Any) -> None:
+    """Random tokens: bytes that make no character, specials, pieces of emoji."""
+    size = len(tokenizer.get_vocab())
+    single = byte_ids(tokenizer, EMOJI)
+    for seed in range(200):
+        rng = random.Random(seed)
+        ids = [
+            rng.choice(single) if rng.random() < 0.5 else rng.randrange(size)
+            for _ in range(rng.randrange(1, 60))
+        ]
+        sent, _ = stream(tokenizer, ids)
+        whole = tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True)
+        assert "".join(sent).rstrip("\ufffd") == whole.rstrip("\ufffd"), f"seed {seed}: {ids}"
+
+
+def test_stopped_text_is_the_whole_text_cut(tokenizer: Any) -> None:
+    """Nothing of the stop string is sent, everything before it is, however tokens fall."""
+    for seed in range(100):
+        rng = random.Random(seed)
+        text = "".join(rng.choice("ab🌍 ") for _ in range(40))
+        stop = "".join(rng.choice("ab🌍 ") for _ in range(rng.randrange(1, 5)))
+        for ids in (byte_ids(tokenizer, text), tokenizer.encode(text, add_special_tokens=False)):
+            sent, is_stopped = stream(tokenizer, ids, [stop])
+            assert "".join(sent) == text.split(stop)[0], f"seed {seed}"
+            assert is_stopped == (stop in text)

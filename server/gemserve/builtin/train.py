@@ -111,7 +111,7 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=1,
-        steps=700,
+        steps=520,
         lr=8e-4,
         lr_end=2e-5,
         filter_recipe=Recipe(

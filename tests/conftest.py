@@ -38,3 +38,13 @@ async def api(core: fakes.FakeCore, tokenizer: Any) -> AsyncIterator[fakes.Api]:
     """A fresh application over `core`, in process."""
     async with fakes.api_over(core, tokenizer) as opened:
         yield opened
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without a CUDA device, tests marked `gpu` are skipped."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -23,6 +23,7 @@ from gemserve.model.loader import BUILTIN_PATH
 
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 300.0
+WHOLE, FILTERED = "filter: none", "the default filter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +53,16 @@ def main() -> int:
         print(f'\nHidden {place:.0%} into the document:  "{needle.statement}"')
         print(f'Question:  "{needle.question}"\n')
         # a first short answer pays for what only happens once
+        print(f"{'Warming up:':<32}", end="", flush=True)
         server.ask("The code for the lamp is 123.\n\nWhat is the code for the lamp?", "none")
-        results = {
-            "none": server.ask(f"{document}\n\n{needle.question}", "none"),
-            "default": server.ask(f"{document}\n\n{needle.question}", None),
-        }
+        results: dict[str, Result] = {}
+        for label, method in ((WHOLE, "none"), (FILTERED, None)):
+            print(f"Asking with {label + ':':<20}", end="", flush=True)
+            results[label] = server.ask(f"{document}\n\n{needle.question}", method)
+        print()
         _print_table(results, needle.value)
-        _print_kept(tokenizer, document, needle, results["default"])
-    return 0 if results["default"].text.strip() == needle.value else 1
+        _print_kept(tokenizer, document, needle, results[FILTERED])
+    return 0 if results[FILTERED].text.strip() == needle.value else 1
 
 
 class _Server:
@@ -127,6 +130,8 @@ class _Server:
             if delta:
                 ttft_s = ttft_s or time.monotonic() - started_s
                 text += delta
+                print(delta, end="", flush=True)
+        print()
         after = self._kv_bytes()
         return Result(
             text=text,
@@ -164,7 +169,7 @@ def _print_table(results: dict[str, Result], answer: str) -> None:
         f"{'filter':<10}{'answer':<12}{'':<8}{'tokens read':>12}{'kept':>8}{'TTFT':>10}"
         f"{'speed-up':>10}{'KV peak':>11}{'KV decode':>11}"
     )
-    baseline = results["none"].ttft_s
+    baseline = results[WHOLE].ttft_s
     for result in results.values():
         verdict = "right" if result.text.strip() == answer else "wrong"
         print(

@@ -1,0 +1,140 @@
+"""Running one point of a load test: requests at their times, or a fixed number at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from load_client import CANCELLED, Client, Record
+from load_traffic import Job
+
+BAR_CHARS = 24
+
+
+@dataclass(slots=True)
+class Limits:
+    """When the whole run must end: at `ends_s` (perf_counter), or on Ctrl-C."""
+
+    ends_s: float
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.ends_s - time.perf_counter())
+
+    @property
+    def is_over(self) -> bool:
+        return self.interrupted.is_set() or self.left_s == 0
+
+    @contextlib.contextmanager
+    def watching_ctrl_c(self) -> Iterator[None]:
+        """Ctrl-C ends the run instead of the program."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the program there
+            loop.add_signal_handler(signal.SIGINT, self.interrupted.set)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(signal.SIGINT)
+
+
+@dataclass(slots=True)
+class Progress:
+    """A line on the terminal; nothing elsewhere."""
+
+    title: str
+    total: int
+    started: int = 0
+    ended: int = 0
+    failed: int = 0
+    began_s: float = field(default_factory=time.perf_counter)
+
+    async def show(self) -> None:
+        """Redraw until cancelled."""
+        if not sys.stderr.isatty():
+            return
+        try:
+            while True:
+                self._draw()
+                await asyncio.sleep(0.2)
+        finally:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _draw(self) -> None:
+        filled = BAR_CHARS * self.ended // self.total
+        bar = "█" * filled + "░" * (BAR_CHARS - filled)
+        parts = [
+            f"{self.title} {bar} {self.ended}/{self.total}",
+            f"{self.started - self.ended} running",
+            *([f"{self.failed} failed"] if self.failed else []),
+            f"{time.perf_counter() - self.began_s:.0f} s",
+        ]
+        line = " · ".join(parts)[: shutil.get_terminal_size().columns - 1]
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Point:
+    """The requests of one point, and how long they took together."""
+
+    client: Client
+    progress: Progress
+    origin_s: float = field(default_factory=time.perf_counter)
+    records: list[Record] = field(default_factory=list)
+    duration_s: float = 0.0
+
+    async def run(
+        self, jobs: Iterator[Job], limits: Limits, *, concurrency: int | None, ramp_s: float
+    ) -> None:
+        """Send `jobs`: by their `due_s`, or `concurrency` at a time. Ends by `limits`."""
+        if concurrency is None:
+            sending = asyncio.create_task(self._by_schedule(jobs))
+        else:
+            sending = asyncio.create_task(self._by_workers(jobs, concurrency, ramp_s))
+        stopped = asyncio.create_task(limits.interrupted.wait())
+        shown = asyncio.create_task(self.progress.show())
+        self.origin_s = time.perf_counter()
+        await asyncio.wait(
+            {sending, stopped}, timeout=limits.left_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        self.duration_s = time.perf_counter() - self.origin_s
+        for task in (sending, stopped, shown):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+        await asyncio.wait({stopped, shown})
+
+    async def _by_schedule(self, jobs: Iterator[Job]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                assert job.due_s is not None
+                wait_s = self.origin_s + job.due_s - time.perf_counter()
+                await asyncio.sleep(max(0.0, wait_s))
+                group.create_task(self._send(job))
+
+    async def _by_workers(self, jobs: Iterator[Job], concurrency: int, ramp_s: float) -> None:
+        async def work(delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
+            for job in jobs:  # shared: each job goes to the first worker free
+                await self._send(job)
+
+        async with asyncio.TaskGroup() as group:
+            for worker in range(concurrency):
+                group.create_task(work(ramp_s * worker / concurrency))
+
+    async def _send(self, job: Job) -> None:
+        record = Record(index=job.index, due_s=job.due_s)
+        self.records.append(record)
+        self.progress.started += 1
+        try:
+            await self.client.send(job, record, self.origin_s)
+        finally:
+            self.progress.ended += 1
+            self.progress.failed += record.error not in (None, CANCELLED)

@@ -85,12 +85,16 @@ async def measure(options: Options) -> Outcome:
         with limits.watching_ctrl_c():
             preparing = asyncio.create_task(_prepare(http, options, limits))
             interrupted = asyncio.create_task(limits.interrupted.wait())
-            both = (preparing, interrupted)
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {preparing, interrupted},
+                timeout=limits.left_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            interrupted.cancel()
             if not preparing.done():
                 preparing.cancel()
-                raise Unusable("interrupted before the first request")
-            interrupted.cancel()
+                await asyncio.wait({preparing})
+                raise Unusable("ended before the warm-up request did")
             client, prompts, outcome = await preparing
             await _run_points(options, client, prompts, limits, outcome)
     return outcome
@@ -228,7 +232,7 @@ def _warn(row: dict[str, Any]) -> None:
     if late_ms is not None and late_ms > LATE_MS:
         notes.append(f"sent up to {late_ms:.0f} ms late: this client could not keep the rate")
     if row["without_text"]:
-        notes.append(f"{row['without_text']} answers showed no text: no TTFT, TPOT, ITL of these")
+        notes.append(f"answers without text, and so without TTFT: {row['without_text']}")
     for note in notes:
         print(f"load.py: {point_name(row)}: {note}", file=sys.stderr)
 

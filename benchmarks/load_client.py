@@ -25,9 +25,8 @@ class Record:
     """What happened to one request. Times on the clock of its point, in seconds.
 
     `error` is None or one of: connect, disconnect, timeout, http_STATUS, server_error (an error in
-    the stream), truncated (no [DONE]), malformed, empty (no output at all), cancelled (the
-    run ended first). A complete answer whose tokens show no text, as special tokens do not, has
-    no TTFT and no TPOT.
+    the stream), truncated (no [DONE]), malformed, empty (no output at all), cancelled (the run
+    ended first). A complete answer whose tokens show no text, as special ones, has no TTFT.
     """
 
     index: int

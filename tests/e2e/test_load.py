@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.load_stub import Stub
+from tests.load_stub import Stub
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KINDS = ("http_503", "server_error", "truncated", "malformed", "timeout", "disconnect", "empty")
@@ -277,3 +277,12 @@ def test_no_torch_and_no_pictures_without_need():
     code = "import load, sys; assert not {'torch', 'matplotlib', 'gemserve'} & set(sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+
+
+def test_max_seconds_bounds_the_warm_up(stub):
+    began_s = time.perf_counter()
+    words = command("--url", stub.url, "--requests", 1, "--rate", 1, "--model", "30000,0,1")
+    done = subprocess.run([*words, "--max-seconds", "0.5"], stderr=subprocess.PIPE, timeout=60)
+    assert time.perf_counter() - began_s < 5
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
+from gemserve.api.schemas import UNSUPPORTED
 from gemserve.errors import (
     EngineDead,
     GemserveError,
@@ -51,7 +52,10 @@ def from_validation(error: ValidationError, body: object) -> RequestError:
         return unknown_field(path or "")
     if first["type"] == "missing":
         return RequestError(f"{path}: required", param=path, code="missing_field")
+    if path is not None and path.split(".")[0] in UNSUPPORTED:
+        return RequestError(f"{path}={shown(first['input'])}: not supported", param=path)
     message = first["msg"].removeprefix("Value error, ")
+    message = message.removesuffix(" or instance of FilterBody")
     return RequestError(f"{path}={shown(first['input'])}: {message}", param=path)
 
 

@@ -87,7 +87,7 @@ class PromptBuilder:
             if given > room:
                 raise RequestError(
                     f"{name}={given}: the context of {self.context_tokens} tokens leaves room for "
-                    f"{room} after this prompt",
+                    f"{room} after the {self.context_tokens - room} prompt tokens it is read with",
                     param=name,
                 )
             max_tokens = given
@@ -156,11 +156,17 @@ class PromptBuilder:
                     param="filter.layer",
                 )
             layer = body.layer
+        method = body.method or self.config.filter_method
+        if body.pooling is not None and method != "gemfilter":
+            raise RequestError(
+                f"filter.pooling={body.pooling}: only method gemfilter has it, not {method}",
+                param="filter.pooling",
+            )
         return FilterParams(
-            method=body.method or self.config.filter_method,
+            method=method,
             keep=self.config.filter_keep if body.keep is None else body.keep,
             layer=layer,
-            pooling=body.pooling,
+            pooling=body.pooling or "mean",
             return_selection=body.return_selection,
         )
 

@@ -25,7 +25,7 @@ class FilterBody(Body):
     method: FilterMethod | None = None
     keep: Any = None
     layer: Annotated[int, Field(ge=0, le=1 << 31)] | Literal["auto"] = "auto"
-    pooling: Literal["mean", "max"] = "mean"
+    pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
 
     @field_validator("keep")
@@ -66,7 +66,7 @@ class Generation(FieldsWithoutEffect):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
-    filter: FilterBody | None = None
+    filter: FilterBody | None = None  # null: the server's default filter, as if omitted
     # Whose only supported value changes nothing.
     n: Literal[1] | None = None
 
@@ -96,6 +96,17 @@ class Generation(FieldsWithoutEffect):
             if not all(stops):
                 raise ValueError("must not contain an empty string")
         return stops
+
+
+UNSUPPORTED = (
+    "tools",
+    "tool_choice",
+    "response_format",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "suffix",
+)
 
 
 class CompletionBody(Generation):

@@ -44,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.max_tokens < 1:
         raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
     document = "\n\n".join(_read(name) for name in arguments.files)
+    for name, text in (("FILE", document), ("QUESTION", arguments.question)):
+        if not text.strip():
+            raise RequestError(f"{name}: must not be empty", param=None)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     core = build_core(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
     text = f"{document}\n\n{arguments.question}"
@@ -85,7 +88,7 @@ def _read(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise GemserveError(f"cannot read {name}: {error}") from error
+        raise GemserveError(f"cannot read {name} as text: {error}") from error
 
 
 def _summary(report: Any) -> str:

@@ -142,6 +142,15 @@ def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) ->
         )
 
 
+def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise `ConfigError` for a `GEMSERVE_…` variable that no setting of the server reads."""
+    tables = (*MODEL_OPTIONS, *ENGINE_OPTIONS, *SERVER_OPTIONS)
+    known = {option.variable for option in tables}
+    for name in environment:
+        if name.startswith("GEMSERVE_") and name not in known:
+            raise ConfigError(f"{name}: no such setting; `gemserve serve --help` lists them all")
+
+
 def apply_environment(
     parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 import sys
 from typing import Any
 
@@ -13,8 +14,10 @@ from gemserve.cli.options import (
     SERVER_OPTIONS,
     add_options,
     read_options,
+    refuse_unknown_variables,
 )
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.errors import ConfigError
 
 
 def add_command(commands: Any) -> None:
@@ -35,8 +38,18 @@ def run(arguments: argparse.Namespace) -> int:
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
+    refuse_unknown_variables()
+    _check_free(server)  # before minutes are spent on loading
     core = build_core(model, engine)
     name = server.served_model_name or model.model
+    shown = core.config
+    print(
+        f"gemserve: serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
+        f"tokens of context) on {core.model.device}, {core.model.backend.name}; default filter "
+        f"{shown.filter_method}, layer {shown.filter_layer}, keep {shown.filter_keep} above "
+        f"{shown.filter_min_tokens} tokens; KV memory {shown.kv_memory_bytes:,} bytes",
+        flush=True,
+    )
     app = create_app(build_serving(core, model_name=name, config=server))
     uvicorn.run(
         app,
@@ -48,3 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
         h11_max_incomplete_event_size=64 << 10,
     )
     return 0
+
+
+def _check_free(server: ServerConfig) -> None:
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((server.host, server.port))
+        except OSError as error:
+            raise ConfigError(
+                f"--host={server.host} --port={server.port}: cannot listen there: {error}"
+            ) from error

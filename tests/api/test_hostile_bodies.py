@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -43,3 +44,19 @@ async def test_a_hostile_body_gets_a_small_reply(
     assert reply.status_code == 400
     assert len(reply.content) < 2048
     await api.assert_alive()
+
+
+async def test_thousands_of_empty_messages_are_refused_by_their_tokens(api: Api) -> None:
+    """The template's own text counts; looking for each message in all of it was quadratic."""
+    messages = [{"role": "user", "content": ""}] * 20_000 + [{"role": "user", "content": "x"}]
+    started_s = time.monotonic()
+    reply = await api.post(CHAT, messages=messages)
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert time.monotonic() - started_s < 10
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "٣", "0500", "-1", "1.0", ""])
+async def test_a_bias_for_no_token_id_is_a_400(api: Api, key: str) -> None:
+    reply = await api.post(CHAT, logit_bias={key: 1})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("logit_bias")

@@ -233,3 +233,23 @@ def test_a_closed_event_loop_does_not_kill_the_worker() -> None:
     wait_for(lambda: engine.num_running == 0)
     assert_one_terminal(asyncio.run(submit_and_read()), "stop")
     engine.stop()
+
+
+async def test_draining_lets_running_requests_finish_and_refuses_new_ones(make: Make) -> None:
+    gate = threading.Event()
+    engine, core = make(FILTERED, gate, "a")
+    stream = engine.submit(request())
+    await wait_for_async(core.started.is_set)
+    engine.drain(30.0)
+    with pytest.raises(EngineDead, match="shutting down"):
+        engine.submit(request("late"))
+    gate.set()
+    assert_one_terminal(await read(stream), "stop")
+
+
+async def test_draining_ends_what_takes_too_long(make: Make) -> None:
+    engine, core = make(FILTERED, threading.Event())
+    stream = engine.submit(request())
+    await wait_for_async(core.started.is_set)
+    engine.drain(0.05)
+    assert_one_terminal(await read(stream), "abort")

@@ -143,3 +143,15 @@ def test_stopped_text_is_the_whole_text_cut(tokenizer: Any) -> None:
             sent, is_stopped = stream(tokenizer, ids, [stop])
             assert "".join(sent) == text.split(stop)[0], f"seed {seed}"
             assert is_stopped == (stop in text)
+
+
+def test_a_stop_string_before_min_tokens_is_text(tokenizer: Any) -> None:
+    ids = tokenizer.encode("aXbXc", add_special_tokens=False)
+    stream = TextStream(tokenizer, ["X"])
+    text = ""
+    for index, token in enumerate(ids):
+        text += stream.push(token, may_stop=index >= 3)
+        if stream.is_stopped:
+            break
+    assert text + stream.flush() == "aXb"
+    assert stream.is_stopped

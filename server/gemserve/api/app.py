@@ -124,6 +124,8 @@ def create_app(serving: Serving) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
+        if engine.is_draining:
+            return JSONResponse({"status": "shutting down"}, status_code=503)
         return await health()
 
     @app.get("/version")

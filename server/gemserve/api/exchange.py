@@ -82,8 +82,9 @@ async def _whole(events: AsyncIterator[Event], answer_format: Format, common: Js
         else:
             finished = event
     assert finished is not None
-    if finished.reason == "error" or report is None:
-        return JSONResponse(_failure(finished), status_code=500)
+    if finished.reason in ("error", "abort") or report is None:
+        status = 503 if finished.reason == "abort" else 500
+        return JSONResponse(_failure(finished), status_code=status)
     content = {
         **common,
         **answer_format.whole("".join(text), finished.reason),
@@ -117,7 +118,7 @@ async def _chunks(
         elif isinstance(event, TextDelta):
             if event.text:
                 yield _data({**common, **answer_format.delta(event.text), **usage_slot})
-        elif event.reason == "error" or report is None:
+        elif event.reason in ("error", "abort") or report is None:
             yield _data(_failure(event))
         else:
             yield _data({**common, **answer_format.closing(event.reason), **usage_slot})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gemserve.types import FilterParams, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 # Passed on as they are; what is not given keeps the default of SamplingParams.
 _SAMPLING_FIELDS = (
     "temperature",
@@ -60,7 +62,7 @@ class PromptBuilder:
         if not any(m["content"].strip() for m in messages):
             raise RequestError("messages: must not all be empty", param="messages")
         self._check_chars(sum(len(m["content"]) for m in messages), "messages")
-        built = chat_prompt(self.tokenizer, messages)
+        built = chat_prompt(self.tokenizer, messages, self.config.max_prompt_tokens)
         return self._request(body, request_id, built, "messages", DEFAULT_CHAT_TOKENS)
 
     def _request(
@@ -111,7 +113,7 @@ class PromptBuilder:
         given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
         bias: list[tuple[int, float]] = []
         for key, value in (body.logit_bias or {}).items():
-            if not key.isdecimal():
+            if not _TOKEN_ID.fullmatch(key):
                 raise RequestError(
                     f"logit_bias.{key[:40]}: not a token id", param=f"logit_bias.{key[:40]}"
                 )

@@ -6,6 +6,7 @@ import argparse
 import signal
 import socket
 import sys
+from types import FrameType
 from typing import Any
 
 from gemserve.cli.options import (
@@ -18,6 +19,8 @@ from gemserve.cli.options import (
 )
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
+
+DRAIN_S = 25  # after SIGTERM, what runs may take this long to finish
 
 
 def add_command(commands: Any) -> None:
@@ -50,16 +53,25 @@ def run(arguments: argparse.Namespace) -> int:
         f"{shown.filter_min_tokens} tokens; KV memory {shown.kv_memory_bytes:,} bytes",
         flush=True,
     )
-    app = create_app(build_serving(core, model_name=name, config=server))
-    uvicorn.run(
-        app,
-        host=server.host,
-        port=server.port,
-        log_level="info",
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=30,
-        h11_max_incomplete_event_size=64 << 10,
-    )
+    serving = build_serving(core, model_name=name, config=server)
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            serving.engine.drain(DRAIN_S)
+            super().handle_exit(sig, frame)
+
+    Server(
+        uvicorn.Config(
+            create_app(serving),
+            host=server.host,
+            port=server.port,
+            log_level="info",
+            timeout_keep_alive=30,
+            # longer than the engine drains: every reply is over before connections are cut
+            timeout_graceful_shutdown=DRAIN_S + 10,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+    ).run()
     return 0
 
 

@@ -207,7 +207,7 @@ class Core:
         if is_eos or token in sampling.stop_token_ids:
             reason = "stop"
         else:
-            text = job.text.push(token)
+            text = job.text.push(token, may_stop=count >= sampling.min_tokens)
             if job.text.is_stopped:
                 reason = "stop"
             elif count == sampling.max_tokens:

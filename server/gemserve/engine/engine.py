@@ -78,6 +78,7 @@ class Engine:
         self._inbox: list[Stream] = []
         self._jobs: dict[Any, Stream] = {}
         self._changed = threading.Condition()
+        self._is_draining = False
         self._is_stopping = False
         self._death: str | None = None
         self._worker = threading.Thread(target=self._work, name="gemserve-engine", daemon=True)
@@ -116,11 +117,26 @@ class Engine:
         stream = Stream(request, asyncio.get_running_loop())
         with self._changed:
             self.check_room()
-            if self._is_stopping:
+            if self._is_stopping or self._is_draining:
                 raise EngineDead("shutting down")
             self._inbox.append(stream)
             self._changed.notify()
         return stream
+
+    @property
+    def is_draining(self) -> bool:
+        """New requests are refused; those that run may finish."""
+        return self._is_draining
+
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and stop after `timeout_s`: what still runs then is aborted."""
+        with self._changed:
+            if self._is_draining:
+                return
+            self._is_draining = True
+        timer = threading.Timer(timeout_s, self.stop)
+        timer.daemon = True
+        timer.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Cancel everything and end the worker. Idempotent."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.errors import RequestError
+from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.spans import plain_spans, question_spans
 from gemserve.types import Priority, Span
 
 Message = dict[str, str]
+_MARK = re.compile("\ue000(\\d+)\ue001")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,13 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     return Prompt(ids, ids_prompt(tokenizer, ids).protected, text, encoding)
 
 
-def chat_prompt(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
+def chat_prompt(
+    tokenizer: Any, messages: Sequence[Message], max_tokens: int | None = None
+) -> Prompt:
     """Messages through the model's chat template, ready for the answer.
 
-    Raises `RequestError` if there is no template or it refuses the messages.
+    Raises `RequestError` if there is no template, if it refuses the messages, or if they come to
+    more than `max_tokens` tokens, its own text included.
     """
     if tokenizer.chat_template is None:
         raise RequestError(
@@ -57,12 +63,17 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
         )
     text = _render(tokenizer, messages)
     encoding = _encode(tokenizer, text, add_special_tokens=False)
+    if max_tokens is not None and len(encoding) > max_tokens:
+        raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param="messages")
     places = find_messages(tokenizer, text, messages)
-    return Prompt(encoding.ids, chat_spans(places, messages, encoding), text, encoding)
+    return Prompt(encoding.ids, chat_spans(places, messages, text, encoding), text, encoding)
 
 
 def chat_spans(
-    places: Sequence[tuple[int, int, int]], messages: Sequence[Message], encoding: Any
+    places: Sequence[tuple[int, int, int]],
+    messages: Sequence[Message],
+    text: str,
+    encoding: Any,
 ) -> tuple[Span, ...]:
     """Protected token spans of a rendered chat: everything but the long middle of what was said.
 
@@ -74,10 +85,15 @@ def chat_spans(
         return plain_spans(num_tokens, has_bos=True)
     last_user = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
     spans: list[Span] = [Span(0, 1, Priority.BOS)]
+    starts = [low for low, _ in encoding.offsets]
+    ends = [high for _, high in encoding.offsets]
     cursor = 0
     for index, low, high in places:
-        start, stop = _tokens_of(encoding, low, high)
-        spans.append(Span(cursor, start, Priority.REST))  # scaffolding before the message
+        spans.append(Span(cursor, bisect_right(ends, low), Priority.REST))  # scaffolding
+        cursor = bisect_left(starts, high)
+        said = text[low:high]  # of which only what is not blank is protected
+        start = bisect_right(ends, low + len(said) - len(said.lstrip()))
+        stop = max(start, bisect_left(starts, low + len(said.rstrip())))
         role = messages[index]["role"]
         if role in ("system", "developer"):
             spans.append(Span(start, stop, Priority.SYSTEM))
@@ -85,7 +101,6 @@ def chat_spans(
             spans.append(Span(start, stop, Priority.TOOLS))
         elif index == last_user:
             spans += question_spans(start, stop)
-        cursor = stop
     spans.append(Span(cursor, num_tokens, Priority.QUESTION))  # the answer's header
     return tuple(s for s in spans if s.stop > s.start)
 
@@ -105,14 +120,13 @@ def find_messages(
         frame = _render(tokenizer, marked)
     except RequestError:
         return []
-    shown = [i for i, mark in enumerate(marks) if frame.count(mark) == 1]
-    pieces: list[str] = []
-    for i in shown:
-        before, mark, frame = frame.partition(marks[i])
-        if not mark:
-            return []
-        pieces.append(before)
-    pieces.append(frame)
+    found = list(_MARK.finditer(frame))
+    shown = [int(mark[1]) for mark in found]
+    if shown != sorted(set(shown)):  # a template that repeats or reorders messages
+        return []
+    ends = [0, *(mark.end() for mark in found)]
+    starts = [*(mark.start() for mark in found), len(frame)]
+    pieces = [frame[low:high] for low, high in zip(ends, starts, strict=True)]
 
     places: list[tuple[int, int, int]] = []
     if not shown or not text.startswith(pieces[0]):
@@ -133,21 +147,6 @@ def _message_end(text: str, at: int, content: str, after: str, *, is_last: bool)
             return at + len(said)
     # the template rewrote it: what follows tells where it ends
     return len(text) - len(after) if is_last else text.find(after, at)
-
-
-def _tokens_of(encoding: Any, low: int, high: int) -> tuple[int, int]:
-    """Tokens that hold the non-blank characters of low..high−1, half open."""
-    start = next(
-        (t for c in range(low, high) if (t := encoding.char_to_token(c)) is not None), None
-    )
-    if start is None:
-        after = encoding.char_to_token(high)
-        start = len(encoding) if after is None else after
-        return start, start
-    stop = next(
-        t for c in range(high - 1, low - 1, -1) if (t := encoding.char_to_token(c)) is not None
-    )
-    return start, stop + 1
 
 
 def _encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:

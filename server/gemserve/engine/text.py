@@ -24,11 +24,17 @@ class TextStream:
         self._held = ""
         self.is_stopped = False
 
-    def push(self, token_id: int) -> str:
-        """Add a token; returns new final text, possibly empty. Sets `is_stopped`."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Add a token; returns new final text, possibly empty. Sets `is_stopped`.
+
+        Where it may not stop, stop strings are text like any other.
+        """
         self._ids.append(token_id)
         new = self._stream.step(self._backend, token_id) or ""
         self._num_decoded += len(new)
+        if not may_stop:
+            text, self._held = self._held + new, ""
+            return text
         return self._release(new)
 
     def flush(self) -> str:

@@ -83,16 +83,16 @@ class AtenCpu:
         assert key.shape[1] > 0
         assert not is_causal or query.shape[1] == key.shape[1]
         heads, queries, head_dim = query.shape
-        kv_heads, keys, _ = key.shape
+        kv_heads = key.shape[0]
         group = heads // kv_heads
-        # query heads of a group share their key head through a stride of 0: nothing is copied
+        if is_causal:  # heads of a group share their key head through a stride of 0: no copy
+            q = query.reshape(kv_heads, group, queries, head_dim)
+            k, v = (t.unsqueeze(1).expand(-1, group, -1, -1) for t in (key, value))
+        else:  # a group's heads are rows of one product, so that each key is read once
+            q = query.reshape(1, kv_heads, group * queries, head_dim)
+            k, v = key.unsqueeze(0), value.unsqueeze(0)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query.reshape(kv_heads, group, queries, head_dim),
-            key.unsqueeze(1).expand(kv_heads, group, keys, head_dim),
-            value.unsqueeze(1).expand(kv_heads, group, keys, head_dim),
-            0.0,
-            is_causal,
-            scale=scale,
+            q, k, v, 0.0, is_causal, scale=scale
         )
         return Partial(out.reshape(heads, queries, head_dim), lse.reshape(heads, queries))
 

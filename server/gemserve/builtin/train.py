@@ -258,9 +258,8 @@ def load_corpus(work: Path) -> tuple[Tokenizer, Corpus]:
     return tokenizer, Corpus(tokenizer, tuple(json.loads(sentences_file.read_text())))
 
 
-def train(
-    work: Path, seed: int, save_every_s: float, max_stage: str | None = None
-) -> LlamaForCausalLM:
+def train(work: Path, seed: int, save_every_s: float) -> LlamaForCausalLM:
+    """Run the curriculum from where `work` left off, to its end."""
     work.mkdir(parents=True, exist_ok=True)
     tokenizer, corpus = load_corpus(work)
     assert tokenizer.token_to_id(PAD) == 0
@@ -332,18 +331,19 @@ def train(
                 break
         state.update(stage=state["stage"] + 1, step=0, average=0.0)
         save()
-        if stage.name == max_stage:
-            break
     return model
 
 
 def export(model: LlamaForCausalLM, work: Path, out: Path) -> None:
-    """Write config, safetensors weights, tokenizer and chat template to `out`."""
+    """Write config, safetensors weights, tokenizer, chat template and filter layer to `out`."""
     model.config._attn_implementation = "sdpa"
     model.generation_config.eos_token_id = model.config.eos_token_id
     model.save_pretrained(out)
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     as_transformers(tokenizer, MAX_POSITION).save_pretrained(out)
+    (out / "calibration.json").write_text(json.dumps({"filter_layer": FILTER_LAYER}) + "\n")
+    for path in out.iterdir():
+        path.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def main() -> None:

@@ -1,0 +1,80 @@
+"""The trainer of the built-in model: its data say what they mean, and a stopped run resumes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from gemserve.builtin import train as training
+from gemserve.builtin.corpus import Corpus, Recipe
+from gemserve.model.loader import BUILTIN_PATH
+
+SENTENCES = tuple(f"Sentence {i} says that the river runs past {i} houses." for i in range(200))
+RECIPE = Recipe(
+    num_tokens=400, needles=(2, 6), questions=3, two_words=0.3, letters=0.2, max_position=32768
+)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return Corpus(Tokenizer.from_file(str(BUILTIN_PATH / "tokenizer.json")), SENTENCES)
+
+
+def test_targets_are_the_next_tokens_and_stand_in_the_document(corpus: Corpus) -> None:
+    """An offset by one here trains a model that copies the wrong token."""
+    batch = corpus.batch(RECIPE, 20, (0,))
+    assert np.array_equal(batch.tokens[batch.rows, batch.columns + 1], batch.targets)
+    has_source = batch.sources >= 0
+    sources = batch.tokens[batch.rows[has_source], batch.sources[has_source]]
+    assert np.array_equal(sources, batch.targets[has_source])
+
+
+def test_positions_only_grow_and_stay_in_range(corpus: Corpus) -> None:
+    batch = corpus.batch(RECIPE, 50, (1,))
+    assert (np.diff(batch.positions, axis=1) >= 1).all()
+    assert batch.positions.max() < RECIPE.max_position
+    assert (batch.positions[:, -1] > RECIPE.num_tokens).any()
+
+
+def test_a_step_s_data_follow_from_its_seed(corpus: Corpus) -> None:
+    first, again, other = (corpus.batch(RECIPE, 4, (seed, 7)) for seed in (3, 3, 4))
+    assert np.array_equal(first.tokens, again.tokens)
+    assert not np.array_equal(first.tokens, other.tokens)
+
+
+def test_a_stopped_run_resumes_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps at once, or two and then one, end in the same weights."""
+
+    def prepared(name: str) -> Path:
+        work = tmp_path / name
+        work.mkdir()
+        (work / "tokenizer.json").write_text((BUILTIN_PATH / "tokenizer.json").read_text())
+        (work / "sentences.json").write_text(json.dumps(SENTENCES))
+        return work
+
+    long = replace(RECIPE, num_tokens=512)
+    stage = replace(
+        training.STAGES[0], recipe=RECIPE, batch=2, steps=3, goal=2.0, filter_recipe=long
+    )
+    monkeypatch.setattr(training, "STAGES", (stage,))
+    whole = training.train(prepared("whole"), seed=0, save_every_s=1e9)
+    parts = prepared("parts")
+    monkeypatch.setattr(training, "STAGES", (replace(stage, steps=2),))
+    training.train(parts, seed=0, save_every_s=1e9)
+    state = torch.load(parts / "state.pt", weights_only=True)
+    state["state"].update(stage=0, step=2)
+    torch.save(state, parts / "state.pt")
+    monkeypatch.setattr(training, "STAGES", (stage,))
+    resumed = training.train(parts, seed=0, save_every_s=1e9)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, atol=1e-6, rtol=1e-5)
+    training.export(resumed, parts, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "calibration.json").read_text()) == {"filter_layer": 2}

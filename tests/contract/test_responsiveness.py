@@ -13,13 +13,24 @@ import pytest
 
 from tests.fakes import COMPLETIONS, FakeCore, live_server, serving_over
 
-# The promise is 100 ms. Ten times that here: the machines that run tests are shared and noisy,
-# while what this guards against (tokenizing under the interpreter lock) takes seconds.
-SLOWEST_S = 1.0
+# The promise is 100 ms. Three times that here, in the best of three tries: the machines that run
+# tests are shared and noisy, while what this guards against (tokenizing under the interpreter lock)
+# takes seconds every time.
+SLOWEST_S = 0.3
+TRIES = 3
 MILLION = 1_000_000
 
 
 def slowest_health(url: str, body: bytes) -> tuple[int, float]:
+    """The reply's status and the longest time without a `/health`, in the calmest of the tries."""
+    for _ in range(TRIES):
+        status, worst_s = slowest_health_once(url, body)
+        if worst_s < SLOWEST_S:
+            break
+    return status, worst_s
+
+
+def slowest_health_once(url: str, body: bytes) -> tuple[int, float]:
     """Post `body`; the reply's status and the longest time without a `/health` meanwhile."""
     statuses: list[int] = []
 

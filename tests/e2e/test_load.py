@@ -142,9 +142,9 @@ def test_files_and_comparison(stub, tmp_path):
                         "--out", folders["both"])  # fmt: skip
     assert [row["concurrency"] for row in rows] == [2, 4]
     for row in rows:
-        assert row["ttft_ms"]["p50"] == pytest.approx(2, rel=0.25)
-        assert row["tpot_ms"]["p50"] == pytest.approx(1, rel=0.25)
-        assert row["requests_per_s"] == pytest.approx(100 / 160, rel=0.25)
+        assert row["ttft_ms"]["p50"] == pytest.approx(2, rel=0.1)
+        assert row["tpot_ms"]["p50"] == pytest.approx(1, rel=0.1)
+        assert row["requests_per_s"] == pytest.approx(100 / 160, rel=0.1)
     assert "slow / fast" in printed
     pictures = {"latency_cdf.png", "throughput_latency.png"}
     assert {path.name for path in folders["both"].iterdir()} == {*pictures, "report.html"}

@@ -1,24 +1,23 @@
 """Decode throughput without prefill: gemserve, `generate`, transformers' continuous batching.
 
-The others' time for `--new-tokens` more tokens of every sequence is the difference of two runs that
-differ in nothing else; contestants alternate, medians are reported.
+Every engine's steps are timed one by one while all sequences decode; contestants alternate and the
+median step is reported.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from typing import Any
 
 import harness
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from gemserve.engine.core import Core
 from gemserve.types import FilterParams, Request, SamplingParams
-
-SHORT = 2
 
 
 def main() -> None:
@@ -41,34 +40,29 @@ def main() -> None:
             "gemserve": lambda n, p=prompts: _gemserve(core, p, n),
             "generate": lambda n, p=prompts: _generate(theirs, p, n, arguments.device),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in engines}
-        for repeat in range(arguments.repeats + 1):
+        steps: dict[str, list[float]] = {name: [] for name in engines}
+        for repeat in range(arguments.repeats):
             for name, run in engines.items():
-                harness.note(f"{count} sequences, {name}, round {repeat}")
-                taken = run(arguments.new_tokens)
-                if repeat:
-                    seconds[name].append(taken)
+                harness.note(f"{count} sequences, {name}, round {repeat + 1}")
+                steps[name] += run(arguments.new_tokens)
         if not arguments.skip_continuous_batching:
             harness.note(f"{count} sequences, continuous batching")
-            seconds["continuous_batching"] = [
-                _continuous_batching(theirs, prompts, arguments.new_tokens)
-            ]
-        for name, taken in seconds.items():
+            taken = _continuous_batching(theirs, prompts, arguments.new_tokens)
+            steps["continuous_batching"] = [taken]
+        for name, seconds in steps.items():
             rows.append(
                 {
                     "engine": name,
                     "sequences": count,
                     "prompt_tokens": length,
-                    "tokens_per_s": count
-                    * (arguments.new_tokens - SHORT)
-                    / statistics.median(taken),
+                    "tokens_per_s": count / statistics.median(seconds),
                 }
             )
     harness.finish("decode", arguments.device, rows, arguments.json)
 
 
-def _gemserve(core: Core, prompts: list[list[int]], new_tokens: int) -> float:
-    """Seconds for `new_tokens` − SHORT steps in which all sequences decode together."""
+def _gemserve(core: Core, prompts: list[list[int]], new_tokens: int) -> list[float]:
+    """Seconds of each of `new_tokens` steps in which all sequences decode together."""
     jobs = [
         core.add(
             Request(
@@ -83,44 +77,61 @@ def _gemserve(core: Core, prompts: list[list[int]], new_tokens: int) -> float:
     ]
     while any(not job.sequence.generated for job in jobs):
         core.step()
-    for _ in range(SHORT):
+    steps: list[float] = []
+    for _ in range(new_tokens):
+        started_s = time.perf_counter()
         core.step()
-    started_s = time.perf_counter()
-    for _ in range(new_tokens - SHORT):
-        core.step()
-    taken = time.perf_counter() - started_s
+        steps.append(time.perf_counter() - started_s)
     for job in jobs:
         core.cancel(job)
-    return taken
+    return steps
 
 
-def _generate(model: Any, prompts: list[list[int]], new_tokens: int, device: str) -> float:
-    """The same, of `generate`: the difference between a long and a short run."""
+class _Clock(StoppingCriteria):
+    """Never stops anything: notes when `generate` has each token."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.times_s: list[float] = []
+
+    def __call__(self, input_ids: Any, scores: Any, **unused: Any) -> Any:
+        harness.synchronize(self._device)
+        self.times_s.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def _generate(model: Any, prompts: list[list[int]], new_tokens: int, device: str) -> list[float]:
+    """Seconds between the tokens of `generate`; the first, which has the prefill, left out."""
     tokens = torch.tensor(prompts, device=device)
-    mask = torch.ones_like(tokens)
-
-    def seconds(count: int) -> float:
-        config = GenerationConfig(
-            max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
-        )
-        started_s = time.perf_counter()
-        model.generate(tokens, attention_mask=mask, generation_config=config)
-        harness.synchronize(device)
-        return time.perf_counter() - started_s
-
-    short = seconds(SHORT)
-    return max(1e-9, seconds(new_tokens) - short)
+    count = new_tokens + 1
+    config = GenerationConfig(
+        max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    clock = _Clock(device)
+    model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        generation_config=config,
+        stopping_criteria=StoppingCriteriaList([clock]),
+    )
+    return [later - earlier for earlier, later in itertools.pairwise(clock.times_s)]
 
 
 def _continuous_batching(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
-    def seconds(count: int) -> float:
-        config = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=-1)
-        started_s = time.perf_counter()
-        model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
-        return time.perf_counter() - started_s
+    """Seconds a step in which all sequences decode, of transformers' continuous batching.
 
-    short = seconds(SHORT)
-    return max(1e-9, seconds(new_tokens) - short)
+    Sequences read first decode while others are still read: only what lies between the last
+    sequence's first token and the first sequence's last token counts.
+    """
+    count = new_tokens + len(prompts) + 1
+    config = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=-1)
+    results = model.generate_batch(
+        inputs=prompts, generation_config=config, record_timestamps=True, progress_bar=False
+    )
+    times_s = [result.timestamps for result in results.values()]
+    start_s, stop_s = max(t[0] for t in times_s), min(t[-1] for t in times_s)
+    drawn = sum(start_s < at <= stop_s for t in times_s for at in t)
+    return (stop_s - start_s) * len(prompts) / drawn
 
 
 if __name__ == "__main__":

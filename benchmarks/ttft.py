@@ -24,7 +24,7 @@ SDPA = "transformers_sdpa"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", default="4096,16384", help="default: %(default)s")
+    parser.add_argument("--lengths", default="4096,16384,32768", help="default: %(default)s")
     parser.add_argument("--methods", default=",".join(FILTER_METHODS), help="default: %(default)s")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--kv-memory", type=read_bytes, default="8GiB", help="default: %(default)s")
@@ -37,20 +37,21 @@ def main() -> None:
     model = harness.random_llama(arguments.device)
     theirs = harness.twin(model)
     core = harness.build_core(model, kv_memory_bytes=arguments.kv_memory)
+    warm_up = harness.random_ids(2048, core.model.vocab_size, seed=0)
+    _sdpa(theirs, warm_up, arguments.device)
+    for method in methods:
+        _ours(core, warm_up, method, 256)
     rows: list[dict[str, Any]] = []
     for length in map(int, arguments.lengths.split(",")):
         ids = harness.random_ids(length, core.model.vocab_size, seed=length)
         seconds: dict[str, list[float]] = {name: [] for name in (SDPA, *methods)}
         peaks: dict[str, int] = {}
-        for repeat in range(arguments.repeats + 1):  # the first round warms up
-            harness.note(f"{length} tokens, round {repeat} of {arguments.repeats}")
-            took = _sdpa(theirs, ids, arguments.device)
-            if repeat:
-                seconds[SDPA].append(took)
+        for repeat in range(arguments.repeats):
+            harness.note(f"{length} tokens, round {repeat + 1} of {arguments.repeats}")
+            seconds[SDPA].append(_sdpa(theirs, ids, arguments.device))
             for method in methods:
                 took, peaks[method] = _ours(core, ids, method, arguments.keep)
-                if repeat:
-                    seconds[method].append(took)
+                seconds[method].append(took)
         none_s = statistics.median(seconds["none"])
         for name, taken in seconds.items():
             ttft_s = statistics.median(taken)

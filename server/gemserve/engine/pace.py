@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Prompt work beside decoding may take this many times as long as the decoding itself.
-CHUNK_PER_DECODE = 2.25
+CHUNK_PER_DECODE = 2.1
 _SMOOTHING = 0.2
 
 

@@ -16,10 +16,10 @@ import harness
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import build_core
 from gemserve.engine.prompt import chat_prompt
-from gemserve.evaluation.needle import Example, draw_filler
+from gemserve.evaluation.example import Example, draw_filler
 from gemserve.evaluation.prose import stdlib_sentences
 from gemserve.evaluation.recall import Needle, draw_needles
-from gemserve.evaluation.score import evaluate
+from gemserve.evaluation.score import average, run_example
 
 KEEP = 256
 Draw = Callable[[Random], list[Needle]]
@@ -96,9 +96,11 @@ def example(tokenizer: Any, draw: Draw, index: int) -> Example:
     tokens = {t for c in inside if (t := prompt.encoding.char_to_token(c)) is not None}
     return Example(
         subtask="skill",
-        num_tokens=len(prompt.ids),
+        num_tokens=1024,
+        index=index,
         prompt=prompt,
-        answer=asked.value,
+        question=asked.question,
+        answers=(asked.value,),
         gold=((min(tokens), max(tokens) + 1),),
     )
 
@@ -113,7 +115,12 @@ def main() -> None:
     for skill, draw in SKILLS.items():
         harness.note(skill)
         examples = [example(core.tokenizer, draw, i) for i in range(arguments.samples)]
-        none, sieve = evaluate(core, examples, ("none", "sieve"), KEEP, lambda: None)
+        outcomes = [
+            outcome
+            for one in examples
+            for outcome in run_example(core, one, arguments.samples, ("none", "sieve"), KEEP)
+        ]
+        none, sieve = average(outcomes)
         rows.append(
             {"skill": skill, "none": none.score, "sieve": sieve.score, "recall": sieve.recall}
         )

@@ -180,7 +180,7 @@ def serving_over(
         context_tokens=context_tokens,
         vocab_size=len(tokenizer.get_vocab()),
         longest_token_chars=max(map(len, tokenizer.get_vocab())),
-        window_of=lambda layer: None,
+        windows=(None,) * 64,
     )
     engine = Engine(core, max_queue=max_queue)
     return Serving(engine=engine, prompts=prompts, model_name=MODEL, config=ServerConfig(**server))

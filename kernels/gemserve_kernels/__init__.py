@@ -2,11 +2,17 @@
 
 from gemserve_kernels.attention import AttentionBackend, Partial, merge
 from gemserve_kernels.backends import select_backend
-from gemserve_kernels.scores import pooled, raw_scores, window_probabilities
+from gemserve_kernels.scores import (
+    grouped_probabilities,
+    pooled,
+    raw_scores,
+    window_probabilities,
+)
 
 __all__ = [
     "AttentionBackend",
     "Partial",
+    "grouped_probabilities",
     "merge",
     "pooled",
     "raw_scores",

@@ -54,6 +54,28 @@ def window_probabilities(
     return largest.sum(dim=0)
 
 
+def grouped_probabilities(
+    query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
+) -> torch.Tensor:
+    """Attention probabilities summed over the window's rows and each group's heads.
+
+    `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, keys, head_dim],
+    both post-RoPE; rows are causal. Returns [kv_heads, keys], float32.
+    """
+    heads, window, _ = query.shape
+    kv_heads, keys, _ = key.shape
+    rows = torch.arange(keys - window, keys, device=key.device)
+    future = torch.arange(keys, device=key.device)[None, :] > rows[:, None]  # [window, keys]
+    total = torch.zeros(kv_heads, keys, device=key.device)
+    for head in range(heads):
+        group = head * kv_heads // heads
+        scores = query[head].float() @ key[group].float().T * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        total[group] += scores.masked_fill_(future, -torch.inf).softmax(-1).sum(dim=0)
+    return total
+
+
 def pooled(scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
     """Smooth [keys] scores over `width` neighbours; `kind` is "mean" (zero padded) or "max"."""
     padding = width // 2

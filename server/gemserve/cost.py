@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from gemserve.types import FilterMethod
 
-SIEVE_ROWS = 16  # rows of sieve's observation window
+# rows of the observation window
+SIEVE_ROWS = 16
+SNAPKV_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,18 @@ class ModelShape:
         """Choosing: the last row against summed heads (gemfilter), or a window of rows."""
         if method == "gemfilter":
             return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
-        return 2.0 * self.num_heads * self.head_dim * num_tokens * SIEVE_ROWS
+        row = 2.0 * self.num_heads * self.head_dim * num_tokens
+        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * SIEVE_ROWS
 
     def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
         """Everything up to the first token's logits, the second pass included."""
+        whole = self.prefill_chunk(0, num_tokens) + self.head()
         if method == "none" or num_tokens <= keep:
-            return self.prefill_chunk(0, num_tokens) + self.head()
+            return whole
+        if method == "snapkv":
+            return whole + self.scores(method, num_tokens)
+        if method in ("position", "random"):
+            return self.prefill_chunk(0, keep) + self.head()
         return (
             self.filter_chunk(0, num_tokens, layer)
             + self.scores(method, num_tokens)
@@ -79,6 +87,12 @@ class ModelShape:
     def filter_bytes(self, num_tokens: int, layer: int) -> int:
         """Held while filtering: K and V below the filter layer, and that layer's keys."""
         return num_tokens * (2 * layer + 1) * self.unit_bytes
+
+    def reading_bytes(self, method: FilterMethod, num_tokens: int, layer: int) -> int:
+        """Held while a filtered prompt is read, where that is not what generation holds."""
+        if method == "snapkv":
+            return self.kept_bytes(num_tokens)
+        return 0 if method in ("position", "random") else self.filter_bytes(num_tokens, layer)
 
     def kept_bytes(self, num_tokens: int) -> int:
         """Held while decoding: K and V of `num_tokens` tokens in all layers."""
@@ -119,7 +133,7 @@ def plan_methods(
         is_filtered = method != "none" and num_tokens > keep
         flops = shape.prompt_flops(method, num_tokens, keep, layer)
         decode = shape.kept_bytes((keep if is_filtered else num_tokens) + max_tokens)
-        filtering = shape.filter_bytes(num_tokens, layer) if is_filtered else 0
+        filtering = shape.reading_bytes(method, num_tokens, layer) if is_filtered else 0
         rows.append(
             MethodPlan(
                 method=method,

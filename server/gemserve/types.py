@@ -11,8 +11,15 @@ from typing import Literal
 from gemserve.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-FilterMethod = Literal["none", "gemfilter", "sieve"]
-FILTER_METHODS: tuple[FilterMethod, ...] = ("none", "gemfilter", "sieve")
+FilterMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
+FILTER_METHODS: tuple[FilterMethod, ...] = (
+    "none",
+    "gemfilter",
+    "sieve",
+    "snapkv",
+    "position",
+    "random",
+)
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 

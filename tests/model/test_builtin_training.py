@@ -17,7 +17,13 @@ from gemserve.model.loader import BUILTIN_PATH
 
 SENTENCES = tuple(f"Sentence {i} says that the river runs past {i} houses." for i in range(200))
 RECIPE = Recipe(
-    num_tokens=400, needles=(2, 6), questions=3, two_words=0.3, letters=0.2, max_position=32768
+    num_tokens=600,
+    problems=(2, 4),
+    questions=3,
+    weights=(1, 1, 1, 1, 1),
+    two_words=0.3,
+    letters=0.2,
+    max_position=32768,
 )
 
 
@@ -30,9 +36,14 @@ def test_targets_are_the_next_tokens_and_stand_in_the_document(corpus: Corpus) -
     """An offset by one here trains a model that copies the wrong token."""
     batch = corpus.batch(RECIPE, 20, (0,))
     assert np.array_equal(batch.tokens[batch.rows, batch.columns + 1], batch.targets)
-    has_source = batch.sources >= 0
-    sources = batch.tokens[batch.rows[has_source], batch.sources[has_source]]
-    assert np.array_equal(sources, batch.targets[has_source])
+    rows, columns, sources = batch.pointers.T
+    assert (sources < columns).all()
+    pointed = dict(zip(zip(rows.tolist(), columns.tolist(), strict=True), sources, strict=True))
+    for row, column, target in zip(batch.rows, batch.columns, batch.targets, strict=True):
+        source = pointed.get((row, column))
+        # an answer's first token also points at where its other items start
+        mine = sources[(rows == row) & (columns == column)]
+        assert source is None or target in batch.tokens[row, mine]
 
 
 def test_positions_only_grow_and_stay_in_range(corpus: Corpus) -> None:

@@ -11,7 +11,14 @@ from gemserve.cost import ModelShape, plan_methods
 from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
 from gemserve.model.shape import shape_of
-from gemserve.types import Filtered, FilterMethod, FilterParams, Request, SamplingParams
+from gemserve.types import (
+    FILTER_METHODS,
+    Filtered,
+    FilterMethod,
+    FilterParams,
+    Request,
+    SamplingParams,
+)
 from tests import models
 from tests.model.test_selection import NoText
 
@@ -52,7 +59,7 @@ def test_chunks_cost_what_the_whole_costs() -> None:
     assert parts == pytest.approx(whole)
 
 
-@pytest.mark.parametrize("method", ["none", "gemfilter", "sieve"])
+@pytest.mark.parametrize("method", FILTER_METHODS)
 def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
     core = Core(
         CausalModel(models.build("llama")),
@@ -82,10 +89,11 @@ def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
             if isinstance(event, Filtered):
                 after = core._pool.used
         peak = max(peak, core._pool.used)
-    unit = core.model.shape.unit_bytes
+    unit, row_layers = core.model.shape.unit_bytes, core.model.num_layers
     assert after * unit == row.decode_kv_bytes
     assert peak * unit == max(row.filter_kv_bytes, row.decode_kv_bytes)
-    assert row.filter_kv_bytes == (0 if method == "none" else 500 * 5 * unit)
+    reading = {"gemfilter": 500 * 5, "sieve": 500 * 5, "snapkv": 500 * 2 * row_layers}
+    assert row.filter_kv_bytes == reading.get(method, 0) * unit
 
 
 def test_figures_of_the_design() -> None:

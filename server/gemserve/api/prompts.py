@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from gemserve.api.schemas import ChatBody, CompletionBody, FilterBody, Generatio
 from gemserve.config import EngineConfig
 from gemserve.engine.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.errors import PromptTooLong, RequestError, shown
+from gemserve.filtering.table import EVICTORS, SELECTORS
 from gemserve.types import FilterParams, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -40,7 +41,7 @@ class PromptBuilder:
     context_tokens: int
     vocab_size: int
     longest_token_chars: int
-    window_of: Callable[[int], int | None]  # tokens a layer sees back; None: all
+    windows: tuple[int | None, ...]  # tokens each layer sees back; None: all
 
     def completion(self, body: CompletionBody, request_id: str) -> Request:
         prompt = body.prompt
@@ -104,7 +105,8 @@ class PromptBuilder:
 
     def _generated_from(self, params: FilterParams, num_tokens: int) -> int:
         """How many prompt tokens the answer is generated after."""
-        if params.method == "none" or num_tokens <= self.config.filter_min_tokens:
+        is_read_whole = params.method == "none" or params.method in EVICTORS
+        if is_read_whole or num_tokens <= self.config.filter_min_tokens:
             return num_tokens
         return min(num_tokens, params.kept_count(num_tokens))
 
@@ -135,11 +137,19 @@ class PromptBuilder:
         )
 
     def _check_window(self, params: FilterParams, num_tokens: int) -> None:
-        """Refuse a filter layer that cannot see the start of this prompt."""
+        """Refuse to choose in a layer that cannot see the start of this prompt."""
         assert params.layer is not None
-        window = self.window_of(params.layer)
-        is_filtered = params.method != "none" and num_tokens > self.config.filter_min_tokens
-        if is_filtered and window is not None and window < num_tokens:
+        if num_tokens <= self.config.filter_min_tokens:
+            return
+        narrow = [w for w in self.windows if w is not None and w < num_tokens]
+        if params.method in EVICTORS and narrow:
+            raise RequestError(
+                f"filter.method={params.method}: {len(narrow)} of this model's layers see only "
+                f"the last {min(narrow)} tokens of a prompt of {num_tokens}",
+                param="filter.method",
+            )
+        window = self.windows[params.layer]
+        if params.method in SELECTORS and window is not None and window < num_tokens:
             raise RequestError(
                 f"filter.layer={params.layer}: this layer sees only the last {window} tokens of a "
                 f"prompt of {num_tokens}; choose another layer or filter: none",

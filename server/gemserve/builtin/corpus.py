@@ -1,24 +1,32 @@
-"""Training sequences for the built-in model: needles in prose, then questions and answers."""
+"""Training sequences for the built-in model: facts in prose, then questions and answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import numpy as np
 
 from gemserve.builtin.tokenizer import ASSISTANT, BOS, END, USER
-from gemserve.evaluation.recall import Needle, draw_needles
+from gemserve.evaluation.problems import MANY_WORDINGS, SEPARATOR, Problem, ProblemMaker
+
+KINDS = ("single", "multi_value", "multi_query", "tracking", "common_words")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What one training stage's sequences look like."""
+    """What one training stage's sequences look like.
+
+    `problems`: how many a document holds, at most `questions` of them asked; `weights`: how often
+    each of `KINDS` is drawn (a list of common words fills a document of its own).
+    """
 
     num_tokens: int
-    needles: tuple[int, int]
+    problems: tuple[int, int]
     questions: int
+    weights: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
+    items: int = 4  # at most, of an answer with several
     two_words: float = 0.0
     letters: float = 0.0
     wordings: int = 10
@@ -28,11 +36,12 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token ids and targets of one step; every array is int64.
+    """Token ids and targets of one step; every array but `ends` is int64.
 
     `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers] index the positions
-    whose next token is scored, `targets`: [answers] that token, `sources`: [answers] where in the
-    document it stands (−1: nowhere, as for the end token).
+    whose next token is scored, `targets`: [answers] that token, `ends`: [answers] bool, whether it
+    is an answer's last. `pointers`: [pairs, 3], a row, a position in it that should attend, and the
+    earlier one it should attend to.
     """
 
     tokens: np.ndarray
@@ -40,7 +49,16 @@ class Batch:
     rows: np.ndarray
     columns: np.ndarray
     targets: np.ndarray
-    sources: np.ndarray
+    ends: np.ndarray
+    pointers: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    tokens: np.ndarray
+    positions: np.ndarray
+    scored: list[tuple[int, int, bool]]  # column, target, is the answer's end
+    pointers: list[tuple[int, int]]
 
 
 class Corpus:
@@ -57,102 +75,151 @@ class Corpus:
     def batch(self, recipe: Recipe, size: int, seed: tuple[int, ...]) -> Batch:
         rng = Random(repr(seed))
         sequences = [self._sequence(recipe, rng) for _ in range(size)]
-        rows, columns, targets, sources = [], [], [], []
-        for row, (_, _, scored) in enumerate(sequences):
-            for column, target, source in scored:
-                rows.append(row)
-                columns.append(column)
-                targets.append(target)
-                sources.append(source)
+        scored = [(row, *s) for row, sequence in enumerate(sequences) for s in sequence.scored]
+        pairs = [(row, *p) for row, sequence in enumerate(sequences) for p in sequence.pointers]
+        rows, columns, targets, ends = (np.array(c) for c in zip(*scored, strict=True))
         return Batch(
-            np.stack([tokens for tokens, _, _ in sequences]),
-            np.stack([positions for _, positions, _ in sequences]),
-            np.array(rows),
-            np.array(columns),
-            np.array(targets),
-            np.array(sources),
+            tokens=np.stack([sequence.tokens for sequence in sequences]),
+            positions=np.stack([sequence.positions for sequence in sequences]),
+            rows=rows,
+            columns=columns,
+            targets=targets,
+            ends=ends,
+            pointers=np.array(pairs, dtype=np.int64).reshape(-1, 3),
         )
 
-    def _sequence(
-        self, recipe: Recipe, rng: Random
-    ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
+    def _sequence(self, recipe: Recipe, rng: Random) -> _Sequence:
         special = self._tokenizer.token_to_id
-        needles = draw_needles(
-            rng,
-            rng.randint(*recipe.needles),
-            two_words=recipe.two_words,
-            letters=recipe.letters,
-            wordings=recipe.wordings,
-        )
-        asked = rng.sample(needles, min(recipe.questions, len(needles)))
+        problems = self._problems(recipe, rng)
+        asked = rng.sample(problems, min(recipe.questions, len(problems)))
         is_chat = rng.random() < 0.5
 
         tail: list[int] = []  # questions and answers
-        answers: list[tuple[int, list[int], Needle]] = []  # (offset in tail, value ids, needle)
-        for turn, needle in enumerate(asked):
+        turns: list[tuple[int, list[list[int]], Problem]] = []  # offset in tail, items, problem
+        for turn, problem in enumerate(asked):
             if is_chat:
                 opening = "\n\n" if turn == 0 else USER
-                text = f"{opening}{needle.question}{END}{ASSISTANT}"
+                text = f"{opening}{problem.question}{END}{ASSISTANT}"
             else:
-                text = f"\n\n{needle.question}\nAnswer:"
+                text = f"\n\n{problem.question}\nAnswer:"
             tail += self._encode(text)
-            value = self._encode(needle.value)
-            answers.append((len(tail), value, needle))
-            tail += [*value, special(END)]
+            items = [self._item(a.text, i == 0) for i, a in enumerate(problem.answers)]
+            turns.append((len(tail), items, problem))
+            tail += [*(token for item in items for token in item), special(END)]
 
-        statements = [self._statement(needle) for needle in needles]
         head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
-        used = len(head) + len(tail) + sum(len(ids) for ids, _ in statements)
-        body, placed = self._document(statements, max(0, recipe.num_tokens - used), recipe, rng)
-
+        room = recipe.num_tokens - len(head) - len(tail)
+        body, placed, spans = self._document(problems, room, recipe, rng)
         tokens = np.array([*head, *body, *tail][: recipe.num_tokens], dtype=np.int64)
         tokens = np.pad(tokens, (0, recipe.num_tokens - len(tokens)))
-        scored: list[tuple[int, int, int]] = []
-        tail_start = len(head) + len(body)
-        source_of = {id(n): start for n, start in zip(needles, placed, strict=True)}
-        for offset, value, needle in answers:
-            source = len(head) + source_of[id(needle)]
-            column = tail_start + offset - 1
-            for index, token in enumerate(value):
-                scored.append((column + index, token, source + index))
-            scored.append((column + len(value), special(END), -1))
-        scored = [s for s in scored if s[0] + 1 < recipe.num_tokens]
-        spans = [
-            (len(head) + start - index, len(head) + start - index + len(ids))
-            for start, (ids, index) in zip(placed, statements, strict=True)
-        ]
-        return tokens, self._positions(recipe, len(head), len(body), spans, rng), scored
+
+        scored: list[tuple[int, int, bool]] = []
+        pointers: list[tuple[int, int]] = []
+        for offset, items, problem in turns:
+            first = column = len(head) + len(body) + offset - 1
+            for item, answer in zip(items, problem.answers, strict=True):
+                source = placed[id(problem)].get((answer.statement, answer.start))
+                # separators, spaces and commas before an item are nowhere in the document
+                lead = len(item) - len(self._item_core(answer.text))
+                for index, token in enumerate(item):
+                    scored.append((column + index, token, False))
+                    if source is not None and index >= lead:
+                        pointers.append((column + index, len(head) + source + index - lead))
+                if source is not None and item is not items[0]:
+                    pointers.append((first, len(head) + source))
+                column += len(item)
+            scored.append((column, special(END), True))
+        spans = [(len(head) + low, len(head) + high) for low, high in spans]
+        return _Sequence(
+            tokens=tokens,
+            positions=self._positions(recipe, len(head), len(body), spans, rng),
+            scored=[s for s in scored if s[0] + 1 < recipe.num_tokens],
+            pointers=[p for p in pointers if p[0] + 1 < recipe.num_tokens],
+        )
+
+    def _problems(self, recipe: Recipe, rng: Random) -> list[Problem]:
+        wording = replace(
+            MANY_WORDINGS,
+            statements=MANY_WORDINGS.statements[: recipe.wordings],
+            questions=MANY_WORDINGS.questions[: recipe.wordings],
+        )
+        maker = ProblemMaker(
+            rng, two_words=recipe.two_words, letters=recipe.letters, wording=wording
+        )
+        (kind,) = rng.choices(KINDS, recipe.weights)
+        if kind == "common_words":
+            # a word is a token, the question and answer take 40 or so
+            num_words = max(40, recipe.num_tokens - 60) * rng.randint(5, 10) // 10
+            return [
+                maker.common_words(
+                    num_words,
+                    count=rng.randint(1, 3),
+                    common_share=rng.uniform(0.3, 0.7),
+                    decay=rng.uniform(0.5, 0.95),
+                )
+            ]
+        many = rng.randint(2, recipe.items)
+        problems: list[Problem] = []
+        for _ in range(rng.randint(*recipe.problems)):
+            if kind == "single" or kind == "common_words":
+                problems.append(maker.single())
+            elif kind == "multi_value":
+                problems.append(maker.multi_value(many))
+            elif kind == "multi_query":
+                problems.append(maker.multi_query(many))
+            else:
+                problems.append(maker.tracking(many, chains=rng.randint(1, 2)))
+            (kind,) = rng.choices(KINDS, recipe.weights)
+        return problems
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _statement(self, needle: Needle) -> tuple[list[int], int]:
-        """Token ids of the statement and the index of its value's first token."""
-        text = " " + needle.statement
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        start = text.rindex(needle.value)
-        index = next(i for i, (low, _) in enumerate(encoding.offsets) if low >= start)
-        return encoding.ids, index
+    def _item_core(self, text: str) -> list[int]:
+        """An answer's tokens as they stand in the document: a word's has its leading space."""
+        return self._encode(f" {text}" if text[0].islower() else text)
+
+    def _item(self, text: str, is_first: bool) -> list[int]:
+        if is_first:
+            return self._item_core(text)
+        return self._encode(f"{SEPARATOR}{text}")
 
     def _document(
-        self, statements: list[tuple[list[int], int]], num_filler: int, recipe: Recipe, rng: Random
-    ) -> tuple[list[int], list[int]]:
-        """Statements spread over `num_filler` tokens of filler, and where each value starts."""
-        filler, boundaries = self._filler(num_filler, rng.random() < recipe.noise, rng)
-        order = list(range(len(statements)))
-        rng.shuffle(order)
-        spots = sorted(rng.choice(boundaries) for _ in statements)
+        self, problems: list[Problem], room: int, recipe: Recipe, rng: Random
+    ) -> tuple[list[int], dict[int, dict[tuple[int, int], int]], list[tuple[int, int]]]:
+        """All statements spread over filler, `room` tokens in all if that is enough.
+
+        Also where each problem's answers start, by (statement, character), and every statement's
+        first and last token. A problem's statements keep their order.
+        """
+        encodings = [
+            [self._tokenizer.encode(" " + s, add_special_tokens=False) for s in p.statements]
+            for p in problems
+        ]
+        used = sum(len(e.ids) for group in encodings for e in group)
+        filler, boundaries = self._filler(room - used, rng.random() < recipe.noise, rng)
+        turn = [index for index, group in enumerate(encodings) for _ in group]
+        rng.shuffle(turn)
+        spots = sorted(rng.choice(boundaries) for _ in turn)
         body: list[int] = []
-        placed = [0] * len(statements)
-        done = 0
-        for spot, which in zip(spots, order, strict=True):
+        placed: dict[int, dict[tuple[int, int], int]] = {id(p): {} for p in problems}
+        spans: list[tuple[int, int]] = []
+        done, next_statement = 0, [0] * len(problems)
+        for spot, which in zip(spots, turn, strict=True):
             body += filler[done:spot]
             done = spot
-            ids, value_index = statements[which]
-            placed[which] = len(body) + value_index
-            body += ids
-        return body + filler[done:], placed
+            statement = next_statement[which]
+            next_statement[which] += 1
+            encoding = encodings[which][statement]
+            for answer in problems[which].answers:
+                if answer.statement == statement and answer.start >= 0:
+                    at = answer.start + 1  # the statement's leading space
+                    token = next(i for i, (_, high) in enumerate(encoding.offsets) if high > at)
+                    placed[id(problems[which])][(statement, answer.start)] = len(body) + token
+            spans.append((len(body), len(body) + len(encoding.ids)))
+            body += encoding.ids
+        return body + filler[done:], placed, spans
 
     def _filler(self, count: int, is_noise: bool, rng: Random) -> tuple[list[int], list[int]]:
         """`count` filler tokens and the offsets at which a sentence may be put."""

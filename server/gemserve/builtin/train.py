@@ -34,6 +34,7 @@ VOCAB_SIZE = 4096
 MAX_POSITION = 32768
 FILTER_LAYER = 2
 POINTER_HEADS = (0, 1)
+SKILLS = (0.25, 0.25, 0.2, 0.2, 0.1)  # weights of `corpus.KINDS` once there are several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Stage:
 STAGES: tuple[Stage, ...] = (
     Stage(
         name="bare",
-        recipe=Recipe(num_tokens=160, needles=(2, 5), questions=2, wordings=1),
+        recipe=Recipe(num_tokens=160, problems=(2, 5), questions=2, wordings=1),
         batch=32,
         steps=4000,
         lr=2e-3,
@@ -62,7 +63,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         name="wordings",
-        recipe=Recipe(num_tokens=256, needles=(3, 8), questions=3, two_words=0.2, letters=0.1),
+        recipe=Recipe(num_tokens=256, problems=(3, 8), questions=3, two_words=0.2, letters=0.1),
         batch=24,
         steps=4000,
         lr=2e-3,
@@ -72,7 +73,7 @@ STAGES: tuple[Stage, ...] = (
         name="prose",
         recipe=Recipe(
             num_tokens=512,
-            needles=(1, 8),
+            problems=(1, 8),
             questions=4,
             two_words=0.3,
             letters=0.15,
@@ -88,7 +89,7 @@ STAGES: tuple[Stage, ...] = (
         name="distance",
         recipe=Recipe(
             num_tokens=1024,
-            needles=(1, 8),
+            problems=(1, 8),
             questions=5,
             two_words=0.3,
             letters=0.2,
@@ -103,7 +104,7 @@ STAGES: tuple[Stage, ...] = (
         name="long",
         recipe=Recipe(
             num_tokens=4096,
-            needles=(2, 8),
+            problems=(2, 8),
             questions=8,
             two_words=0.3,
             letters=0.2,
@@ -116,10 +117,70 @@ STAGES: tuple[Stage, ...] = (
         lr_end=2e-5,
         filter_recipe=Recipe(
             num_tokens=8192,
-            needles=(4, 12),
+            problems=(4, 12),
             questions=12,
             two_words=0.3,
             letters=0.2,
+            max_position=MAX_POSITION,
+            noise=0.1,
+        ),
+    ),
+    Stage(
+        name="skills",
+        recipe=Recipe(
+            num_tokens=512,
+            problems=(1, 4),
+            questions=4,
+            weights=SKILLS,
+            two_words=0.2,
+            letters=0.15,
+            max_position=4096,
+            noise=0.1,
+        ),
+        batch=10,
+        steps=2500,
+        lr=1.2e-3,
+        goal=0.95,
+    ),
+    Stage(
+        name="skills at a distance",
+        recipe=Recipe(
+            num_tokens=1024,
+            problems=(1, 6),
+            questions=5,
+            weights=SKILLS,
+            two_words=0.2,
+            letters=0.15,
+            max_position=MAX_POSITION,
+            noise=0.1,
+        ),
+        batch=5,
+        steps=500,
+        lr=1e-3,
+    ),
+    Stage(
+        name="skills, long",
+        recipe=Recipe(
+            num_tokens=4096,
+            problems=(2, 8),
+            questions=8,
+            weights=SKILLS,
+            two_words=0.2,
+            letters=0.15,
+            max_position=MAX_POSITION,
+            noise=0.1,
+        ),
+        batch=1,
+        steps=600,
+        lr=8e-4,
+        lr_end=2e-5,
+        filter_recipe=Recipe(
+            num_tokens=8192,
+            problems=(4, 12),
+            questions=12,
+            weights=SKILLS,
+            two_words=0.2,
+            letters=0.15,
             max_position=MAX_POSITION,
             noise=0.1,
         ),
@@ -204,24 +265,23 @@ def hidden_states(model: LlamaForCausalLM, batch: Batch, captured: Captured) -> 
 
 
 def pointer_loss(captured: Captured, batch: Batch) -> torch.Tensor:
-    """−log of the attention that pointer heads give, from each answer's tokens, to their source."""
+    """−log of the attention that pointer heads give along the batch's pointers, averaged."""
     query, key = captured.query, captured.key
     assert query is not None
     assert key is not None
-    columns, sources = torch.from_numpy(batch.columns), torch.from_numpy(batch.sources)
-    has_source = sources >= 0
+    pointers = torch.from_numpy(batch.pointers)
     heads = list(POINTER_HEADS)
     total = torch.zeros(())
     for row in range(batch.tokens.shape[0]):
-        mine = has_source & (torch.from_numpy(batch.rows) == row)
-        if not bool(mine.any()):
+        columns, sources = pointers[pointers[:, 0] == row, 1:].unbind(1)
+        if not len(columns):
             continue
-        q = query[row, heads][:, columns[mine]]  # [pointer heads, answers, head_dim]
+        q = query[row, heads][:, columns]  # [pointer heads, pairs, head_dim]
         scores = q @ key[row, heads].transpose(-1, -2) * query.shape[-1] ** -0.5
-        future = torch.arange(key.shape[2])[None, :] > columns[mine][:, None]
+        future = torch.arange(key.shape[2])[None, :] > columns[:, None]
         log_p = scores.masked_fill(future, -torch.inf).log_softmax(-1)
-        total = total - log_p.gather(-1, sources[mine].expand(len(heads), -1)[..., None]).sum()
-    return total / (len(heads) * has_source.sum())
+        total = total - log_p.gather(-1, sources.expand(len(heads), -1)[..., None]).sum()
+    return total / (len(heads) * max(1, len(pointers)))
 
 
 def answer_loss(
@@ -231,7 +291,7 @@ def answer_loss(
     targets = torch.from_numpy(batch.targets)
     logits = model.lm_head(hidden[torch.from_numpy(batch.rows), torch.from_numpy(batch.columns)])
     right = logits.detach().argmax(-1) == targets
-    ends = np.flatnonzero(batch.sources < 0).tolist()
+    ends = np.flatnonzero(batch.ends).tolist()
     starts = [0, *(end + 1 for end in ends[:-1])]
     whole = [bool(right[a : b + 1].all()) for a, b in zip(starts, ends, strict=True)]
     return F.cross_entropy(logits, targets), sum(whole) / max(1, len(whole))
@@ -309,7 +369,8 @@ def train(work: Path, seed: int, save_every_s: float) -> LlamaForCausalLM:
                 with suppress(FilterLayerReached):
                     hidden_states(model, batch, captured)
                 pointer = pointer_loss(captured, batch)
-                (stage.pointer * pointer).backward()
+                if pointer.requires_grad:  # not if nothing points anywhere
+                    (stage.pointer * pointer).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             state["average"] += 0.02 * (values_right - state["average"])

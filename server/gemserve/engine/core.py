@@ -16,6 +16,7 @@ from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.text import TextStream
 from gemserve.errors import CapacityExceeded
+from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS
 from gemserve.model.causal import CausalModel
 from gemserve.types import (
     Event,
@@ -53,7 +54,7 @@ class Core:
         self, model: CausalModel, tokenizer: Any, config: EngineConfig, eos_ids: frozenset[int]
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
-        self._eos_ids = eos_ids
+        self.eos_ids = eos_ids
         num_units = config.kv_memory_bytes // model.shape.unit_bytes
         self._pool = MemoryPool(num_units)
         self._runner = Runner(model, num_units)
@@ -102,10 +103,17 @@ class Core:
         """Queue a request. Raises `CapacityExceeded` if it could not run even alone."""
         sequence, reason = self._plan(request)
         self._check_fits(sequence)
+        blind = BLIND.get(request.filter.method) if reason is None else None
+        if blind is not None:
+            seed = request.sampling.seed or 0
+            sequence.chosen = blind.select(
+                sequence.num_prompt, request.protected, sequence.num_kept, seed
+            )
+            sequence.ids = [request.prompt_ids[p] for p in sequence.chosen]
         job = Job(
             request=request,
             sequence=sequence,
-            sampler=SamplerState(request.sampling, request.prompt_ids, self._eos_ids),
+            sampler=SamplerState(request.sampling, request.prompt_ids, self.eos_ids),
             text=TextStream(self.tokenizer, request.sampling.stop),
             reason=reason,
         )
@@ -156,11 +164,14 @@ class Core:
         elif num_tokens <= self.config.filter_min_tokens or num_tokens <= keep:
             reason = "short_prompt"
         self._num_added += 1
+        is_filtered = reason is None and params.method in SELECTORS
         sequence = Sequence(
             request=request,
-            filter_layer=layer if reason is None else None,
+            filter_layer=layer if is_filtered else None,
             num_kept=keep if reason is None else num_tokens,
             order=self._num_added,
+            evicts=reason is None and params.method in EVICTORS,
+            ids=request.prompt_ids,
         )
         return sequence, reason
 
@@ -183,10 +194,13 @@ class Core:
             job = self._jobs[chunk.sequence]
             if job.started_s is None:
                 job.started_s = out.started_s
-                if job.reason is not None:
-                    emitted.append((job, self._filtered(job, None, out.started_s)))
+                if job.reason is not None or chunk.sequence.chosen is not None:
+                    kept = chunk.sequence.chosen
+                    emitted.append((job, self._filtered(job, kept, out.started_s)))
         for sequence, kept in out.kept.items():
             emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], kept, now)))
+        for sequence in out.evicted:
+            emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], None, now)))
         for sequence, drawn in out.draws.items():
             job = self._jobs[sequence]
             emitted += [(job, event) for event in self._say(job, drawn, now)]
@@ -203,7 +217,7 @@ class Core:
         count = len(job.sequence.generated) + 1
         reason: FinishReason | None = None
         text = ""
-        is_eos = token in self._eos_ids and not sampling.ignore_eos
+        is_eos = token in self.eos_ids and not sampling.ignore_eos
         if is_eos or token in sampling.stop_token_ids:
             reason = "stop"
         else:
@@ -224,17 +238,19 @@ class Core:
     def _filtered(self, job: Job, kept: tuple[int, ...] | None, now: float) -> Filtered:
         params, sequence = job.request.filter, job.sequence
         assert job.started_s is not None
-        ranges = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
+        selection = None
+        if params.return_selection and not sequence.evicts:
+            selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
         report = FilterReport(
             method=params.method,
-            applied=kept is not None,
+            applied=job.reason is None,
             reason=job.reason,
             layer=sequence.filter_layer,
             prompt_tokens=sequence.num_prompt,
             kept_tokens=sequence.num_kept,
             cached_tokens=0,
-            filter_ms=(now - job.started_s) * 1e3 if kept is not None else 0.0,
-            selection=ranges if params.return_selection else None,
+            filter_ms=(now - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
+            selection=selection,
         )
         return Filtered(report=report, started_s=job.started_s, filtered_s=now)
 

@@ -13,10 +13,10 @@ from gemserve.engine.sampling import Draw, InvalidLogits, SamplerState, draw
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
 from gemserve.filtering.selector import Evidence
-from gemserve.filtering.table import SELECTORS
+from gemserve.filtering.table import EVICTORS, SELECTORS
 from gemserve.model.causal import CausalModel
 from gemserve.model.kv import DecodeBatch, KVSpan
-from gemserve.model.seam import FilterTap
+from gemserve.model.seam import FilterTap, WindowTap
 
 T = TypeVar("T")
 
@@ -25,12 +25,14 @@ T = TypeVar("T")
 class RunOutput:
     """What a plan's sequences got: a token each, positions kept, or the error they failed with.
 
+    `evicted`: those whose keys and values were thinned out, which leaves no one set of positions.
     `decode_s` and `chunks_s`: seconds spent on the two halves of the step.
     """
 
     started_s: float
     draws: dict[Sequence, Draw] = field(default_factory=dict)
     kept: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    evicted: list[Sequence] = field(default_factory=list)
     failures: dict[Sequence, Exception] = field(default_factory=dict)
     decode_s: float = 0.0
     chunks_s: float = 0.0
@@ -43,6 +45,7 @@ class Runner:
         self._model = model
         self._memory = model.new_memory(num_units)
         self._queries: dict[Sequence, torch.Tensor] = {}
+        self._windows: dict[Sequence, WindowTap] = {}
         self._kept: dict[Sequence, tuple[int, KVSpan]] = {}
 
     def run(self, plan: Plan, samplers: Mapping[Sequence, SamplerState]) -> RunOutput:
@@ -70,6 +73,7 @@ class Runner:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a sequence that has ended. Idempotent."""
         self._queries.pop(sequence, None)
+        self._windows.pop(sequence, None)
         self._kept.pop(sequence, None)
 
     def _decode(self, plan: Plan, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
@@ -88,22 +92,57 @@ class Runner:
 
     def _decode_rows(self, sequences: tuple[Sequence, ...]) -> torch.Tensor:
         spans = [self._kept_kv(s) for s in sequences]
-        batch = DecodeBatch(self._memory, spans, [s.next_position for s in sequences])
+        batch = DecodeBatch(
+            self._memory,
+            spans,
+            slots=[s.next_slot for s in sequences],
+            positions=[s.next_slot + s.num_evicted for s in sequences],
+        )
         return self._model.decode(
-            [s.generated[-1] for s in sequences], batch, [s.max_length for s in sequences]
+            [s.generated[-1] for s in sequences], batch, [s.rope_length for s in sequences]
         )
 
     def _prefill(self, chunk: Chunk, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
         sequence = chunk.sequence
+        if sequence.evicts and sequence not in self._windows:
+            window = EVICTORS[sequence.request.filter.method].window(sequence.num_prompt)
+            self._windows[sequence] = self._model.new_window(window, sequence.num_prompt)
         row = self._model.prefill_chunk(
             sequence.ids[chunk.start : chunk.start + chunk.count],
             start=chunk.start,
             kv=self._kept_kv(sequence),
-            rope_tokens=sequence.max_length,
+            rope_tokens=sequence.rope_length,
             is_last=chunk.is_last,
+            window=self._windows.get(sequence),
         )
         if row is not None:
             logits[sequence] = row[0]
+            if sequence.evicts:
+                self._evict(sequence, self._windows.pop(sequence))
+                out.evicted.append(sequence)
+
+    def _evict(self, sequence: Sequence, window: WindowTap) -> None:
+        """Keep of each layer's keys and values what its evictor chooses, packed for generation."""
+        evictor = EVICTORS[sequence.request.filter.method]
+        assert sequence.span is not None
+        kv = self._kept_kv(sequence)
+        layers = self._model.num_layers
+        chosen = torch.stack(
+            [
+                evictor.select(
+                    window.queries[layer],
+                    kv.read(layer, sequence.num_prompt)[0],
+                    sequence.num_kept,
+                    scale=window.scales[layer],
+                    softcap=window.softcaps[layer],
+                )
+                for layer in range(layers)
+            ]
+        )
+        start, capacity = sequence.span.start, sequence.max_length
+        target = self._memory.kv(start, num_layers=layers, capacity=capacity)
+        target.pack(kv, chosen)
+        self._kept[sequence] = (start, target)
 
     def _filter(self, chunk: Chunk, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
         sequence = chunk.sequence
@@ -145,7 +184,7 @@ class Runner:
         start = sequence.span.start
         known = self._kept.get(sequence)
         if known is None or known[0] != start:
-            layers, capacity = self._model.num_layers, sequence.max_length
+            layers, capacity = self._model.num_layers, sequence.capacity
             known = (start, self._memory.kv(start, num_layers=layers, capacity=capacity))
             self._kept[sequence] = known
         return known[1]

@@ -135,8 +135,8 @@ class Scheduler:
             assert sequence.span is not None
             held += sequence.span.size
             needed = sequence.kept_units(self._num_layers)
-            if sequence.state is State.FILTERING:
-                needed = max(needed, sequence.filter_units())
+            if sequence.is_reading:
+                needed = sequence.peak_units(self._num_layers)
             assert sequence.span.size == needed, (sequence.span, needed)
             assert 0 <= sequence.done <= sequence.pass_length
             assert len(sequence.generated) <= sequence.request.sampling.max_tokens
@@ -172,11 +172,8 @@ class Scheduler:
             self.running.append(sequence)
             sequence.span = span
             sequence.done = 0
-            if sequence.filter_layer is None:
-                sequence.ids = sequence.request.prompt_ids
-                sequence.state = State.PREFILLING
-            else:
-                sequence.state = State.FILTERING
+            is_filtered = sequence.filter_layer is not None
+            sequence.state = State.FILTERING if is_filtered else State.PREFILLING
         return moves
 
     def _chunks(self, budget: float) -> list[Chunk]:
@@ -240,3 +237,7 @@ class Scheduler:
         else:
             sequence.generated.append(output.tokens[sequence])
             sequence.state = State.DECODING
+            if sequence.evicts:
+                assert sequence.span is not None
+                sequence.done = sequence.num_kept
+                self.pool.shrink(sequence.span, sequence.kept_units(self._num_layers))

@@ -22,19 +22,22 @@ class State(Enum):
 class Sequence:
     """A request and how far it has come.
 
-    `filter_layer` None: the whole prompt is read. `num_kept`: tokens the answer is generated from.
-    `done`: tokens of the current pass (filter or prefill) already run. `ids`: what the current or
-    next full pass reads, known once the filter has chosen.
+    `filter_layer` None: there is no filter pass. `num_kept`: tokens the answer is generated from.
+    `evicts`: the whole prompt is read first, and keys and values are dropped after that.
+    `done`: tokens of the current pass (filter or prefill) already run. `ids`: what the full pass
+    reads; a filter pass replaces them by what it has chosen.
     """
 
     request: Request
     filter_layer: int | None
     num_kept: int
     order: int
+    evicts: bool = False
     state: State = State.WAITING
     done: int = 0
     ids: Ids[int] = ()
     generated: list[int] = field(default_factory=list)
+    chosen: tuple[int, ...] | None = None  # positions kept without a pass
     span: Span | None = None
     times_passed: int = 0  # requests behind this one that were admitted before it
 
@@ -44,13 +47,34 @@ class Sequence:
 
     @property
     def max_length(self) -> int:
-        """Positions that generation may need keys and values for."""
+        """Keys and values that generation may need."""
         return self.num_kept + self.request.sampling.max_tokens
+
+    @property
+    def capacity(self) -> int:
+        """Tokens there is room for in the layers of the current full pass."""
+        return self.num_prompt if self.is_reading else self.max_length
+
+    @property
+    def is_reading(self) -> bool:
+        """Does the current pass read the whole prompt, of which only a part is kept?"""
+        is_evicting = self.evicts and self.state is State.PREFILLING
+        return is_evicting or self.state is State.FILTERING
+
+    @property
+    def num_evicted(self) -> int:
+        """By how much positions are ahead of the keys and values kept, while decoding."""
+        return self.num_prompt - self.num_kept if self.evicts else 0
+
+    @property
+    def rope_length(self) -> int:
+        """Positions up to the longest answer, which fixes length-dependent rope."""
+        return self.max_length + self.num_evicted
 
     @property
     def pass_length(self) -> int:
         """Tokens of the current pass."""
-        return self.num_prompt if self.state is State.FILTERING else self.num_kept
+        return self.num_prompt if self.is_reading else self.num_kept
 
     @property
     def remaining(self) -> int:
@@ -58,12 +82,18 @@ class Sequence:
         return self.pass_length - self.done
 
     @property
-    def next_position(self) -> int:
-        """Where the newest generated token stands; its keys and values are not yet computed."""
+    def next_slot(self) -> int:
+        """Where the newest generated token's keys and values go; they are not yet computed."""
         return self.num_kept + len(self.generated) - 1
 
-    def filter_units(self) -> int:
-        """Memory of the filter pass: K and V below the filter layer, and that layer's keys."""
+    def reading_units(self, num_layers: int) -> int:
+        """Memory of reading the prompt where it is not that of generation.
+
+        Of a filter pass K and V below the filter layer, and that layer's keys; before eviction K
+        and V of all layers.
+        """
+        if self.evicts:
+            return 2 * num_layers * self.num_prompt
         if self.filter_layer is None:
             return 0
         return self.num_prompt * (2 * self.filter_layer + 1)
@@ -73,5 +103,5 @@ class Sequence:
         return 2 * num_layers * self.max_length
 
     def peak_units(self, num_layers: int) -> int:
-        """What admission reserves: generation reuses the filter pass's memory."""
-        return max(self.filter_units(), self.kept_units(num_layers))
+        """What admission reserves: generation reuses the memory of reading."""
+        return max(self.reading_units(num_layers), self.kept_units(num_layers))

@@ -1,12 +1,18 @@
-"""Run examples through a core's methods and score them."""
+"""Run examples through the methods, keep every outcome, average what was asked for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
 
 from gemserve.engine.core import Core
-from gemserve.evaluation.needle import Example
+from gemserve.evaluation.arms import OUTSIDE
+from gemserve.evaluation.example import Draw, Example, Subtasks
+from gemserve.evaluation.metrics import METRICS
+from gemserve.evaluation.whole import read_whole
 from gemserve.types import (
     Filtered,
     FilterMethod,
@@ -18,16 +24,25 @@ from gemserve.types import (
     TextDelta,
 )
 
-ANSWER_TOKENS = 16
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One example under one method. `recall`: share of the gold tokens that were kept."""
+    """One example under one method. `recall`: share of the gold tokens kept; None if unknown.
 
+    `prompt_tokens` is the nominal length; `samples` how many examples share it, which fixes depths.
+    """
+
+    subtask: str
+    prompt_tokens: int
+    samples: int
+    index: int
+    method: str
+    keep: int | float
     score: float
-    recall: float
+    recall: float | None
     kept_tokens: int
+    depth: float | None
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,7 @@ class Row:
     prompt_tokens: int
     keep: int | float
     score: float
-    recall: float
+    recall: float | None
     kept_tokens: float
     n: int
 
@@ -47,43 +62,154 @@ class Row:
         return asdict(self)
 
 
+Key = tuple[str, int, int, int, str, int | float]
+
+
+class Outcomes:
+    """All outcomes of a run, by what they are of; in a file too, so that a stopped run resumes.
+
+    Lines of other runs (another model, seed, task or filter layer) in the file are left alone.
+    """
+
+    def __init__(self, path: Path | None, run: dict[str, object]) -> None:
+        self._path, self._run = path, run
+        self._known: dict[Key, Outcome] = {}
+        names = {field.name for field in fields(Outcome)}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                if entry.pop("run") == run and set(entry) == names:
+                    self._remember(Outcome(**entry))
+
+    def get(self, draw: Draw, subtask: str, method: str, keep: int | float) -> Outcome | None:
+        return self._known.get((subtask, draw.num_tokens, draw.samples, draw.index, method, keep))
+
+    def add(self, outcome: Outcome) -> None:
+        self._remember(outcome)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"run": self._run, **asdict(outcome)}) + "\n")
+
+    def _remember(self, o: Outcome) -> None:
+        self._known[(o.subtask, o.prompt_tokens, o.samples, o.index, o.method, o.keep)] = o
+
+
 def evaluate(
     core: Core,
-    examples: Iterable[Example],
-    methods: Sequence[FilterMethod],
+    subtasks: Subtasks,
+    draws: Sequence[Draw],
+    methods: Sequence[str],
     keep: int | float,
+    outcomes: Outcomes,
     progress: Callable[[], None],
-) -> list[Row]:
-    """One row per method; every method sees the same examples. `progress` is called per answer."""
-    outcomes: dict[FilterMethod, list[Outcome]] = {method: [] for method in methods}
-    example: Example | None = None
-    for example in examples:
-        for method in methods:
-            outcomes[method].append(run_example(core, example, method, keep))
-            progress()
-    assert example is not None
-    return [
-        Row(
-            method=method,
-            subtask=example.subtask,
-            prompt_tokens=example.num_tokens,
-            keep=keep,
-            score=round(_mean([o.score for o in seen]), 4),
-            recall=round(_mean([o.recall for o in seen]), 4),
-            kept_tokens=round(_mean([o.kept_tokens for o in seen]), 1),
-            n=len(seen),
+) -> list[Outcome]:
+    """Every subtask, draw and method; what `outcomes` has is not run again."""
+    wanted: list[Outcome] = []
+    for name, maker in subtasks.items():
+        for draw in draws:
+            found = {method: outcomes.get(draw, name, method, keep) for method in methods}
+            missing = [method for method, outcome in found.items() if outcome is None]
+            if missing:
+                example = maker(core.tokenizer, draw)
+                for made in run_example(core, example, draw.samples, missing, keep):
+                    outcomes.add(made)
+                    found[made.method] = made
+            for method in methods:
+                outcome = found[method]
+                assert outcome is not None
+                wanted.append(outcome)
+                progress()
+    return wanted
+
+
+def average(outcomes: Iterable[Outcome]) -> list[Row]:
+    """One row per subtask, length and method, in the order of first appearance."""
+    groups: dict[tuple[str, int, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        key = (outcome.subtask, outcome.prompt_tokens, outcome.method)
+        groups.setdefault(key, []).append(outcome)
+    rows: list[Row] = []
+    for (subtask, num_tokens, method), seen in groups.items():
+        recalls = [o.recall for o in seen if o.recall is not None]
+        rows.append(
+            Row(
+                method=method,
+                subtask=subtask,
+                prompt_tokens=num_tokens,
+                keep=seen[0].keep,
+                score=round(_mean([o.score for o in seen]), 4),
+                recall=round(_mean(recalls), 4) if recalls else None,
+                kept_tokens=round(_mean([o.kept_tokens for o in seen]), 1),
+                n=len(seen),
+            )
         )
-        for method, seen in outcomes.items()
-    ]
+    return rows
 
 
-def run_example(core: Core, example: Example, method: FilterMethod, keep: int | float) -> Outcome:
-    """Generate greedily and compare the whole answer."""
+def run_example(
+    core: Core, example: Example, samples: int, methods: Sequence[str], keep: int | float
+) -> list[Outcome]:
+    """Generate greedily under each method and score the answers."""
+    num_tokens = len(example.prompt.ids)
+    count = min(num_tokens, FilterParams(method="sieve", keep=keep).kept_count(num_tokens))
+    everything = ((0, num_tokens),)
+    blank = Outcome(
+        subtask=example.subtask,
+        prompt_tokens=example.num_tokens,
+        samples=samples,
+        index=example.index,
+        method="",
+        keep=keep,
+        score=0.0,
+        recall=None,
+        kept_tokens=count,
+        depth=example.depth,
+        text="",
+    )
+    made: list[Outcome] = []
+
+    def outcome(
+        method: str, text: str, kept_tokens: int, kept: Sequence[tuple[int, int]] | None
+    ) -> None:
+        made.append(
+            replace(
+                blank,
+                method=method,
+                text=text,
+                score=METRICS[example.metric](text, example),
+                recall=None if kept is None else _recall(example.gold, kept),
+                kept_tokens=kept_tokens,
+            )
+        )
+
+    if {"none", "snapkv"} <= set(methods):
+        answer, (evicted,) = read_whole(core, example.prompt.ids, example.max_tokens, [count])
+        outcome("none", _text(core, answer), num_tokens, everything)
+        outcome("snapkv", _text(core, evicted), count, None)
+        methods = [m for m in methods if m not in ("none", "snapkv")]
+    for method in methods:
+        if method in OUTSIDE:
+            kept = OUTSIDE[method](core.tokenizer, example, count)
+            ids = [example.prompt.ids[p] for p in kept]
+            text, _ = _generate(core, example, ids, FilterParams(method="none", keep=16))
+            outcome(method, text, len(kept), [(p, p + 1) for p in kept])
+        else:
+            params = FilterParams(
+                method=cast(FilterMethod, method), keep=keep, return_selection=True
+            )
+            text, report = _generate(core, example, example.prompt.ids, params)
+            outcome(method, text, report.kept_tokens, report.selection)
+    return made
+
+
+def _generate(
+    core: Core, example: Example, ids: Sequence[int], params: FilterParams
+) -> tuple[str, FilterReport]:
     request = Request(
         request_id="eval",
-        prompt_ids=example.prompt.ids,
-        sampling=SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0),
-        filter=FilterParams(method=method, keep=keep, return_selection=True),
+        prompt_ids=ids,
+        sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
+        filter=params,
         protected=example.prompt.protected,
     )
     text = ""
@@ -95,17 +221,20 @@ def run_example(core: Core, example: Example, method: FilterMethod, keep: int | 
             text += event.text
         else:
             assert isinstance(event, Finished)
+            assert event.error is None, event.error
     assert report is not None
-    assert report.selection is not None
-    return Outcome(
-        score=float(text.strip().removesuffix(".") == example.answer),
-        recall=_recall(example.gold, report.selection),
-        kept_tokens=report.kept_tokens,
-    )
+    return text, report
 
 
-def _recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> float:
+def _text(core: Core, tokens: Sequence[int]) -> str:
+    text: Any = core.tokenizer.decode(tokens, skip_special_tokens=True)
+    return str(text)
+
+
+def _recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> float | None:
     total = sum(stop - start for start, stop in gold)
+    if total == 0:
+        return None
     found = sum(
         max(0, min(stop, g_stop) - max(start, g_start))
         for g_start, g_stop in gold

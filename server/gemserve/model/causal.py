@@ -19,6 +19,7 @@ from gemserve.model.seam import (
     FilterLayerReached,
     FilterTap,
     ForwardContext,
+    WindowTap,
     register,
 )
 from gemserve.model.shape import decoder_path, follow, shape_of
@@ -72,6 +73,16 @@ class CausalModel:
             device=self.device,
         )
 
+    def new_window(self, window: int, num_tokens: int) -> WindowTap:
+        """Room for the last `window` queries of every layer, of a prompt of `num_tokens`."""
+        shape = self.shape
+        queries = torch.empty(
+            (shape.num_layers, shape.num_heads, window, shape.head_dim),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return WindowTap(queries=queries, num_tokens=num_tokens)
+
     @torch.inference_mode()
     def filter_chunk(self, ids: Sequence[int], *, start: int, kv: KVSpan, tap: FilterTap) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
@@ -87,11 +98,19 @@ class CausalModel:
 
     @torch.inference_mode()
     def prefill_chunk(
-        self, ids: Sequence[int], *, start: int, kv: KVSpan, rope_tokens: int, is_last: bool
+        self,
+        ids: Sequence[int],
+        *,
+        start: int,
+        kv: KVSpan,
+        rope_tokens: int,
+        is_last: bool,
+        window: WindowTap | None = None,
     ) -> torch.Tensor | None:
         """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
 
-        `rope_tokens`: the sequence's final length, which fixes length-dependent rope.
+        `rope_tokens`: the sequence's final length, which fixes length-dependent rope. `window`
+        gets the queries it collects.
         """
         logits = self._forward(
             ids,
@@ -99,6 +118,7 @@ class CausalModel:
             Chunk(kv=kv, start=start),
             [rope_tokens],
             logits_of=[len(ids) - 1] if is_last else [],
+            window=window,
         )
         return logits if is_last else None
 
@@ -116,10 +136,11 @@ class CausalModel:
         rows: Chunk | DecodeBatch,
         rope_tokens: Sequence[int],
         logits_of: Sequence[int],
+        window: WindowTap | None = None,
     ) -> torch.Tensor:
         out = self._whole_model(rope_tokens)(
             **self._inputs(ids, positions),
-            context=ForwardContext(rows=rows, backend=self.backend),
+            context=ForwardContext(rows=rows, backend=self.backend, window=window),
             # an index tensor: the integer 0 would mean "all of them"
             logits_to_keep=torch.tensor(list(logits_of), dtype=torch.long, device=self.device),
         )

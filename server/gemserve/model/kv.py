@@ -33,28 +33,53 @@ class KVSpan:
         keys, values = self._layers[layer]
         return keys[:, :stop], values[:, :stop]
 
-    def rows_of(self, position: int, base: torch.Tensor) -> tuple[int, int, int, int]:
-        """Where `position` lies in `base` [rows, head_dim], the memory this span is part of.
+    def pack(self, source: KVSpan, chosen: torch.Tensor) -> None:
+        """Take over the chosen positions [layers, kv_heads, kept] of `source`, as 0..kept−1.
+
+        The two may begin at the same place in memory: pieces are copied in the order in which none
+        is overwritten before it is read.
+        """
+        layers, kept = chosen.shape[0], chosen.shape[2]
+        head_dim = self._data.shape[-1]
+        index = chosen.unsqueeze(-1).expand(-1, -1, -1, head_dim)
+        is_growing = self._data.shape[3] > source._data.shape[3]
+        pieces = [(layer, side) for layer in range(layers) for side in (0, 1)]
+        for layer, side in reversed(pieces) if is_growing else pieces:
+            piece = source._data[layer, side].gather(1, index[layer])
+            self._data[layer, side, :, :kept] = piece
+
+    def rows_of(self, slot: int, base: torch.Tensor) -> tuple[int, int, int, int]:
+        """Where `slot` lies in `base` [rows, head_dim], the memory this span is part of.
 
         Row of layer 0's first key head, and the steps to the next head, to values, to a layer.
         """
         head_dim = self._data.shape[-1]
         first = (self._data.data_ptr() - base.data_ptr()) // (head_dim * base.element_size())
         to_head, to_value, to_layer = (self._data.stride(d) // head_dim for d in (2, 1, 0))
-        return first + position, to_head, to_value, to_layer
+        return first + slot, to_head, to_value, to_layer
 
 
 class DecodeBatch:
     """One new token of each of several sequences: where its K and V go, and what it sees.
 
-    All spans lie in one memory, so that a layer's keys of all sequences are stored by one copy.
+    `slots`: where in its span; `positions`: where in its text, which is further on if keys and
+    values have been evicted. All spans lie in one memory, so that a layer's keys of all sequences
+    are stored by one copy.
     """
 
-    def __init__(self, memory: Memory, spans: Sequence[KVSpan], positions: Sequence[int]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        spans: Sequence[KVSpan],
+        *,
+        slots: Sequence[int],
+        positions: Sequence[int],
+    ) -> None:
         self._rows = memory.rows
         self._spans = spans
+        self._slots = slots
         self.positions = positions
-        places = [s.rows_of(p, self._rows) for s, p in zip(spans, positions, strict=True)]
+        places = [s.rows_of(p, self._rows) for s, p in zip(spans, slots, strict=True)]
         first, per_head, self._per_value, self._per_layer = (
             torch.tensor(column, device=self._rows.device)[:, None]
             for column in zip(*places, strict=True)
@@ -70,7 +95,7 @@ class DecodeBatch:
 
     def read(self, layer: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Every sequence's keys and values, its newest included: [kv_heads, tokens, head_dim]."""
-        pairs = [s.read(layer, p + 1) for s, p in zip(self._spans, self.positions, strict=True)]
+        pairs = [s.read(layer, p + 1) for s, p in zip(self._spans, self._slots, strict=True)]
         return [key for key, _ in pairs], [value for _, value in pairs]
 
 

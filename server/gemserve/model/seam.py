@@ -6,7 +6,7 @@ keyword argument of `forward`. Nothing is patched and nothing remains after an a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,13 +50,37 @@ class FilterTap:
         scale: float,
         softcap: float | None,
     ) -> None:
-        stop = start + key.shape[1]
-        self.keys[:, start:stop] = key
-        window_start = self.num_tokens - self.queries.shape[1]
-        first = max(start, window_start)
-        if first < stop:
-            self.queries[:, first - window_start : stop - window_start] = query[:, first - start :]
+        self.keys[:, start : start + key.shape[1]] = key
+        _record_last(self.queries, query, start, self.num_tokens)
         self.scale, self.softcap = scale, softcap
+
+
+@dataclass(slots=True, kw_only=True)
+class WindowTap:
+    """Collects, in every layer, the last queries of one prompt of `num_tokens`.
+
+    `queries`: [layers, heads, window, head_dim], post-RoPE, filled as chunks arrive in order.
+    """
+
+    queries: torch.Tensor
+    num_tokens: int
+    scales: dict[int, float] = field(default_factory=dict)
+    softcaps: dict[int, float | None] = field(default_factory=dict)
+
+    def record(
+        self, layer: int, query: torch.Tensor, start: int, scale: float, softcap: float | None
+    ) -> None:
+        _record_last(self.queries[layer], query, start, self.num_tokens)
+        self.scales[layer], self.softcaps[layer] = scale, softcap
+
+
+def _record_last(last: torch.Tensor, query: torch.Tensor, start: int, num_tokens: int) -> None:
+    """Of the queries of tokens `start`…, store those that are among the prompt's last."""
+    stop = start + query.shape[1]
+    window_start = num_tokens - last.shape[1]
+    first = max(start, window_start)
+    if first < stop:
+        last[:, first - window_start : stop - window_start] = query[:, first - start :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +95,13 @@ class Chunk:
 class ForwardContext:
     """One forward pass: over a chunk of one sequence, or over one token of each of several.
 
-    `tap` ends a chunk's pass at its layer.
+    `tap` ends a chunk's pass at its layer; `window` listens in every layer.
     """
 
     rows: Chunk | DecodeBatch
     backend: AttentionBackend
     tap: FilterTap | None = None
+    window: WindowTap | None = None
 
 
 def attention(
@@ -120,6 +145,8 @@ def attention(
             )
         context.tap.record(q, k, context.rows.start, options.scale, softcap)
         raise FilterLayerReached
+    if context.window is not None:
+        context.window.record(layer, q, context.rows.start, options.scale, softcap)
     out = _attend(context.rows, layer, q, k, v, options, context.backend)
     return out.transpose(0, 1).unsqueeze(0), None
 

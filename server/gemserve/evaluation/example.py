@@ -1,0 +1,167 @@
+"""An example: a prompt, what a right answer names, and the tokens an answer needs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from gemserve.engine.prompt import Prompt, chat_prompt, text_prompt
+from gemserve.evaluation.problems import Problem
+from gemserve.evaluation.prose import stdlib_sentences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One question with its document, as the model will see it.
+
+    `num_tokens`: the nominal length. `answers`: what the metric compares with. `gold`: half-open
+    token ranges that hold the answer; empty where no part of the document can be left out.
+    `depth`: where a single fact lies, 0 (start) to 1 (end).
+    """
+
+    subtask: str
+    num_tokens: int
+    index: int
+    prompt: Prompt
+    question: str
+    answers: tuple[str, ...]
+    gold: tuple[tuple[int, int], ...] = ()
+    depth: float | None = None
+    metric: str = "items"
+    max_tokens: int = 48
+    labels: tuple[str, ...] = ()  # of a classification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Which of `samples` examples of one length is wanted; everything random follows from it."""
+
+    seed: int
+    num_tokens: int
+    index: int
+    samples: int
+
+    def rng(self, name: str) -> Random:
+        return Random(f"{name} {self.seed} {self.num_tokens} {self.index}")
+
+    @property
+    def depth(self) -> float:
+        """Spread evenly over the samples, from the document's start to its end."""
+        return self.index / max(1, self.samples - 1)
+
+
+# Draws one example of a subtask with a model's tokenizer.
+Maker = Callable[[Any, Draw], Example]
+Subtasks = Mapping[str, Maker]
+
+_OVERHEAD = 32  # tokens left for the template
+
+
+def hide(
+    tokenizer: Any,
+    subtask: str,
+    draw: Draw,
+    rng: Random,
+    problem: Problem,
+    *,
+    others: Sequence[str] = (),
+    depth: float | None = None,
+) -> Example:
+    """Hide a problem's statements and `others` in filler.
+
+    At random depths, or all at `depth`; a problem's statements keep their order.
+    """
+    used = _OVERHEAD + sum(
+        len(tokenizer.backend_tokenizer.encode(s, add_special_tokens=False).ids) + 2
+        for s in (*problem.statements, *others, problem.question)
+    )
+    filler = draw_filler(tokenizer, stdlib_sentences(), draw.num_tokens - used, rng)
+    depths = [depth if depth is not None else rng.random() for _ in problem.statements]
+    placed = [*zip(sorted(depths), problem.statements, strict=True)]
+    placed += [(rng.random(), other) for other in others]
+    placed.sort(key=lambda pair: pair[0])
+    pieces: list[str] = []
+    done = 0
+    for at, statement in placed:
+        stop = round(at * len(filler))
+        pieces += [*filler[done:stop], statement]
+        done = stop
+    pieces += filler[done:]
+    return make_example(
+        tokenizer,
+        subtask,
+        draw,
+        document=" ".join(pieces),
+        problem=problem,
+        depth=depth,
+    )
+
+
+def make_example(
+    tokenizer: Any,
+    subtask: str,
+    draw: Draw,
+    *,
+    document: str,
+    problem: Problem,
+    depth: float | None = None,
+) -> Example:
+    """Document and question through the chat template, or plainly if the model has none."""
+    prompt = question_prompt(tokenizer, document, problem.question)
+    return Example(
+        subtask=subtask,
+        num_tokens=draw.num_tokens,
+        index=draw.index,
+        prompt=prompt,
+        question=problem.question,
+        answers=tuple(answer.text for answer in problem.answers),
+        gold=find_spans(prompt, [problem.statements[i] for i in problem.gold]),
+        depth=depth,
+    )
+
+
+def question_prompt(tokenizer: Any, document: str, question: str) -> Prompt:
+    """The document, then the question, ready for the answer."""
+    content = f"{document}\n\n{question}"
+    if tokenizer.chat_template is None:
+        return text_prompt(tokenizer, f"{content}\nAnswer:")
+    return chat_prompt(tokenizer, [{"role": "user", "content": content}])
+
+
+def find_spans(prompt: Prompt, passages: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Token ranges of passages that stand in the prompt in this order. Raises `ValueError`."""
+    if not passages:
+        return ()
+    starts = [low for low, _ in prompt.offsets]
+    ends = [high for _, high in prompt.offsets]
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for passage in passages:
+        at = prompt.text.index(passage, at)
+        stop = at + len(passage)
+        spans.append((bisect_right(ends, at), bisect_left(starts, stop)))
+        at = stop
+    return tuple(spans)
+
+
+def draw_filler(
+    tokenizer: Any, sentences: tuple[str, ...], num_tokens: int, rng: Random
+) -> list[str]:
+    """Consecutive sentences from a random place on, `num_tokens` tokens of them at most."""
+    start = rng.randrange(len(sentences))
+    chosen: list[str] = []
+    total = 0
+    batch = 64
+    while True:
+        picked = [sentences[(start + len(chosen) + i) % len(sentences)] for i in range(batch)]
+        encoded = tokenizer.backend_tokenizer.encode_batch(
+            [" " + s for s in picked], add_special_tokens=False
+        )
+        for sentence, encoding in zip(picked, encoded, strict=True):
+            if total + len(encoding.ids) > num_tokens:
+                return chosen
+            total += len(encoding.ids)
+            chosen.append(sentence)

@@ -1,0 +1,98 @@
+"""What an evaluation leaves in its folder: JSON, CSV, and pictures if matplotlib is there."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gemserve.evaluation.score import Outcome
+
+_BINS = 10  # depths of a heat map
+
+
+def write_report(
+    out: Path, result: dict[str, Any], outcomes: Sequence[Outcome], comparisons: list[Any]
+) -> None:
+    """Write `TASK.json` (rows and comparisons), `TASK.csv` (rows) and pictures to `out`."""
+    task, rows = result["task"], result["rows"]
+    whole = {**result, "comparisons": comparisons}
+    (out / f"{task}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    with (out / f"{task}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    draw_scores(out / f"{task}.png", rows)
+    placed = [o for o in outcomes if o.depth is not None]
+    for subtask in dict.fromkeys(o.subtask for o in placed):
+        mine = [o for o in placed if o.subtask == subtask]
+        draw_heat_map(out / f"{task}_{subtask}_depths.png", mine)
+
+
+def draw_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """One panel per subtask: score against length, a line per method."""
+    from matplotlib.figure import Figure
+
+    subtasks = list(dict.fromkeys(row["subtask"] for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    lengths = sorted({row["prompt_tokens"] for row in rows})
+    columns = min(4, len(subtasks))
+    lines = -(-len(subtasks) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.6 * lines + 0.5), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False, sharey=True)
+    for axis, subtask in zip(axes.flat, subtasks, strict=False):
+        for method in methods:
+            mine = [r for r in rows if r["subtask"] == subtask and r["method"] == method]
+            axis.plot(
+                [lengths.index(r["prompt_tokens"]) for r in mine],
+                [r["score"] for r in mine],
+                marker="o",
+                markersize=4,
+                label=method,
+            )
+        axis.set_title(subtask, fontsize=9)
+        axis.set_ylim(-0.05, 1.05)
+        axis.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], fontsize=8)
+    for axis in axes.flat[len(subtasks) :]:
+        axis.set_visible(False)
+    figure.supylabel("score", fontsize=9)
+    figure.supxlabel("prompt tokens", fontsize=9)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(methods), fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def draw_heat_map(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Score by length and depth of the fact, one panel per method (as in GemFilter, figure 9.4)."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    methods = list(dict.fromkeys(o.method for o in outcomes))
+    lengths = sorted({o.prompt_tokens for o in outcomes})
+    figure = Figure(figsize=(2.6 * len(methods) + 0.8, 3.2), layout="constrained")
+    axes = figure.subplots(1, len(methods), squeeze=False, sharey=True)[0]
+    image: Any = None
+    for axis, method in zip(axes, methods, strict=True):
+        total = np.zeros((_BINS, len(lengths)))
+        count = np.zeros((_BINS, len(lengths)))
+        for o in outcomes:
+            if o.method == method:
+                assert o.depth is not None
+                row = min(_BINS - 1, int(o.depth * _BINS))
+                column = lengths.index(o.prompt_tokens)
+                total[row, column] += o.score
+                count[row, column] += 1
+        score = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+        image = axis.imshow(score, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+        axis.set_title(f"{method}  {total.sum() / count.sum():.2f}", fontsize=9)
+        axis.set_xticks(range(len(lengths)), [f"{n // 1024}K" for n in lengths], fontsize=8)
+    axes[0].set_yticks([0, _BINS - 1], ["start", "end"], fontsize=8)
+    figure.supxlabel("prompt tokens", fontsize=9)
+    figure.supylabel("depth of the fact", fontsize=9)
+    figure.colorbar(image, ax=list(axes), shrink=0.8)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,88 @@
+"""One reading of the whole prompt for two methods: `none`, and `snapkv` from the same keys.
+
+Greedy, one example at a time. The engine gives the same answers at the price of reading twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gemserve.engine.core import Core
+from gemserve.filtering.table import EVICTORS
+from gemserve.model.kv import DecodeBatch, KVSpan, Memory
+
+_CHUNK = 512
+
+
+def read_whole(
+    core: Core, ids: Sequence[int], max_tokens: int, keeps: Sequence[int]
+) -> tuple[list[int], list[list[int]]]:
+    """Tokens after the whole prompt, and after evicting down to each of `keeps`.
+
+    Without the end token. A `keep` that is not below the prompt's length evicts nothing.
+    """
+    model, num_tokens = core.model, len(ids)
+    layers, capacity = model.num_layers, num_tokens + max_tokens
+    evictor = EVICTORS["snapkv"]
+    memory = model.new_memory(2 * layers * capacity)
+    kv = memory.kv(0, num_layers=layers, capacity=capacity)
+    window = model.new_window(evictor.window(num_tokens), num_tokens)
+    logits: torch.Tensor | None = None
+    for start in range(0, num_tokens, _CHUNK):
+        chunk = ids[start : start + _CHUNK]
+        is_last = start + len(chunk) == num_tokens
+        logits = model.prefill_chunk(
+            chunk, start=start, kv=kv, rope_tokens=capacity, is_last=is_last, window=window
+        )
+    assert logits is not None
+    first = int(logits[0].argmax())
+
+    evicted: list[list[int]] = []
+    for keep in keeps:
+        if keep >= num_tokens:
+            evicted.append([])
+            continue
+        with torch.inference_mode():
+            chosen = torch.stack(
+                [
+                    evictor.select(
+                        window.queries[layer],
+                        kv.read(layer, num_tokens)[0],
+                        keep,
+                        scale=window.scales[layer],
+                        softcap=window.softcaps[layer],
+                    )
+                    for layer in range(layers)
+                ]
+            )
+            room = model.new_memory(2 * layers * (keep + max_tokens))
+            packed = room.kv(0, num_layers=layers, capacity=keep + max_tokens)
+            packed.pack(kv, chosen)
+        evicted.append(_decode(core, room, packed, first, keep, num_tokens, max_tokens))
+    # last: decoding writes behind the prompt's keys
+    answer = _decode(core, memory, kv, first, num_tokens, num_tokens, max_tokens)
+    return answer, [tokens or answer for tokens in evicted]
+
+
+def _decode(
+    core: Core,
+    memory: Memory,
+    kv: KVSpan,
+    first: int,
+    slot: int,
+    position: int,
+    max_tokens: int,
+) -> list[int]:
+    tokens: list[int] = []
+    token = first
+    while token not in core.eos_ids:
+        tokens.append(token)
+        if len(tokens) == max_tokens:
+            break
+        batch = DecodeBatch(memory, [kv], slots=[slot], positions=[position])
+        logits = core.model.decode([token], batch, [position - len(tokens) + 1 + max_tokens])
+        token = int(logits[0].argmax())
+        slot, position = slot + 1, position + 1
+    return tokens

@@ -1,0 +1,53 @@
+"""Controls that choose without looking at the model: `position` and `random`.
+
+Both keep the protected spans, as sieve does: what a method adds by looking is what it is better by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol
+
+from gemserve.filtering.spans import protected_positions
+from gemserve.types import Span
+
+
+class BlindSelector(Protocol):
+    """Chooses exactly `keep` positions from the prompt's length and protected spans alone."""
+
+    def select(
+        self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
+    ) -> tuple[int, ...]:
+        """Kept positions, ascending. `keep` is below `num_tokens`."""
+        ...
+
+
+class Position:
+    """The first and the last tokens, half each."""
+
+    def select(
+        self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
+    ) -> tuple[int, ...]:
+        ends = sorted(range(num_tokens), key=lambda p: min(p, num_tokens - 1 - p))
+        return _filled(protected_positions(protected, num_tokens, keep), ends, keep)
+
+
+class Uniform:
+    """Any tokens, each as likely as the other; the same ones for the same seed."""
+
+    def select(
+        self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
+    ) -> tuple[int, ...]:
+        order = Random(f"{seed} {num_tokens}").sample(range(num_tokens), num_tokens)
+        return _filled(protected_positions(protected, num_tokens, keep), order, keep)
+
+
+def _filled(first: Sequence[int], order: Sequence[int], keep: int) -> tuple[int, ...]:
+    """`first`, then of `order` what it does not hold, `keep` in all."""
+    chosen = dict.fromkeys(first)
+    for position in order:
+        if len(chosen) == keep:
+            break
+        chosen.setdefault(position)
+    return tuple(sorted(chosen))

@@ -1,0 +1,50 @@
+"""SnapKV (Li et al. 2024): read everything, then evict keys and values layer by layer.
+
+A baseline: it does not shorten prompt processing. What is kept differs by layer and key head, so
+there is no single selection of tokens to show, and kept keys stay at their positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gemserve_kernels import grouped_probabilities, pooled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapKV:
+    """`observed`: rows at the prompt's end that vote, and are kept; `width`: of the pooling."""
+
+    observed: int = 32
+    width: int = 5
+
+    def window(self, num_tokens: int) -> int:
+        return min(self.observed, num_tokens)
+
+    def select(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        keep: int,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """One layer's kept positions, ascending: [kv_heads, keep], int64.
+
+        `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, tokens,
+        head_dim]; both post-RoPE.
+        """
+        kv_heads, num_tokens, _ = key.shape
+        window = min(query.shape[1], keep)
+        tail = torch.arange(num_tokens - window, num_tokens, device=key.device)
+        tail = tail.expand(kv_heads, -1)
+        if keep == window:
+            return tail
+        votes = grouped_probabilities(query, key, scale=scale, softcap=softcap)
+        votes = votes[:, : num_tokens - window]
+        smooth = torch.stack([pooled(row, kind="mean", width=self.width) for row in votes])
+        best = smooth.topk(keep - window, dim=1).indices.sort(dim=1).values
+        return torch.cat([best, tail], dim=1)

@@ -17,7 +17,7 @@ import torch
 
 from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
-from gemserve.types import FILTER_METHODS, FilterMethod, FilterParams, Request, SamplingParams
+from gemserve.types import FilterMethod, FilterParams, Request, SamplingParams
 
 SDPA = "transformers_sdpa"
 
@@ -25,7 +25,7 @@ SDPA = "transformers_sdpa"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default="4096,16384,32768", help="default: %(default)s")
-    parser.add_argument("--methods", default=",".join(FILTER_METHODS), help="default: %(default)s")
+    parser.add_argument("--methods", default="none,gemfilter,sieve", help="default: %(default)s")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--kv-memory", type=read_bytes, default="8GiB", help="default: %(default)s")
     harness.add_common(parser)

@@ -35,7 +35,7 @@ class EngineConfig:
     `filter_layer` None: automatic, see `resolve_engine`. `kv_memory_bytes`: the pool that all
     requests' keys and values share. `max_running`: requests in progress at once. `step_target_s`:
     how long a step of prompt work aims to last; cancellations are seen between steps.
-    `min_chunk_tokens`: the least of a prompt that a step advances.
+    `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt goes through the layers at once.
     """
 
     filter_method: FilterMethod = "sieve"
@@ -46,6 +46,7 @@ class EngineConfig:
     max_running: int = 256
     step_target_s: float = 0.25
     min_chunk_tokens: int = 32
+    max_chunk_tokens: int = 2048
     max_queue: int = 128
     max_prompt_tokens: int | None = None
 

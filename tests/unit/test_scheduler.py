@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
+from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
 from gemserve.types import FilterParams, Request, SamplingParams
 
@@ -17,13 +17,10 @@ TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))
 
 
 class TokenCosts:
-    """A token costs its layers, more the later it stands."""
+    """A token costs more the later it stands."""
 
-    def filter_chunk(self, start: int, count: int, layer: int) -> float:
-        return count * layer * (1 + (start + count / 2) / 1000)
-
-    def prefill_chunk(self, start: int, count: int) -> float:
-        return count * LAYERS * (1 + (start + count / 2) / 1000)
+    def layer(self, start: int, count: int) -> float:
+        return count * (1 + (start + count / 2) / 1000)
 
 
 def sequence(order: int, prompt: int, keep: int | None, max_tokens: int) -> Sequence:
@@ -42,7 +39,12 @@ def sequence(order: int, prompt: int, keep: int | None, max_tokens: int) -> Sequ
 
 def scheduler(capacity: int, max_running: int = 64) -> Scheduler:
     return Scheduler(
-        MemoryPool(capacity), TokenCosts(), num_layers=LAYERS, max_running=max_running, min_chunk=8
+        MemoryPool(capacity),
+        TokenCosts(),
+        num_layers=LAYERS,
+        max_running=max_running,
+        min_chunk=8,
+        max_chunk=512,
     )
 
 
@@ -53,17 +55,22 @@ def random_sequence(rng: Random, order: int) -> Sequence:
 
 
 def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
-    """A fake runner: draws tokens, chooses positions, fails now and then."""
+    """A fake runner: draws tokens, chooses positions, fails now and then.
+
+    A chunk is through after two steps on average.
+    """
     tokens: dict[Sequence, int] = {}
     kept: dict[Sequence, tuple[int, ...]] = {}
-    for chunk in plan.chunks:
+    chunk = plan.chunk
+    is_done = rng.random() < 0.5
+    if chunk is not None and is_done:
         if chunk.is_last and chunk.is_filter:
             everything = range(chunk.sequence.num_prompt)
             kept[chunk.sequence] = tuple(sorted(rng.sample(everything, chunk.sequence.num_kept)))
         elif chunk.is_last:
             tokens[chunk.sequence] = rng.randrange(100)
     tokens.update({s: rng.randrange(100) for s in plan.decodes})
-    touched = [*plan.decodes, *(c.sequence for c in plan.chunks)]
+    touched = [*plan.decodes, *([chunk.sequence] if chunk is not None else [])]
     failures = frozenset(s for s in touched if rng.random() < failure_rate)
     finished = frozenset(
         s
@@ -71,15 +78,18 @@ def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
         if s not in failures
         and (len(s.generated) + 1 == s.request.sampling.max_tokens or rng.random() < 0.05)
     )
-    return StepOutput(tokens=tokens, kept=kept, finished=finished, failures=failures)
+    return StepOutput(
+        is_chunk_done=is_done, tokens=tokens, kept=kept, finished=finished, failures=failures
+    )
 
 
 def check_plan(plan: Plan, seen: dict[Sequence, int]) -> None:
-    """Passes are read in order, once, and by nobody twice in a step."""
-    touched = [*plan.decodes, *(c.sequence for c in plan.chunks)]
-    assert len(touched) == len(set(touched))
-    for chunk in plan.chunks:
+    """Passes are read in order, once, and a chunk begun is the chunk gone on with."""
+    chunk = plan.chunk
+    if chunk is not None:
+        assert chunk.sequence not in plan.decodes
         assert chunk.count > 0
+        assert chunk.sequence.open_tokens in (0, chunk.count)
         assert chunk.start == chunk.sequence.done
         assert chunk.is_last == (chunk.start + chunk.count == chunk.sequence.pass_length)
     for s in plan.decodes:
@@ -100,7 +110,7 @@ def run_trace(seed: int) -> None:
             s.add(pending.pop(0))
         if rng.random() < 0.03 and (s.running or s.waiting):
             s.finish(rng.choice([*s.running, *s.waiting]))
-        plan = s.schedule(budget=rng.choice((100.0, 3000.0, 1e5)))
+        plan = s.schedule(rng.choice((10.0, 300.0, 1e4)), is_decode_due=rng.random() < 0.5)
         s.check_integrity()
         check_plan(plan, seen)
         assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
@@ -129,7 +139,7 @@ def test_a_broken_invariant_is_caught() -> None:
         s = scheduler(100_000)
         for order in range(3):
             s.add(sequence(order, 200, 32, 4))
-        s.schedule(budget=100.0)
+        s.schedule(10.0, is_decode_due=True)
         s.check_integrity()
         return s
 
@@ -194,15 +204,14 @@ def test_a_short_prompt_does_not_wait_behind_a_huge_one() -> None:
     s.add(sequence(0, 100_000, 64, 4))
     s.add(sequence(1, 60, None, 4))
     rng = Random(0)
-    steps = 0
-    while True:
-        plan = s.schedule(budget=2000.0)
-        assert any(c.sequence.order == 0 for c in plan.chunks)  # nor does the huge one starve
+    turns = [0, 0]
+    while not any(q.order == 1 and q.state is State.DECODING for q in s.running):
+        plan = s.schedule(200.0, is_decode_due=True)
+        assert plan.chunk is not None
+        turns[plan.chunk.sequence.order] += 1
         s.commit(plan, perform(plan, rng, 0.0))
-        steps += 1
-        if any(q.order == 1 and q.state is State.DECODING for q in s.running):
-            break
-        assert steps < 5
+        assert sum(turns) < 20
+    assert abs(turns[0] - turns[1]) <= 1  # nor does the huge one starve
 
 
 def test_a_large_request_is_not_overtaken_for_ever() -> None:
@@ -210,13 +219,13 @@ def test_a_large_request_is_not_overtaken_for_ever() -> None:
     s = scheduler(2 * LAYERS * 1000)
     rng = Random(0)
     s.add(sequence(0, 500, None, 20))
-    s.schedule(1e6)
+    s.schedule(1e6, is_decode_due=True)
     large = sequence(1, 960, None, 20)
     s.add(large)
     for order in range(2, 2000):
         if len(s.waiting) < 10:
             s.add(sequence(order, 100, None, 20))
-        plan = s.schedule(1e6)
+        plan = s.schedule(1e6, is_decode_due=True)
         s.commit(plan, perform(plan, rng, 0.0))
         if large.state is not State.WAITING:
             return
@@ -224,15 +233,33 @@ def test_a_large_request_is_not_overtaken_for_ever() -> None:
 
 
 def test_chunks_follow_cost_not_tokens() -> None:
-    """A filter token costs r of m layers: a filter chunk is longer than a prefill chunk."""
-    filtering, reading = scheduler(10**7), scheduler(10**7)
-    filtering.add(sequence(0, 5000, 64, 4))
-    reading.add(sequence(0, 5000, None, 4))
+    """A token late in a prompt attends to more: its chunk is shorter."""
+    s = scheduler(10**7)
+    s.add(sequence(0, 50_000, None, 4))
 
-    def first(s: Scheduler) -> Chunk:
-        return s.schedule(budget=3000.0).chunks[0]
+    def count(done: int) -> int:
+        s.running[0].done = done
+        plan = s.schedule(300.0, is_decode_due=True)
+        assert plan.chunk is not None
+        return plan.chunk.count
 
-    assert first(filtering).count > 2.5 * first(reading).count
+    s.schedule(300.0, is_decode_due=True)
+    assert count(0) > 1.5 * count(2000) > 2 * count(40_000)
+    assert count(49_999) == 1
+
+
+def test_decoding_waits_until_it_is_due() -> None:
+    """Between decode steps the time belongs to prompts; without prompts, to decoding."""
+    s = scheduler(10**6)
+    s.add(sequence(0, 10, None, 10))
+    rng = Random(0)
+    while not any(q.state is State.DECODING for q in s.running):
+        plan = s.schedule(1e3, is_decode_due=False)
+        s.commit(plan, perform(plan, rng, 0.0))
+    assert s.schedule(1e3, is_decode_due=False).decodes
+    s.add(sequence(1, 500, None, 10))
+    assert not s.schedule(1e3, is_decode_due=False).decodes
+    assert s.schedule(1e3, is_decode_due=True).decodes
 
 
 def test_a_request_that_never_fits_is_told_so() -> None:

@@ -104,9 +104,8 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter-keep", "filter_keep", read_keep, "tokens to keep, or a fraction in (0, 1)"),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "shorter prompts are read whole"),
     Option("--kv-memory", "kv_memory_bytes", read_bytes, "for all requests' keys and values"),
-    Option(
-        "--min-chunk-tokens", "min_chunk_tokens", number(1), "least of a prompt a step advances"
-    ),
+    Option("--min-chunk-tokens", "min_chunk_tokens", number(1), "least of a prompt read at once"),
+    Option("--max-chunk-tokens", "max_chunk_tokens", number(1), "most of a prompt read at once"),
     Option("--max-running", "max_running", number(1), "requests in progress at once"),
     Option(
         "--step-target",

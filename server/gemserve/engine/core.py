@@ -12,7 +12,7 @@ from gemserve.engine.memory import MemoryPool
 from gemserve.engine.pace import Pace
 from gemserve.engine.runner import Runner, RunOutput
 from gemserve.engine.sampling import Draw, SamplerState
-from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
+from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.text import TextStream
 from gemserve.errors import CapacityExceeded
@@ -64,6 +64,7 @@ class Core:
             num_layers=model.num_layers,
             max_running=config.max_running,
             min_chunk=config.min_chunk_tokens,
+            max_chunk=config.max_chunk_tokens,
         )
         self._pace = Pace(target_s=config.step_target_s)
         self._jobs: dict[Sequence, Job] = {}
@@ -90,12 +91,21 @@ class Core:
         return self._scheduler.is_idle
 
     def step(self) -> Emitted:
-        """Every running request advances by what one step's budget allows."""
-        plan = self._scheduler.schedule(self._pace.budget(self._is_decoding))
-        out = self._runner.run(plan, {s: job.sampler for s, job in self._jobs.items()})
+        """A decode step if one is due, and a slice of a prompt if any is unfinished."""
+        is_decoding, pace = self._is_decoding, self._pace
+        plan = self._scheduler.schedule(
+            pace.layer_cost(is_decoding), is_decode_due=pace.is_decode_due()
+        )
+        slice_s = pace.slice_s(is_decoding, decodes_now=bool(plan.decodes))
+        out = self._runner.run(plan, {s: job.sampler for s, job in self._jobs.items()}, slice_s)
         emitted = self._speak(plan, out)
         self._scheduler.commit(plan, _outcome(out, emitted))
-        self._pace.observe(out.decode_s, out.chunks_s, self._cost(plan))
+        if plan.decodes:
+            pace.observe_decode(out.decode_s)
+        if plan.chunk is not None:
+            pace.observe_slice(out.slice_s)
+            if out.is_chunk_done:
+                pace.observe_pass(out.pass_s, self._cost(plan.chunk))
         self._forget_finished(emitted)
         return emitted
 
@@ -190,12 +200,12 @@ class Core:
         """Turn a step's results into events; a terminal event ends its request."""
         emitted: Emitted = []
         now = time.monotonic()
-        for chunk in plan.chunks:
-            job = self._jobs[chunk.sequence]
+        if plan.chunk is not None:
+            job = self._jobs[plan.chunk.sequence]
             if job.started_s is None:
                 job.started_s = out.started_s
-                if job.reason is not None or chunk.sequence.chosen is not None:
-                    kept = chunk.sequence.chosen
+                if job.reason is not None or job.sequence.chosen is not None:
+                    kept = job.sequence.chosen
                     emitted.append((job, self._filtered(job, kept, out.started_s)))
         for sequence, kept in out.kept.items():
             emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], kept, now)))
@@ -273,21 +283,18 @@ class Core:
                 del self._jobs[job.sequence]
                 self._runner.forget(job.sequence)
 
-    def _cost(self, plan: Plan) -> float:
-        shape = self.model.shape
-        total = 0.0
-        for chunk in plan.chunks:
-            layer = chunk.sequence.filter_layer
-            if chunk.is_filter and layer is not None:
-                total += shape.filter_chunk(chunk.start, chunk.count, layer)
-            else:
-                total += shape.prefill_chunk(chunk.start, chunk.count)
-        return total
+    def _cost(self, chunk: Chunk) -> float:
+        """Of a chunk's pass, as many layers as it has."""
+        shape, layer = self.model.shape, chunk.sequence.filter_layer
+        if chunk.is_filter and layer is not None:
+            return shape.filter_chunk(chunk.start, chunk.count, layer)
+        return shape.prefill_chunk(chunk.start, chunk.count)
 
 
 def _outcome(out: RunOutput, emitted: Emitted) -> StepOutput:
     ended = {job.sequence for job, event in emitted if isinstance(event, Finished)}
     return StepOutput(
+        is_chunk_done=out.is_chunk_done,
         tokens={sequence: drawn.token for sequence, drawn in out.draws.items()},
         kept=out.kept,
         finished=frozenset(ended - set(out.failures)),

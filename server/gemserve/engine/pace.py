@@ -1,40 +1,61 @@
-"""How much prompt work a step may hold, so that running streams keep their rhythm. No torch."""
+"""How prompt work and decoding share the time, so that running streams keep their rhythm. No torch.
+
+Between two decode steps prompts may be read for `CHUNK_PER_DECODE` times what a decode step takes:
+the gap between a stream's tokens grows by that factor and no further.
+"""
 
 from __future__ import annotations
 
 # Prompt work beside decoding may take this many times as long as the decoding itself.
 CHUNK_PER_DECODE = 2.1
+# A decode step is due once this share of the time for prompts is used.
+_DUE = 0.85
+# Of the time for prompts, what one layer of a chunk may take: a pass can be left between layers.
+_LAYER = 0.5
 _SMOOTHING = 0.2
 
 
 class Pace:
-    """Learns seconds per unit of cost and per decode step, and sets the next step's budget.
-
-    With nothing decoding a step aims at `target_s`, so that cancellations are seen soon. With
-    streams running it aims at `CHUNK_PER_DECODE` times what their decode step takes, at most
-    `target_s`: the gap between their tokens grows by that factor and no further.
-    """
+    """Learns how long a decode step and a unit of cost take, and divides the time by it."""
 
     def __init__(self, target_s: float) -> None:
         self._target_s = target_s
         self._seconds_per_cost: float | None = None
         self._decode_s: float | None = None
+        self._since_decode_s = 0.0
 
-    def budget(self, is_decoding: bool) -> float:
-        """Cost that the next step's chunks may have in all; 0 (one smallest chunk) until known."""
+    def is_decode_due(self) -> bool:
+        """Have prompts had their time since the last decode step?"""
+        return self._since_decode_s >= _DUE * self._share(is_decoding=True)
+
+    def slice_s(self, is_decoding: bool, decodes_now: bool) -> float:
+        """For how long this step may read prompts."""
+        share = self._share(is_decoding)
+        used = self._since_decode_s if is_decoding and not decodes_now else 0.0
+        return max(0.0, share - used)
+
+    def layer_cost(self, is_decoding: bool) -> float:
+        """What one layer of a chunk may cost; 0 (the smallest chunk) until known."""
         if self._seconds_per_cost is None:
             return 0.0
-        seconds = self._target_s
-        if is_decoding and self._decode_s is not None:
-            seconds = min(seconds, CHUNK_PER_DECODE * self._decode_s)
-        return seconds / self._seconds_per_cost
+        return _LAYER * self._share(is_decoding) / self._seconds_per_cost
 
-    def observe(self, decode_s: float, chunks_s: float, cost: float) -> None:
-        """A step's decode took `decode_s`, its chunks, worth `cost`, `chunks_s`."""
-        if cost > 0:
-            self._seconds_per_cost = _smoothed(self._seconds_per_cost, chunks_s / cost)
-        if decode_s > 0:
-            self._decode_s = _smoothed(self._decode_s, decode_s)
+    def observe_decode(self, seconds: float) -> None:
+        self._decode_s = _smoothed(self._decode_s, seconds)
+        self._since_decode_s = 0.0
+
+    def observe_slice(self, seconds: float) -> None:
+        """Prompts were read for `seconds`."""
+        self._since_decode_s += seconds
+
+    def observe_pass(self, seconds: float, cost: float) -> None:
+        """A whole chunk, worth `cost`, took `seconds`."""
+        self._seconds_per_cost = _smoothed(self._seconds_per_cost, seconds / cost)
+
+    def _share(self, is_decoding: bool) -> float:
+        if is_decoding and self._decode_s is not None:
+            return min(self._target_s, CHUNK_PER_DECODE * self._decode_s)
+        return self._target_s
 
 
 def _smoothed(old: float | None, new: float) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
 
+from gemserve.engine.passes import Pass
 from gemserve.engine.sampling import Draw, InvalidLogits, SamplerState, draw
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
@@ -26,7 +28,8 @@ class RunOutput:
     """What a plan's sequences got: a token each, positions kept, or the error they failed with.
 
     `evicted`: those whose keys and values were thinned out, which leaves no one set of positions.
-    `decode_s` and `chunks_s`: seconds spent on the two halves of the step.
+    `is_chunk_done`: the plan's chunk is through; `pass_s`: seconds it took in all its steps.
+    `decode_s` and `slice_s`: seconds spent on the two halves of this step.
     """
 
     started_s: float
@@ -34,8 +37,10 @@ class RunOutput:
     kept: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     evicted: list[Sequence] = field(default_factory=list)
     failures: dict[Sequence, Exception] = field(default_factory=dict)
+    is_chunk_done: bool = False
+    pass_s: float = 0.0
     decode_s: float = 0.0
-    chunks_s: float = 0.0
+    slice_s: float = 0.0
 
 
 class Runner:
@@ -44,23 +49,34 @@ class Runner:
     def __init__(self, model: CausalModel, num_units: int) -> None:
         self._model = model
         self._memory = model.new_memory(num_units)
-        self._queries: dict[Sequence, torch.Tensor] = {}
+        self._passes: dict[Sequence, Pass] = {}
+        self._taps: dict[Sequence, FilterTap] = {}
         self._windows: dict[Sequence, WindowTap] = {}
         self._kept: dict[Sequence, tuple[int, KVSpan]] = {}
 
-    def run(self, plan: Plan, samplers: Mapping[Sequence, SamplerState]) -> RunOutput:
-        """Advance every sequence of the plan. One that fails does not take others with it."""
+    # one inference mode around everything: passes are left and re-entered in the middle of theirs
+    @torch.inference_mode()
+    def run(
+        self, plan: Plan, samplers: Mapping[Sequence, SamplerState], slice_s: float
+    ) -> RunOutput:
+        """Advance every sequence of the plan, its chunk for about `slice_s` seconds.
+
+        One that fails does not take others with it.
+        """
+        if plan.moves:  # passes under way point to where things were: their chunks begin again
+            for under_way in self._passes.values():
+                under_way.abandon()
+            self._passes.clear()
         for move in plan.moves:
             self._memory.move(move.source, move.target, move.size)
         out = RunOutput(started_s=time.monotonic())
         logits: dict[Sequence, torch.Tensor] = {}
         self._decode(plan, logits, out)
         decoded_s = time.monotonic()
-        for chunk in plan.chunks:
-            step = self._filter if chunk.is_filter else self._prefill
-            self._alone(chunk.sequence, out, step, chunk, logits, out)
+        if plan.chunk is not None:
+            self._alone(plan.chunk.sequence, out, self._read, plan.chunk, slice_s, logits, out)
         out.decode_s = decoded_s - out.started_s
-        out.chunks_s = time.monotonic() - decoded_s
+        out.slice_s = time.monotonic() - decoded_s
         if logits:
             drawn = draw(torch.stack(list(logits.values())), [samplers[s] for s in logits])
             for sequence, result in zip(logits, drawn, strict=True):
@@ -72,7 +88,10 @@ class Runner:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a sequence that has ended. Idempotent."""
-        self._queries.pop(sequence, None)
+        under_way = self._passes.pop(sequence, None)
+        if under_way is not None:
+            under_way.abandon()
+        self._taps.pop(sequence, None)
         self._windows.pop(sequence, None)
         self._kept.pop(sequence, None)
 
@@ -102,24 +121,86 @@ class Runner:
             [s.generated[-1] for s in sequences], batch, [s.rope_length for s in sequences]
         )
 
-    def _prefill(self, chunk: Chunk, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
+    def _read(
+        self, chunk: Chunk, slice_s: float, logits: dict[Sequence, torch.Tensor], out: RunOutput
+    ) -> None:
+        """Go on with a chunk's pass; at the end of a sequence's last one, what comes of it."""
+        sequence = chunk.sequence
+        if sequence not in self._passes:
+            begin = self._filter_pass if chunk.is_filter else self._prefill_pass
+            self._passes[sequence] = begin(chunk)
+        under_way = self._passes[sequence]
+        out.is_chunk_done = under_way.run(slice_s)
+        if not out.is_chunk_done:
+            return
+        del self._passes[sequence]
+        out.pass_s = under_way.spent_s
+        if not chunk.is_last:
+            return
+        if chunk.is_filter:
+            out.kept[sequence] = self._select(sequence, self._taps.pop(sequence))
+            return
+        assert under_way.result is not None
+        logits[sequence] = under_way.result[0]
+        if sequence.evicts:
+            self._evict(sequence, self._windows.pop(sequence))
+            out.evicted.append(sequence)
+
+    def _prefill_pass(self, chunk: Chunk) -> Pass:
         sequence = chunk.sequence
         if sequence.evicts and sequence not in self._windows:
             window = EVICTORS[sequence.request.filter.method].window(sequence.num_prompt)
             self._windows[sequence] = self._model.new_window(window, sequence.num_prompt)
-        row = self._model.prefill_chunk(
-            sequence.ids[chunk.start : chunk.start + chunk.count],
-            start=chunk.start,
-            kv=self._kept_kv(sequence),
-            rope_tokens=sequence.rope_length,
-            is_last=chunk.is_last,
-            window=self._windows.get(sequence),
+        return Pass(
+            partial(
+                self._model.prefill_chunk,
+                sequence.ids[chunk.start : chunk.start + chunk.count],
+                start=chunk.start,
+                kv=self._kept_kv(sequence),
+                rope_tokens=sequence.rope_length,
+                is_last=chunk.is_last,
+                window=self._windows.get(sequence),
+            )
         )
-        if row is not None:
-            logits[sequence] = row[0]
-            if sequence.evicts:
-                self._evict(sequence, self._windows.pop(sequence))
-                out.evicted.append(sequence)
+
+    def _filter_pass(self, chunk: Chunk) -> Pass:
+        sequence = chunk.sequence
+        layer, span, num_tokens = sequence.filter_layer, sequence.span, sequence.num_prompt
+        assert layer is not None
+        assert span is not None
+        before = self._taps.get(sequence)
+        if before is None:
+            selector = SELECTORS[sequence.request.filter.method]
+            queries = self._model.new_queries(selector.window(num_tokens))
+        else:
+            queries = before.queries
+        tap = self._taps[sequence] = FilterTap(
+            layer=layer,
+            keys=self._memory.keys(span.start + 2 * layer * num_tokens, num_tokens),
+            queries=queries,
+        )
+        return Pass(
+            partial(
+                self._model.filter_chunk,
+                sequence.request.prompt_ids[chunk.start : chunk.start + chunk.count],
+                start=chunk.start,
+                kv=self._memory.kv(span.start, num_layers=layer, capacity=num_tokens),
+                tap=tap,
+            )
+        )
+
+    def _select(self, sequence: Sequence, tap: FilterTap) -> tuple[int, ...]:
+        """The positions that the sequence's method keeps."""
+        params = sequence.request.filter
+        evidence = Evidence(
+            queries=tap.queries,
+            keys=tap.keys,
+            scale=tap.scale,
+            softcap=tap.softcap,
+            protected=sequence.request.protected,
+        )
+        kept = SELECTORS[params.method].select(evidence, sequence.num_kept, params)
+        return tuple(kept.tolist())
 
     def _evict(self, sequence: Sequence, window: WindowTap) -> None:
         """Keep of each layer's keys and values what its evictor chooses, packed for generation."""
@@ -143,40 +224,6 @@ class Runner:
         target = self._memory.kv(start, num_layers=layers, capacity=capacity)
         target.pack(kv, chosen)
         self._kept[sequence] = (start, target)
-
-    def _filter(self, chunk: Chunk, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
-        sequence = chunk.sequence
-        layer, span, num_tokens = sequence.filter_layer, sequence.span, sequence.num_prompt
-        assert layer is not None
-        assert span is not None
-        params = sequence.request.filter
-        selector = SELECTORS[params.method]
-        if sequence not in self._queries:
-            self._queries[sequence] = self._model.new_queries(selector.window(num_tokens))
-        tap = FilterTap(
-            layer=layer,
-            keys=self._memory.keys(span.start + 2 * layer * num_tokens, num_tokens),
-            queries=self._queries[sequence],
-        )
-        self._model.filter_chunk(
-            sequence.request.prompt_ids[chunk.start : chunk.start + chunk.count],
-            start=chunk.start,
-            kv=self._memory.kv(span.start, num_layers=layer, capacity=num_tokens),
-            tap=tap,
-        )
-        if not chunk.is_last:
-            return
-        evidence = Evidence(
-            queries=tap.queries,
-            keys=tap.keys,
-            scale=tap.scale,
-            softcap=tap.softcap,
-            protected=sequence.request.protected,
-        )
-        with torch.inference_mode():
-            kept = selector.select(evidence, sequence.num_kept, params)
-        out.kept[sequence] = tuple(kept.tolist())
-        del self._queries[sequence]
 
     def _kept_kv(self, sequence: Sequence) -> KVSpan:
         """All layers' keys and values; made anew only when compaction has moved them."""

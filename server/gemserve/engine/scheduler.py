@@ -1,8 +1,9 @@
-"""What runs next: decode first, then pieces of prompts, within a budget. No torch.
+"""What runs next: decode steps when they are due, and between them pieces of prompts. No torch.
 
-A step holds one token of every decoding sequence, and chunks of filter and prefill passes worth at
-most `budget` units of cost. Admission reserves a request's peak memory, so nothing that runs can
-starve for it and no two requests can wait for each other.
+A step holds one token of every decoding sequence, or a slice of one prompt's pass, or both. The
+pass is over a chunk of tokens, and may take several steps to get through its layers. Admission
+reserves a request's peak memory, so nothing that runs can starve for it and no two requests can
+wait for each other.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ MAX_TIMES_PASSED = 64
 
 
 class Costs(Protocol):
-    """What a chunk costs, in any unit; the budget has the same one."""
+    """What one layer of a chunk costs, in any unit; the limit on it has the same one."""
 
-    def filter_chunk(self, start: int, count: int, layer: int) -> float: ...
-
-    def prefill_chunk(self, start: int, count: int) -> float: ...
+    def layer(self, start: int, count: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +42,23 @@ class Plan:
 
     moves: tuple[Move, ...]
     decodes: tuple[Sequence, ...]
-    chunks: tuple[Chunk, ...]
+    chunk: Chunk | None
 
     @property
     def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks
+        return not self.decodes and self.chunk is None
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced. Every sequence of the plan advanced, unless it is in `failures`.
+    """What a step produced. Every sequence that decoded advanced, unless it is in `failures`.
 
+    `is_chunk_done`: the plan's chunk got through all its layers, and need not be planned again.
     `tokens`: drawn for decoding sequences and for prefills that ended; `kept`: positions chosen by
     filter passes that ended; `finished`: sequences that ended with this step's token.
     """
 
+    is_chunk_done: bool = True
     tokens: Mapping[Sequence, int] = field(default_factory=dict)
     kept: Mapping[Sequence, tuple[int, ...]] = field(default_factory=dict)
     finished: frozenset[Sequence] = frozenset()
@@ -68,13 +69,21 @@ class Scheduler:
     """Owns the states of all sequences and the memory pool's bookkeeping."""
 
     def __init__(
-        self, pool: MemoryPool, costs: Costs, *, num_layers: int, max_running: int, min_chunk: int
+        self,
+        pool: MemoryPool,
+        costs: Costs,
+        *,
+        num_layers: int,
+        max_running: int,
+        min_chunk: int,
+        max_chunk: int,
     ) -> None:
         self.pool = pool
         self._costs = costs
         self._num_layers = num_layers
         self._max_running = max_running
-        self._min_chunk = min_chunk
+        self._min_chunk, self._max_chunk = min_chunk, max_chunk
+        self._is_oldest_next = True
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
 
@@ -91,20 +100,24 @@ class Scheduler:
         assert self.fits_ever(sequence)
         self.waiting.append(sequence)
 
-    def schedule(self, budget: float) -> Plan:
-        """Admit what fits, then plan one step of at most `budget` cost in chunks.
+    def schedule(self, layer_cost: float, *, is_decode_due: bool) -> Plan:
+        """Admit what fits, then plan one step.
 
-        At least one chunk of `min_chunk` tokens is planned if any prompt is unfinished.
+        If any prompt is unfinished, a chunk of one is planned, in which a layer costs at most
+        `layer_cost`; decoding sequences then go on only if a decode step is due.
         """
         moves = self._admit()
+        chunk = self._next_chunk(layer_cost)
         decodes = tuple(s for s in self.running if s.state is State.DECODING)
-        return Plan(tuple(moves), decodes, tuple(self._chunks(budget)))
+        return Plan(tuple(moves), decodes if is_decode_due or chunk is None else (), chunk)
 
     def commit(self, plan: Plan, output: StepOutput) -> None:
         """Advance every sequence of the plan by what its step produced."""
-        for chunk in plan.chunks:
-            if chunk.sequence not in output.failures:
-                self._advance(chunk, output)
+        if plan.chunk is not None and plan.chunk.sequence not in output.failures:
+            if output.is_chunk_done:
+                self._advance(plan.chunk, output)
+            else:
+                plan.chunk.sequence.open_tokens = plan.chunk.count
         for sequence in plan.decodes:
             if sequence not in output.failures:
                 sequence.generated.append(output.tokens[sequence])
@@ -176,54 +189,45 @@ class Scheduler:
             sequence.state = State.FILTERING if is_filtered else State.PREFILLING
         return moves
 
-    def _chunks(self, budget: float) -> list[Chunk]:
-        """Half of the budget to the oldest unfinished prompt, the rest to those nearest their end.
+    def _next_chunk(self, layer_cost: float) -> Chunk | None:
+        """In turn of the oldest unfinished prompt and of the one nearest its end.
 
         So a huge prompt always advances, and short ones do not wait behind it.
         """
         unfinished = [s for s in self.running if s.state in (State.FILTERING, State.PREFILLING)]
         if not unfinished:
-            return []
+            return None
         oldest = min(unfinished, key=lambda s: s.order)
-        others = sorted((s for s in unfinished if s is not oldest), key=lambda s: s.remaining)
-        share = budget / 2 if others else budget
-        chunks = [self._chunk(oldest, share)]
-        left = budget - self._cost(oldest, chunks[0].count)
-        for sequence in others:
-            if left <= 0:
-                break
-            chunk = self._chunk(sequence, left)
-            chunks.append(chunk)
-            left -= self._cost(sequence, chunk.count)
-        return chunks
-
-    def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
-        """The longest chunk within `budget`, but at least `min_chunk` tokens."""
-        low = min(self._min_chunk, sequence.remaining)
-        high = sequence.remaining
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._cost(sequence, middle) <= budget:
-                low = middle
-            else:
-                high = middle - 1
+        others = [s for s in unfinished if s is not oldest]
+        sequence = oldest
+        if others and not self._is_oldest_next:
+            sequence = min(others, key=lambda s: s.remaining)
+        self._is_oldest_next = not self._is_oldest_next
+        count = sequence.open_tokens or self._chunk_tokens(sequence, layer_cost)
         return Chunk(
             sequence=sequence,
             start=sequence.done,
-            count=low,
+            count=count,
             is_filter=sequence.state is State.FILTERING,
-            is_last=sequence.done + low == sequence.pass_length,
+            is_last=sequence.done + count == sequence.pass_length,
         )
 
-    def _cost(self, sequence: Sequence, count: int) -> float:
-        if sequence.state is State.FILTERING:
-            assert sequence.filter_layer is not None
-            return self._costs.filter_chunk(sequence.done, count, sequence.filter_layer)
-        return self._costs.prefill_chunk(sequence.done, count)
+    def _chunk_tokens(self, sequence: Sequence, layer_cost: float) -> int:
+        """As many as `layer_cost` allows, from `min_chunk` to `max_chunk`."""
+        low = min(self._min_chunk, sequence.remaining)
+        high = min(self._max_chunk, sequence.remaining)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._costs.layer(sequence.done, middle) <= layer_cost:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def _advance(self, chunk: Chunk, output: StepOutput) -> None:
         sequence = chunk.sequence
         sequence.done += chunk.count
+        sequence.open_tokens = 0
         if not chunk.is_last:
             return
         if chunk.is_filter:

@@ -35,6 +35,7 @@ class Sequence:
     evicts: bool = False
     state: State = State.WAITING
     done: int = 0
+    open_tokens: int = 0  # of a chunk begun in an earlier step and not yet through all layers
     ids: Ids[int] = ()
     generated: list[int] = field(default_factory=list)
     chosen: tuple[int, ...] | None = None  # positions kept without a pass

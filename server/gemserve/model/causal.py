@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from gemserve.model.seam import (
 )
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
+
+Pause = Callable[[], None]
 
 
 class CausalModel:
@@ -84,10 +86,18 @@ class CausalModel:
         return WindowTap(queries=queries, num_tokens=num_tokens)
 
     @torch.inference_mode()
-    def filter_chunk(self, ids: Sequence[int], *, start: int, kv: KVSpan, tap: FilterTap) -> None:
+    def filter_chunk(
+        self,
+        ids: Sequence[int],
+        pause: Pause | None = None,
+        *,
+        start: int,
+        kv: KVSpan,
+        tap: FilterTap,
+    ) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
         chunk = Chunk(kv=kv, start=start)
-        context = ForwardContext(rows=chunk, backend=self.backend, tap=tap)
+        context = ForwardContext(rows=chunk, backend=self.backend, tap=tap, pause=pause)
         decoder = self._lower_decoder(tap.layer, tap.num_tokens)
         positions = range(start, start + len(ids))
         try:
@@ -100,6 +110,7 @@ class CausalModel:
     def prefill_chunk(
         self,
         ids: Sequence[int],
+        pause: Pause | None = None,
         *,
         start: int,
         kv: KVSpan,
@@ -119,6 +130,7 @@ class CausalModel:
             [rope_tokens],
             logits_of=[len(ids) - 1] if is_last else [],
             window=window,
+            pause=pause,
         )
         return logits if is_last else None
 
@@ -137,10 +149,11 @@ class CausalModel:
         rope_tokens: Sequence[int],
         logits_of: Sequence[int],
         window: WindowTap | None = None,
+        pause: Pause | None = None,
     ) -> torch.Tensor:
         out = self._whole_model(rope_tokens)(
             **self._inputs(ids, positions),
-            context=ForwardContext(rows=rows, backend=self.backend, window=window),
+            context=ForwardContext(rows=rows, backend=self.backend, window=window, pause=pause),
             # an index tensor: the integer 0 would mean "all of them"
             logits_to_keep=torch.tensor(list(logits_of), dtype=torch.long, device=self.device),
         )

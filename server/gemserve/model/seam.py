@@ -6,6 +6,7 @@ keyword argument of `forward`. Nothing is patched and nothing remains after an a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,13 +96,15 @@ class Chunk:
 class ForwardContext:
     """One forward pass: over a chunk of one sequence, or over one token of each of several.
 
-    `tap` ends a chunk's pass at its layer; `window` listens in every layer.
+    `tap` ends a chunk's pass at its layer; `window` listens in every layer;
+    `pause` is called in every layer, where the pass may be left for a while.
     """
 
     rows: Chunk | DecodeBatch
     backend: AttentionBackend
     tap: FilterTap | None = None
     window: WindowTap | None = None
+    pause: Callable[[], None] | None = None
 
 
 def attention(
@@ -145,6 +148,8 @@ def attention(
             )
         context.tap.record(q, k, context.rows.start, options.scale, softcap)
         raise FilterLayerReached
+    if context.pause is not None:
+        context.pause()
     if context.window is not None:
         context.window.record(layer, q, context.rows.start, options.scale, softcap)
     out = _attend(context.rows, layer, q, k, v, options, context.backend)

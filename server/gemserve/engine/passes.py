@@ -1,0 +1,54 @@
+"""A chunk's forward pass that can be left at any layer and taken up again later.
+
+Big chunks keep the processor busy; short steps keep streams fluent and cancellations quick. A pass
+is a coroutine: the attention function calls `ForwardContext.pause` in every layer, and there the
+pass hands control back once its time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from greenlet import getcurrent, greenlet
+
+
+class Pass:
+    """Runs `forward(pause)` in slices, all in one thread. `spent_s`: time it has taken so far."""
+
+    def __init__(self, forward: Callable[[Callable[[], None]], torch.Tensor | None]) -> None:
+        self._greenlet = greenlet(forward)
+        self._stop_s = 0.0
+        self._layer_started_s = 0.0
+        self.spent_s = 0.0
+        self.result: torch.Tensor | None = None
+
+    def run(self, seconds: float) -> bool:
+        """Go on for about `seconds`, at least one layer; True once the pass has ended.
+
+        Raises what the pass raises.
+        """
+        started_s = self._layer_started_s = time.perf_counter()
+        self._stop_s = started_s + seconds
+        is_new = not self._greenlet
+        returned = self._greenlet.switch(self._pause) if is_new else self._greenlet.switch()
+        self.spent_s += time.perf_counter() - started_s
+        if self._greenlet.dead:
+            self.result = returned
+        return self._greenlet.dead
+
+    def abandon(self) -> None:
+        """Unwind the pass where it stands. Idempotent."""
+        if self._greenlet:  # started, and not ended
+            self._greenlet.throw()
+
+    def _pause(self) -> None:
+        """Hand back control if the next layer, as long as the last one, would end too late."""
+        now = time.perf_counter()
+        layer_s = now - self._layer_started_s
+        self._layer_started_s = now
+        if now + layer_s / 2 >= self._stop_s:
+            parent = getcurrent().parent
+            assert parent is not None
+            parent.switch()

@@ -45,7 +45,7 @@ class EngineConfig:
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256
     step_target_s: float = 0.25
-    min_chunk_tokens: int = 32
+    min_chunk_tokens: int = 128
     max_chunk_tokens: int = 2048
     max_queue: int = 128
     max_prompt_tokens: int | None = None

@@ -43,7 +43,11 @@ class ModelShape:
     def attention(self, start: int, count: int) -> float:
         """One layer's QKᵀ and PV for tokens start..start+count−1, each seeing all before it."""
         pairs = count * start + count * (count + 1) / 2
-        return 4.0 * self.num_heads * self.head_dim * pairs
+        return self.pair() * pairs
+
+    def pair(self) -> float:
+        """One query and one key in one layer, all heads."""
+        return 4.0 * self.num_heads * self.head_dim
 
     def layer(self, start: int, count: int) -> float:
         """One whole layer over a chunk."""

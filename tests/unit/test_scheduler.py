@@ -16,13 +16,6 @@ LAYERS = 8
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))
 
 
-class TokenCosts:
-    """A token costs more the later it stands."""
-
-    def layer(self, start: int, count: int) -> float:
-        return count * (1 + (start + count / 2) / 1000)
-
-
 def sequence(order: int, prompt: int, keep: int | None, max_tokens: int) -> Sequence:
     return Sequence(
         request=Request(
@@ -38,14 +31,7 @@ def sequence(order: int, prompt: int, keep: int | None, max_tokens: int) -> Sequ
 
 
 def scheduler(capacity: int, max_running: int = 64) -> Scheduler:
-    return Scheduler(
-        MemoryPool(capacity),
-        TokenCosts(),
-        num_layers=LAYERS,
-        max_running=max_running,
-        min_chunk=8,
-        max_chunk=512,
-    )
+    return Scheduler(MemoryPool(capacity), num_layers=LAYERS, max_running=max_running)
 
 
 def random_sequence(rng: Random, order: int) -> Sequence:
@@ -87,7 +73,7 @@ def check_plan(plan: Plan, seen: dict[Sequence, int]) -> None:
     """Passes are read in order, once, and a chunk begun is the chunk gone on with."""
     chunk = plan.chunk
     if chunk is not None:
-        assert chunk.sequence not in plan.decodes
+        assert not plan.decodes
         assert chunk.count > 0
         assert chunk.sequence.open_tokens in (0, chunk.count)
         assert chunk.start == chunk.sequence.done
@@ -110,7 +96,7 @@ def run_trace(seed: int) -> None:
             s.add(pending.pop(0))
         if rng.random() < 0.03 and (s.running or s.waiting):
             s.finish(rng.choice([*s.running, *s.waiting]))
-        plan = s.schedule(rng.choice((10.0, 300.0, 1e4)), is_decode_due=rng.random() < 0.5)
+        plan = s.schedule(rng.choice((8, 300, 5000)), is_decode_due=rng.random() < 0.5)
         s.check_integrity()
         check_plan(plan, seen)
         assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
@@ -139,7 +125,7 @@ def test_a_broken_invariant_is_caught() -> None:
         s = scheduler(100_000)
         for order in range(3):
             s.add(sequence(order, 200, 32, 4))
-        s.schedule(10.0, is_decode_due=True)
+        s.schedule(10, is_decode_due=True)
         s.check_integrity()
         return s
 
@@ -206,7 +192,7 @@ def test_a_short_prompt_does_not_wait_behind_a_huge_one() -> None:
     rng = Random(0)
     turns = [0, 0]
     while not any(q.order == 1 and q.state is State.DECODING for q in s.running):
-        plan = s.schedule(200.0, is_decode_due=True)
+        plan = s.schedule(200, is_decode_due=False)
         assert plan.chunk is not None
         turns[plan.chunk.sequence.order] += 1
         s.commit(plan, perform(plan, rng, 0.0))
@@ -219,33 +205,17 @@ def test_a_large_request_is_not_overtaken_for_ever() -> None:
     s = scheduler(2 * LAYERS * 1000)
     rng = Random(0)
     s.add(sequence(0, 500, None, 20))
-    s.schedule(1e6, is_decode_due=True)
+    s.schedule(1000, is_decode_due=True)
     large = sequence(1, 960, None, 20)
     s.add(large)
     for order in range(2, 2000):
         if len(s.waiting) < 10:
             s.add(sequence(order, 100, None, 20))
-        plan = s.schedule(1e6, is_decode_due=True)
+        plan = s.schedule(1000, is_decode_due=rng.random() < 0.5)
         s.commit(plan, perform(plan, rng, 0.0))
         if large.state is not State.WAITING:
             return
     raise AssertionError("never admitted")
-
-
-def test_chunks_follow_cost_not_tokens() -> None:
-    """A token late in a prompt attends to more: its chunk is shorter."""
-    s = scheduler(10**7)
-    s.add(sequence(0, 50_000, None, 4))
-
-    def count(done: int) -> int:
-        s.running[0].done = done
-        plan = s.schedule(300.0, is_decode_due=True)
-        assert plan.chunk is not None
-        return plan.chunk.count
-
-    s.schedule(300.0, is_decode_due=True)
-    assert count(0) > 1.5 * count(2000) > 2 * count(40_000)
-    assert count(49_999) == 1
 
 
 def test_decoding_waits_until_it_is_due() -> None:
@@ -254,12 +224,12 @@ def test_decoding_waits_until_it_is_due() -> None:
     s.add(sequence(0, 10, None, 10))
     rng = Random(0)
     while not any(q.state is State.DECODING for q in s.running):
-        plan = s.schedule(1e3, is_decode_due=False)
+        plan = s.schedule(100, is_decode_due=False)
         s.commit(plan, perform(plan, rng, 0.0))
-    assert s.schedule(1e3, is_decode_due=False).decodes
+    assert s.schedule(100, is_decode_due=False).decodes
     s.add(sequence(1, 500, None, 10))
-    assert not s.schedule(1e3, is_decode_due=False).decodes
-    assert s.schedule(1e3, is_decode_due=True).decodes
+    assert not s.schedule(100, is_decode_due=False).decodes
+    assert s.schedule(100, is_decode_due=True).decodes
 
 
 def test_a_request_that_never_fits_is_told_so() -> None:

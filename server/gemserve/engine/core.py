@@ -60,11 +60,8 @@ class Core:
         self._runner = Runner(model, num_units)
         self._scheduler = Scheduler(
             self._pool,
-            model.shape,
             num_layers=model.num_layers,
             max_running=config.max_running,
-            min_chunk=config.min_chunk_tokens,
-            max_chunk=config.max_chunk_tokens,
         )
         self._pace = Pace(target_s=config.step_target_s)
         self._jobs: dict[Sequence, Job] = {}
@@ -91,19 +88,21 @@ class Core:
         return self._scheduler.is_idle
 
     def step(self) -> Emitted:
-        """A decode step if one is due, and a slice of a prompt if any is unfinished."""
+        """A token of every decoding sequence, or a slice of an unfinished prompt."""
         is_decoding, pace = self._is_decoding, self._pace
-        plan = self._scheduler.schedule(
-            pace.layer_cost(is_decoding), is_decode_due=pace.is_decode_due()
+        plan = self._scheduler.schedule(self._chunk_tokens(), is_decode_due=pace.is_decode_due())
+        out = self._runner.run(
+            plan,
+            {s: job.sampler for s, job in self._jobs.items()},
+            slice_s=pace.slice_s(is_decoding),
+            piece=int(pace.piece_cost() / self.model.shape.pair()),
         )
-        slice_s = pace.slice_s(is_decoding, decodes_now=bool(plan.decodes))
-        out = self._runner.run(plan, {s: job.sampler for s, job in self._jobs.items()}, slice_s)
         emitted = self._speak(plan, out)
         self._scheduler.commit(plan, _outcome(out, emitted))
         if plan.decodes:
-            pace.observe_decode(out.decode_s)
+            pace.observe_decode(out.taken_s)
         if plan.chunk is not None:
-            pace.observe_slice(out.slice_s)
+            pace.observe_slice(out.taken_s)
             if out.is_chunk_done:
                 pace.observe_pass(out.pass_s, self._cost(plan.chunk))
         self._forget_finished(emitted)
@@ -282,6 +281,12 @@ class Core:
             if isinstance(event, Finished):
                 del self._jobs[job.sequence]
                 self._runner.forget(job.sequence)
+
+    def _chunk_tokens(self) -> int:
+        """As many as a layer's matrices can take in one piece; attention is cut in pieces."""
+        fitting = int(self._pace.piece_cost() / self.model.shape.layer(0, 1))
+        low, high = self.config.min_chunk_tokens, self.config.max_chunk_tokens
+        return max(low, min(high, fitting))
 
     def _cost(self, chunk: Chunk) -> float:
         """Of a chunk's pass, as many layers as it has."""

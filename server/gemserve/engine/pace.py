@@ -7,11 +7,11 @@ the gap between a stream's tokens grows by that factor and no further.
 from __future__ import annotations
 
 # Prompt work beside decoding may take this many times as long as the decoding itself.
-CHUNK_PER_DECODE = 2.1
+CHUNK_PER_DECODE = 1.7
 # A decode step is due once this share of the time for prompts is used.
-_DUE = 0.85
-# Of the time for prompts, what one layer of a chunk may take: a pass can be left between layers.
-_LAYER = 0.5
+_DUE = 0.9
+# Between two pieces a pass can be left: this is how long one should take.
+_PIECE_S = 0.02
 _SMOOTHING = 0.2
 
 
@@ -28,17 +28,14 @@ class Pace:
         """Have prompts had their time since the last decode step?"""
         return self._since_decode_s >= _DUE * self._share(is_decoding=True)
 
-    def slice_s(self, is_decoding: bool, decodes_now: bool) -> float:
+    def slice_s(self, is_decoding: bool) -> float:
         """For how long this step may read prompts."""
-        share = self._share(is_decoding)
-        used = self._since_decode_s if is_decoding and not decodes_now else 0.0
-        return max(0.0, share - used)
+        used = self._since_decode_s if is_decoding else 0.0
+        return max(0.0, self._share(is_decoding) - used)
 
-    def layer_cost(self, is_decoding: bool) -> float:
-        """What one layer of a chunk may cost; 0 (the smallest chunk) until known."""
-        if self._seconds_per_cost is None:
-            return 0.0
-        return _LAYER * self._share(is_decoding) / self._seconds_per_cost
+    def piece_cost(self) -> float:
+        """What a piece of a chunk's pass may cost; 0 until known."""
+        return _PIECE_S / self._seconds_per_cost if self._seconds_per_cost is not None else 0.0
 
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = _smoothed(self._decode_s, seconds)

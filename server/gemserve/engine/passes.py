@@ -1,8 +1,8 @@
-"""A chunk's forward pass that can be left at any layer and taken up again later.
+"""A chunk's forward pass that can be left in any layer and taken up again later.
 
 Big chunks keep the processor busy; short steps keep streams fluent and cancellations quick. A pass
-is a coroutine: the attention function calls `ForwardContext.pause` in every layer, and there the
-pass hands control back once its time is up.
+is a coroutine: the attention function calls `ForwardContext.pause` in every layer, several times
+where a prompt is long, and there the pass hands control back once its time is up.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ from collections.abc import Callable
 import torch
 from greenlet import getcurrent, greenlet
 
+from gemserve.model.causal import Breaks
+
 
 class Pass:
-    """Runs `forward(pause)` in slices, all in one thread. `spent_s`: time it has taken so far."""
+    """Runs `forward(breaks)` in slices, all in one thread. `spent_s`: time taken so far.
 
-    def __init__(self, forward: Callable[[Callable[[], None]], torch.Tensor | None]) -> None:
-        self._greenlet = greenlet(forward)
+    `piece`: see `ForwardContext`.
+    """
+
+    def __init__(self, forward: Callable[[Breaks], torch.Tensor | None], piece: int) -> None:
+        self._greenlet = greenlet(lambda: forward(Breaks(self._pause, piece)))
         self._stop_s = 0.0
-        self._layer_started_s = 0.0
+        self._piece_started_s = 0.0
         self.spent_s = 0.0
         self.result: torch.Tensor | None = None
 
     def run(self, seconds: float) -> bool:
-        """Go on for about `seconds`, at least one layer; True once the pass has ended.
+        """Go on for about `seconds`, at least one piece; True once the pass has ended.
 
         Raises what the pass raises.
         """
-        started_s = self._layer_started_s = time.perf_counter()
+        started_s = self._piece_started_s = time.perf_counter()
         self._stop_s = started_s + seconds
-        is_new = not self._greenlet
-        returned = self._greenlet.switch(self._pause) if is_new else self._greenlet.switch()
+        returned = self._greenlet.switch()
         self.spent_s += time.perf_counter() - started_s
         if self._greenlet.dead:
             self.result = returned
@@ -44,11 +48,11 @@ class Pass:
             self._greenlet.throw()
 
     def _pause(self) -> None:
-        """Hand back control if the next layer, as long as the last one, would end too late."""
+        """Hand back control if the next piece, as long as the last one, would end too late."""
         now = time.perf_counter()
-        layer_s = now - self._layer_started_s
-        self._layer_started_s = now
-        if now + layer_s / 2 >= self._stop_s:
+        piece_s = now - self._piece_started_s
+        self._piece_started_s = now
+        if now + piece_s / 2 >= self._stop_s:
             parent = getcurrent().parent
             assert parent is not None
             parent.switch()

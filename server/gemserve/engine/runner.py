@@ -21,6 +21,7 @@ from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.seam import FilterTap, WindowTap
 
 T = TypeVar("T")
+Forward = Callable[..., torch.Tensor | None]
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class RunOutput:
 
     `evicted`: those whose keys and values were thinned out, which leaves no one set of positions.
     `is_chunk_done`: the plan's chunk is through; `pass_s`: seconds it took in all its steps.
-    `decode_s` and `slice_s`: seconds spent on the two halves of this step.
+    `taken_s`: seconds the model ran in this step.
     """
 
     started_s: float
@@ -39,8 +40,7 @@ class RunOutput:
     failures: dict[Sequence, Exception] = field(default_factory=dict)
     is_chunk_done: bool = False
     pass_s: float = 0.0
-    decode_s: float = 0.0
-    slice_s: float = 0.0
+    taken_s: float = 0.0
 
 
 class Runner:
@@ -57,9 +57,16 @@ class Runner:
     # one inference mode around everything: passes are left and re-entered in the middle of theirs
     @torch.inference_mode()
     def run(
-        self, plan: Plan, samplers: Mapping[Sequence, SamplerState], slice_s: float
+        self,
+        plan: Plan,
+        samplers: Mapping[Sequence, SamplerState],
+        *,
+        slice_s: float,
+        piece: int,
     ) -> RunOutput:
         """Advance every sequence of the plan, its chunk for about `slice_s` seconds.
+
+        `piece`: query-key pairs after which a pass that begins now can be left.
 
         One that fails does not take others with it.
         """
@@ -72,11 +79,11 @@ class Runner:
         out = RunOutput(started_s=time.monotonic())
         logits: dict[Sequence, torch.Tensor] = {}
         self._decode(plan, logits, out)
-        decoded_s = time.monotonic()
         if plan.chunk is not None:
-            self._alone(plan.chunk.sequence, out, self._read, plan.chunk, slice_s, logits, out)
-        out.decode_s = decoded_s - out.started_s
-        out.slice_s = time.monotonic() - decoded_s
+            self._alone(
+                plan.chunk.sequence, out, self._read, plan.chunk, slice_s, piece, logits, out
+            )
+        out.taken_s = time.monotonic() - out.started_s
         if logits:
             drawn = draw(torch.stack(list(logits.values())), [samplers[s] for s in logits])
             for sequence, result in zip(logits, drawn, strict=True):
@@ -122,13 +129,17 @@ class Runner:
         )
 
     def _read(
-        self, chunk: Chunk, slice_s: float, logits: dict[Sequence, torch.Tensor], out: RunOutput
+        self,
+        chunk: Chunk,
+        slice_s: float,
+        piece: int,
+        logits: dict[Sequence, torch.Tensor],
+        out: RunOutput,
     ) -> None:
         """Go on with a chunk's pass; at the end of a sequence's last one, what comes of it."""
         sequence = chunk.sequence
         if sequence not in self._passes:
-            begin = self._filter_pass if chunk.is_filter else self._prefill_pass
-            self._passes[sequence] = begin(chunk)
+            self._passes[sequence] = self._pass(chunk, piece)
         under_way = self._passes[sequence]
         out.is_chunk_done = under_way.run(slice_s)
         if not out.is_chunk_done:
@@ -146,24 +157,26 @@ class Runner:
             self._evict(sequence, self._windows.pop(sequence))
             out.evicted.append(sequence)
 
-    def _prefill_pass(self, chunk: Chunk) -> Pass:
+    def _pass(self, chunk: Chunk, piece: int) -> Pass:
+        forward = self._filtering(chunk) if chunk.is_filter else self._prefilling(chunk)
+        return Pass(lambda breaks: forward(breaks=breaks), piece)
+
+    def _prefilling(self, chunk: Chunk) -> Forward:
         sequence = chunk.sequence
         if sequence.evicts and sequence not in self._windows:
             window = EVICTORS[sequence.request.filter.method].window(sequence.num_prompt)
             self._windows[sequence] = self._model.new_window(window, sequence.num_prompt)
-        return Pass(
-            partial(
-                self._model.prefill_chunk,
-                sequence.ids[chunk.start : chunk.start + chunk.count],
-                start=chunk.start,
-                kv=self._kept_kv(sequence),
-                rope_tokens=sequence.rope_length,
-                is_last=chunk.is_last,
-                window=self._windows.get(sequence),
-            )
+        return partial(
+            self._model.prefill_chunk,
+            sequence.ids[chunk.start : chunk.start + chunk.count],
+            start=chunk.start,
+            kv=self._kept_kv(sequence),
+            rope_tokens=sequence.rope_length,
+            is_last=chunk.is_last,
+            window=self._windows.get(sequence),
         )
 
-    def _filter_pass(self, chunk: Chunk) -> Pass:
+    def _filtering(self, chunk: Chunk) -> Forward:
         sequence = chunk.sequence
         layer, span, num_tokens = sequence.filter_layer, sequence.span, sequence.num_prompt
         assert layer is not None
@@ -179,14 +192,12 @@ class Runner:
             keys=self._memory.keys(span.start + 2 * layer * num_tokens, num_tokens),
             queries=queries,
         )
-        return Pass(
-            partial(
-                self._model.filter_chunk,
-                sequence.request.prompt_ids[chunk.start : chunk.start + chunk.count],
-                start=chunk.start,
-                kv=self._memory.kv(span.start, num_layers=layer, capacity=num_tokens),
-                tap=tap,
-            )
+        return partial(
+            self._model.filter_chunk,
+            sequence.request.prompt_ids[chunk.start : chunk.start + chunk.count],
+            start=chunk.start,
+            kv=self._memory.kv(span.start, num_layers=layer, capacity=num_tokens),
+            tap=tap,
         )
 
     def _select(self, sequence: Sequence, tap: FilterTap) -> tuple[int, ...]:

@@ -1,28 +1,20 @@
 """What runs next: decode steps when they are due, and between them pieces of prompts. No torch.
 
-A step holds one token of every decoding sequence, or a slice of one prompt's pass, or both. The
-pass is over a chunk of tokens, and may take several steps to get through its layers. Admission
-reserves a request's peak memory, so nothing that runs can starve for it and no two requests can
-wait for each other.
+A step is one token of every decoding sequence, or a slice of one prompt's pass: over a chunk of
+tokens, which may take several steps to get through its layers. Admission reserves a request's peak
+memory, so nothing that runs can starve for it and no two requests can wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gemserve.engine.memory import MemoryPool, Move
 from gemserve.engine.sequence import Sequence, State
 
 # A waiting request that this many later ones have overtaken is overtaken no more.
 MAX_TIMES_PASSED = 64
-
-
-class Costs(Protocol):
-    """What one layer of a chunk costs, in any unit; the limit on it has the same one."""
-
-    def layer(self, start: int, count: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +30,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `moves` are carried out before anything else."""
+    """One step: `decodes` or `chunk`. `moves` are carried out before."""
 
     moves: tuple[Move, ...]
     decodes: tuple[Sequence, ...]
@@ -68,21 +60,10 @@ class StepOutput:
 class Scheduler:
     """Owns the states of all sequences and the memory pool's bookkeeping."""
 
-    def __init__(
-        self,
-        pool: MemoryPool,
-        costs: Costs,
-        *,
-        num_layers: int,
-        max_running: int,
-        min_chunk: int,
-        max_chunk: int,
-    ) -> None:
+    def __init__(self, pool: MemoryPool, *, num_layers: int, max_running: int) -> None:
         self.pool = pool
-        self._costs = costs
         self._num_layers = num_layers
         self._max_running = max_running
-        self._min_chunk, self._max_chunk = min_chunk, max_chunk
         self._is_oldest_next = True
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -100,16 +81,17 @@ class Scheduler:
         assert self.fits_ever(sequence)
         self.waiting.append(sequence)
 
-    def schedule(self, layer_cost: float, *, is_decode_due: bool) -> Plan:
+    def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> Plan:
         """Admit what fits, then plan one step.
 
-        If any prompt is unfinished, a chunk of one is planned, in which a layer costs at most
-        `layer_cost`; decoding sequences then go on only if a decode step is due.
+        Decoding sequences go on if that is due or there is nothing to read; else a chunk of at most
+        `chunk_tokens` of an unfinished prompt does.
         """
-        moves = self._admit()
-        chunk = self._next_chunk(layer_cost)
+        assert chunk_tokens > 0
+        moves = tuple(self._admit())
         decodes = tuple(s for s in self.running if s.state is State.DECODING)
-        return Plan(tuple(moves), decodes if is_decode_due or chunk is None else (), chunk)
+        chunk = None if decodes and is_decode_due else self._next_chunk(chunk_tokens)
+        return Plan(moves, decodes if chunk is None else (), chunk)
 
     def commit(self, plan: Plan, output: StepOutput) -> None:
         """Advance every sequence of the plan by what its step produced."""
@@ -189,7 +171,7 @@ class Scheduler:
             sequence.state = State.FILTERING if is_filtered else State.PREFILLING
         return moves
 
-    def _next_chunk(self, layer_cost: float) -> Chunk | None:
+    def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """In turn of the oldest unfinished prompt and of the one nearest its end.
 
         So a huge prompt always advances, and short ones do not wait behind it.
@@ -203,7 +185,7 @@ class Scheduler:
         if others and not self._is_oldest_next:
             sequence = min(others, key=lambda s: s.remaining)
         self._is_oldest_next = not self._is_oldest_next
-        count = sequence.open_tokens or self._chunk_tokens(sequence, layer_cost)
+        count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
         return Chunk(
             sequence=sequence,
             start=sequence.done,
@@ -211,18 +193,6 @@ class Scheduler:
             is_filter=sequence.state is State.FILTERING,
             is_last=sequence.done + count == sequence.pass_length,
         )
-
-    def _chunk_tokens(self, sequence: Sequence, layer_cost: float) -> int:
-        """As many as `layer_cost` allows, from `min_chunk` to `max_chunk`."""
-        low = min(self._min_chunk, sequence.remaining)
-        high = min(self._max_chunk, sequence.remaining)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._costs.layer(sequence.done, middle) <= layer_cost:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def _advance(self, chunk: Chunk, output: StepOutput) -> None:
         sequence = chunk.sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +26,13 @@ from gemserve.model.seam import (
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
 
-Pause = Callable[[], None]
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """Where a chunk's pass may be left: see `ForwardContext`."""
+
+    pause: Callable[[], None]
+    piece: int
 
 
 class CausalModel:
@@ -89,15 +96,15 @@ class CausalModel:
     def filter_chunk(
         self,
         ids: Sequence[int],
-        pause: Pause | None = None,
         *,
         start: int,
         kv: KVSpan,
         tap: FilterTap,
+        breaks: Breaks | None = None,
     ) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
         chunk = Chunk(kv=kv, start=start)
-        context = ForwardContext(rows=chunk, backend=self.backend, tap=tap, pause=pause)
+        context = self._context(chunk, breaks, tap=tap)
         decoder = self._lower_decoder(tap.layer, tap.num_tokens)
         positions = range(start, start + len(ids))
         try:
@@ -110,13 +117,13 @@ class CausalModel:
     def prefill_chunk(
         self,
         ids: Sequence[int],
-        pause: Pause | None = None,
         *,
         start: int,
         kv: KVSpan,
         rope_tokens: int,
         is_last: bool,
         window: WindowTap | None = None,
+        breaks: Breaks | None = None,
     ) -> torch.Tensor | None:
         """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
 
@@ -130,7 +137,7 @@ class CausalModel:
             [rope_tokens],
             logits_of=[len(ids) - 1] if is_last else [],
             window=window,
-            pause=pause,
+            breaks=breaks,
         )
         return logits if is_last else None
 
@@ -149,16 +156,25 @@ class CausalModel:
         rope_tokens: Sequence[int],
         logits_of: Sequence[int],
         window: WindowTap | None = None,
-        pause: Pause | None = None,
+        breaks: Breaks | None = None,
     ) -> torch.Tensor:
         out = self._whole_model(rope_tokens)(
             **self._inputs(ids, positions),
-            context=ForwardContext(rows=rows, backend=self.backend, window=window, pause=pause),
+            context=self._context(rows, breaks, window=window),
             # an index tensor: the integer 0 would mean "all of them"
             logits_to_keep=torch.tensor(list(logits_of), dtype=torch.long, device=self.device),
         )
         logits: torch.Tensor = out.logits[0].float()
         return logits
+
+    def _context(
+        self, rows: Chunk | DecodeBatch, breaks: Breaks | None, **taps: Any
+    ) -> ForwardContext:
+        if breaks is None:
+            return ForwardContext(rows=rows, backend=self.backend, **taps)
+        return ForwardContext(
+            rows=rows, backend=self.backend, pause=breaks.pause, piece=breaks.piece, **taps
+        )
 
     def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
         return {

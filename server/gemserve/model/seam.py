@@ -19,6 +19,9 @@ from gemserve_kernels import AttentionBackend, Partial, merge
 from gemserve_kernels.attention import reference_attention
 
 ATTENTION_NAME = "gemserve"
+_FEWEST_KEYS = (
+    2048  # of a piece: smaller products are slower, and would seem to call for smaller ones
+)
 
 
 class FilterLayerReached(Exception):
@@ -92,19 +95,25 @@ class Chunk:
     start: int
 
 
+def _never() -> None:
+    """Go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """One forward pass: over a chunk of one sequence, or over one token of each of several.
 
     `tap` ends a chunk's pass at its layer; `window` listens in every layer;
-    `pause` is called in every layer, where the pass may be left for a while.
+    `pause` is called before every layer's attention, and within it after every `piece` pairs of a
+    query and a key: there the pass may be left for a while.
     """
 
     rows: Chunk | DecodeBatch
     backend: AttentionBackend
     tap: FilterTap | None = None
     window: WindowTap | None = None
-    pause: Callable[[], None] | None = None
+    pause: Callable[[], None] = field(default=_never)
+    piece: int | None = None
 
 
 def attention(
@@ -148,11 +157,10 @@ def attention(
             )
         context.tap.record(q, k, context.rows.start, options.scale, softcap)
         raise FilterLayerReached
-    if context.pause is not None:
-        context.pause()
+    context.pause()
     if context.window is not None:
         context.window.record(layer, q, context.rows.start, options.scale, softcap)
-    out = _attend(context.rows, layer, q, k, v, options, context.backend)
+    out = _attend(context, context.rows, layer, q, k, v, options)
     return out.transpose(0, 1).unsqueeze(0), None
 
 
@@ -189,13 +197,13 @@ def _decode(
 
 
 def _attend(
+    context: ForwardContext,
     chunk: Chunk,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     options: _Options,
-    backend: AttentionBackend,
 ) -> torch.Tensor:
     """A chunk's attention: [heads, tokens, head_dim]."""
     start, stop = chunk.start, chunk.start + query.shape[1]
@@ -204,11 +212,15 @@ def _attend(
     if options.softcap is not None or is_windowed:
         all_k, all_v = chunk.kv.read(layer, stop)
         return _dense(query, all_k, all_v, start, options)
+    past_k, past_v = chunk.kv.read(layer, start)
+    step = start if context.piece is None else max(_FEWEST_KEYS, context.piece // query.shape[1])
     parts: list[Partial] = []
-    if start > 0:
-        past_k, past_v = chunk.kv.read(layer, start)
-        parts.append(backend.part(query, past_k, past_v, scale=options.scale, is_causal=False))
-    parts.append(backend.part(query, key, value, scale=options.scale, is_causal=True))
+    for low in range(0, start, max(1, step)):
+        some_k, some_v = past_k[:, low : low + step], past_v[:, low : low + step]
+        part = context.backend.part(query, some_k, some_v, scale=options.scale, is_causal=False)
+        parts.append(part)
+        context.pause()
+    parts.append(context.backend.part(query, key, value, scale=options.scale, is_causal=True))
     return merge(parts)
 
 

@@ -144,11 +144,10 @@ def throughput(curves: Sequence[Curve]) -> Draw:
                 _throughput(ax, curve, (x_key, y_key), ink)
             ax.set_xlabel(x_label)
             ax.set_ylabel(f"{LATENCIES[y_key]} (ms)")
-            ax.margins(x=0.08)
             rows = [point["row"] for curve in curves for point in curve.points]
             values = [row[y_key][part] for row in rows for part in ("p50", "p95")]
             _scale(ax, "y", [value for value in values if value])
-            ax.set_xlim(left=0)
+            ax.set_xlim(0, 1.08 * max(row[x_key] or 0 for row in rows) or 1)
         _legend(figure, left)
         return figure
 

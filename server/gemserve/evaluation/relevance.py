@@ -66,8 +66,10 @@ def _example(
     right = statements(relevant, None)
     wrong = statements(confusing, rest)
     used = sum(_count(tokenizer, s) for s in (*right, *wrong))
-    filler = draw_filler(tokenizer, stdlib_sentences(), max(0, room - used), rng)
-    filler = [_noisy(sentence, noise, rng) for sentence in filler]
+    sentences = stdlib_sentences()
+    if noise > 0:
+        sentences = tuple(_noisy(sentence, noise, rng) for sentence in sentences)
+    filler = draw_filler(tokenizer, sentences, max(0, room - used), rng)
     pieces = [*filler, *wrong, *right]
     order = list(range(len(pieces)))
     rng.shuffle(order)

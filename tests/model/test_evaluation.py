@@ -1,0 +1,218 @@
+"""The evaluation: right answers stand where it says, and nothing is counted that was not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gemserve.cli.main import main
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.assemble import build_core
+from gemserve.engine.core import Core
+from gemserve.evaluation.arms import OUTSIDE
+from gemserve.evaluation.compare import compare
+from gemserve.evaluation.example import Draw, Example
+from gemserve.evaluation.problems import Problem, ProblemMaker
+from gemserve.evaluation.score import Outcome, Outcomes, average, evaluate, run_example
+from gemserve.evaluation.table import TASKS
+
+ALL = [(task, name) for task, subtasks in TASKS.items() for name in subtasks]
+
+
+@pytest.fixture(scope="module")
+def core() -> Core:
+    return build_core(ModelConfig(device="cpu"), EngineConfig(filter_min_tokens=0))
+
+
+def problems(rng: Random) -> list[Problem]:
+    maker = ProblemMaker(rng, two_words=0.3, letters=0.3)
+    return [
+        maker.single(),
+        maker.multi_value(4),
+        maker.multi_query(3),
+        maker.tracking(4, chains=2),
+        maker.common_words(300, count=3, common_share=0.5, decay=0.7),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_answers_stand_where_problems_say(seed: int) -> None:
+    for problem in problems(Random(seed)):
+        for answer in problem.answers:
+            if answer.start >= 0:
+                assert problem.statements[answer.statement].startswith(answer.text, answer.start)
+                assert answer.statement in problem.gold
+        assert len({a.text for a in problem.answers}) == len(problem.answers)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_assignments_lead_from_the_value_to_every_answer(seed: int) -> None:
+    problem = ProblemMaker(Random(seed)).tracking(4, chains=3)
+    values: dict[str, str] = {}
+    for statement in problem.statements:
+        name, source = statement.removeprefix("VAR ").removesuffix(".").split(" = ")
+        values[name] = values[source.removeprefix("VAR ")] if "VAR" in source else source
+    asked = next(v for v in values.values() if v in problem.question)
+    assert [a.text for a in problem.answers] == [n for n, v in values.items() if v == asked]
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.95])
+def test_the_commonest_words_are_the_answer(decay: float) -> None:
+    for seed in range(10):
+        problem = ProblemMaker(Random(seed)).common_words(
+            400, count=3, common_share=0.5, decay=decay
+        )
+        words = problem.statements[0].split()
+        ranked = sorted(set(words), key=lambda w: -words.count(w))
+        assert ranked[:3] == [a.text for a in problem.answers]
+        assert words.count(ranked[3]) < words.count(ranked[2])
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_examples_hold_their_answers_within_their_length(core: Core, task: str, name: str) -> None:
+    maker = TASKS[task][name]
+    for index in range(3):
+        draw = Draw(seed=1, num_tokens=700, index=index, samples=3)
+        example = maker(core.tokenizer, draw)
+        assert 300 < len(example.prompt.ids) <= 700
+        gold = " ".join(core.tokenizer.decode(example.prompt.ids[a:b]) for a, b in example.gold)
+        text = core.tokenizer.decode(example.prompt.ids)
+        for answer in example.answers:
+            assert answer in text
+            assert not example.gold or answer in gold
+
+
+def test_a_draw_is_its_seed(core: Core) -> None:
+    for task, name in ALL:
+        first, again = (
+            TASKS[task][name](core.tokenizer, Draw(seed=2, num_tokens=600, index=1, samples=4))
+            for _ in range(2)
+        )
+        other = TASKS[task][name](core.tokenizer, Draw(seed=3, num_tokens=600, index=1, samples=4))
+        assert first.prompt.ids == again.prompt.ids
+        assert first.prompt.ids != other.prompt.ids
+
+
+def example_of(core: Core, name: str, num_tokens: int = 900) -> Example:
+    draw = Draw(seed=0, num_tokens=num_tokens, index=1, samples=3)
+    return TASKS["ruler"][name](core.tokenizer, draw)
+
+
+def test_reading_once_for_two_methods_is_reading_twice(core: Core) -> None:
+    for name in ("niah_single", "niah_multikey", "vt"):
+        example = example_of(core, name)
+        together = run_example(core, example, 3, ["none", "snapkv"], 200)
+        alone = [run_example(core, example, 3, [method], 200)[0] for method in ("none", "snapkv")]
+        assert [o.text.strip() for o in together] == [o.text.strip() for o in alone]
+        assert [o.kept_tokens for o in together] == [o.kept_tokens for o in alone]
+
+
+@pytest.mark.parametrize("arm", OUTSIDE)
+def test_arms_outside_keep_their_budget(core: Core, arm: str) -> None:
+    example = example_of(core, "niah_multikey")
+    for keep in (80, 128, 400):
+        kept = OUTSIDE[arm](core.tokenizer, example, keep)
+        assert len(kept) == len(set(kept)) <= keep
+        assert list(kept) == sorted(kept)
+        if keep == 400:
+            gold = {p for a, b in example.gold for p in range(a, b)}
+            assert gold <= set(kept)
+
+
+def test_a_stopped_run_resumes(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subtasks = {"single": TASKS["needle"]["single"]}
+    draws = [Draw(seed=0, num_tokens=400, index=i, samples=3) for i in range(3)]
+    path, run = tmp_path / "outcomes.jsonl", {"model": "builtin", "seed": 0}
+    methods = ["none", "sieve"]
+
+    def go(draws: list[Draw], run: dict[str, Any]) -> list[Outcome]:
+        return evaluate(core, subtasks, draws, methods, 128, Outcomes(path, run), lambda: None)
+
+    first = go(draws[:2], run)
+    assert len(path.read_text().splitlines()) == 4
+    whole = go(draws, run)
+    assert whole[:4] == first
+    assert len(path.read_text().splitlines()) == 6
+
+    def fail(*_: object) -> None:
+        raise AssertionError("run again")
+
+    monkeypatch.setattr("gemserve.evaluation.score.run_example", fail)
+    assert go(draws, run) == whole
+    with pytest.raises(AssertionError, match="run again"):
+        go(draws, {**run, "seed": 1})
+
+
+def outcome(method: str, index: int, score: float, subtask: str = "a") -> Outcome:
+    return Outcome(
+        subtask=subtask,
+        prompt_tokens=100,
+        samples=9,
+        index=index,
+        method=method,
+        keep=16,
+        score=score,
+        recall=None,
+        kept_tokens=16,
+        depth=None,
+        text="",
+    )
+
+
+def test_comparisons_are_paired() -> None:
+    """Only examples that both methods answered count, and the worst cell is named."""
+    outcomes = [outcome("none", i, 1.0) for i in range(4)]
+    outcomes += [outcome("sieve", i, float(i > 0)) for i in range(4)]
+    outcomes += [outcome("none", i, 0.0, "b") for i in range(4)]
+    outcomes += [outcome("sieve", i, 1.0, "b") for i in range(2)]
+    result = compare(outcomes, "sieve", "none")
+    assert result.n == 6
+    assert result.difference == pytest.approx((2 - 1) / 6)
+    assert result.worst == pytest.approx(-0.25)
+    assert result.worst_cell == ("a", 100)
+    assert result.low < result.difference < result.high
+    with pytest.raises(ValueError, match="no example"):
+        compare(outcomes, "sieve", "random")
+
+
+def test_rows_average_what_was_run() -> None:
+    rows = average([outcome("sieve", i, float(i % 2)) for i in range(4)])
+    assert [(r.score, r.recall, r.n) for r in rows] == [(0.5, None, 4)]
+
+
+def test_the_command_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    methods = "none,sieve,snapkv,position,random,oracle,bm25"
+    arguments = ["eval", "needle", "--methods", methods, "--lengths", "256,400", "--samples"]
+    status = main([*arguments, "2,1", "--keep", "0.5", "--out", str(tmp_path), "--json"])
+    assert status == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(result) == {"task", "model", "seed", "rows"}
+    assert [row["n"] for row in result["rows"]] == [2] * 7 + [1] * 7
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "outcomes.jsonl",
+        "needle.json",
+        "needle.csv",
+        "needle.png",
+        "needle_single_depths.png",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--subtasks", "nope"], "subtasks=nope: must be among single, multikey"),
+        (["--methods", "none,nope"], "methods=nope: must be among none"),
+        (["--samples", "1,2,3"], "samples=1,2,3: 3 numbers for 2 lengths"),
+        (["--samples", "0"], "samples=0: must be at least 1"),
+        (["--lengths", "99999"], "lengths=99999: the longest prompt of this model is 32767"),
+    ],
+)
+def test_wrong_options_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "needle", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""A pass left in the middle and taken up again is the pass run at once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from gemserve.config import EngineConfig
+from gemserve.engine.core import Core
+from gemserve.engine.passes import Pass
+from gemserve.model.causal import Breaks, CausalModel
+from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
+from tests import models
+from tests.model.test_selection import NoText
+
+
+def test_a_pass_is_left_at_every_break_once_its_time_is_up() -> None:
+    seen: list[int] = []
+
+    def forward(breaks: Breaks) -> torch.Tensor:
+        for i in range(3):
+            seen.append(i)
+            breaks.pause()
+        return torch.tensor([7])
+
+    under_way = Pass(forward, piece=1)
+    for steps in range(1, 4):
+        assert not under_way.run(0.0)
+        assert seen == list(range(steps))
+    assert under_way.run(0.0)
+    assert under_way.result is not None
+    assert under_way.result.tolist() == [7]
+
+
+def test_a_pass_with_time_is_not_left() -> None:
+    def forward(breaks: Breaks) -> None:
+        for _ in range(100):
+            breaks.pause()
+
+    assert Pass(forward, piece=1).run(60.0)
+
+
+def test_what_a_pass_raises_comes_out_of_its_slice() -> None:
+    def forward(breaks: Breaks) -> None:
+        breaks.pause()
+        raise RuntimeError("out of memory")
+
+    under_way = Pass(forward, piece=1)
+    assert not under_way.run(0.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        under_way.run(0.0)
+    under_way.abandon()
+
+
+def test_an_abandoned_pass_unwinds() -> None:
+    """Nothing of it stays behind: what it had entered is left."""
+    left: list[bool] = []
+
+    def forward(breaks: Breaks) -> None:
+        try:
+            breaks.pause()
+        finally:
+            left.append(True)
+
+    under_way = Pass(forward, piece=1)
+    under_way.run(0.0)
+    under_way.abandon()
+    under_way.abandon()
+    assert left == [True]
+    Pass(forward, piece=1).abandon()  # one that never began
+
+
+def answers(core: Core, requests: list[Request]) -> dict[str, list[int]]:
+    jobs = {core.add(request): request.request_id for request in requests}
+    tokens: dict[str, list[int]] = {name: [] for name in jobs.values()}
+    while not core.is_idle:
+        for job, event in core.step():
+            if isinstance(event, TextDelta):
+                tokens[jobs[job]] += event.token_ids
+            elif isinstance(event, Finished):
+                assert event.error is None, event.error
+        core.check_integrity()
+    return tokens
+
+
+def new_core(**settings: Any) -> Core:
+    config = EngineConfig(filter_min_tokens=0, filter_layer=2, **settings)
+    return Core(CausalModel(models.build("llama")), NoText(), config, eos_ids=frozenset())
+
+
+def test_slices_of_any_length_give_the_same_answers() -> None:
+    """Every break taken, several passes under way at once, memory compacted beneath them."""
+    rng = random.Random(0)
+    methods = ("none", "gemfilter", "sieve", "snapkv", "position", "random")
+    requests = [
+        Request(
+            request_id=str(i),
+            prompt_ids=[rng.randrange(6, models.VOCAB) for _ in range(rng.randrange(100, 900))],
+            sampling=SamplingParams(max_tokens=rng.randrange(1, 12), temperature=0.0),
+            filter=FilterParams(method=rng.choice(methods), keep=80),
+        )
+        for i in range(14)
+    ]
+    whole = new_core(kv_memory_bytes=64 << 20, step_target_s=60.0)
+    expected = {r.request_id: answers(whole, [r])[r.request_id] for r in requests}
+    # room for a few at a time
+    sliced = new_core(kv_memory_bytes=2 << 20, step_target_s=1e-9, min_chunk_tokens=64)
+    assert answers(sliced, requests) == expected
+    assert sliced.kv_usage_ratio == 0
+    assert not sliced._runner._passes
+    assert not sliced._runner._taps
+    assert not sliced._runner._windows

@@ -73,6 +73,20 @@ def test_an_abandoned_pass_unwinds() -> None:
     Pass(forward, piece=1).abandon()  # one that never began
 
 
+def test_an_abandoned_pass_leaves_inference_mode_as_it_was() -> None:
+    """Else whoever cancels a request computes no gradients from then on."""
+
+    @torch.inference_mode()
+    def forward(breaks: Breaks) -> None:
+        breaks.pause()
+
+    under_way = Pass(forward, piece=1)
+    with torch.inference_mode():
+        under_way.run(0.0)
+    under_way.abandon()
+    assert not torch.is_inference_mode_enabled()
+
+
 def answers(core: Core, requests: list[Request]) -> dict[str, list[int]]:
     jobs = {core.add(request): request.request_id for request in requests}
     tokens: dict[str, list[int]] = {name: [] for name in jobs.values()}

@@ -45,7 +45,9 @@ class Pass:
     def abandon(self) -> None:
         """Unwind the pass where it stands. Idempotent."""
         if self._greenlet:  # started, and not ended
-            self._greenlet.throw()
+            # the modes that the pass leaves on its way out are put back to what they were
+            with torch.inference_mode():
+                self._greenlet.throw()
 
     def _pause(self) -> None:
         """Hand back control if the next piece, as long as the last one, would end too late."""

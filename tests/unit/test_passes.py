@@ -10,7 +10,9 @@ import torch
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
+from gemserve.engine.pace import Pace
 from gemserve.engine.passes import Pass
+from gemserve.errors import RequestError
 from gemserve.model.causal import Breaks, CausalModel
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
@@ -127,3 +129,46 @@ def test_slices_of_any_length_give_the_same_answers() -> None:
     assert not sliced._runner._passes
     assert not sliced._runner._taps
     assert not sliced._runner._windows
+
+
+def test_an_eviction_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had its token already, and ended twice: the second end killed the worker."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("gemserve.filtering.snapkv.SnapKV.select", fail)
+    core = new_core(kv_memory_bytes=8 << 20)
+    request = Request(
+        request_id="r",
+        prompt_ids=list(range(6, 206)),
+        sampling=SamplingParams(max_tokens=1, temperature=0.0),
+        filter=FilterParams(method="snapkv", keep=64),
+    )
+    (end,) = core.run_alone(request)
+    assert isinstance(end, Finished)
+    assert end.error == "RuntimeError: out of memory"
+    assert core.kv_usage_ratio == 0
+
+
+def test_eviction_is_refused_where_layers_have_windows() -> None:
+    config = EngineConfig(filter_min_tokens=0, filter_layer=2, kv_memory_bytes=8 << 20)
+    model = CausalModel(models.build("mistral-window"))
+    core = Core(model, NoText(), config, eos_ids=frozenset())
+    request = Request(
+        request_id="r",
+        prompt_ids=list(range(6, 96)),
+        sampling=SamplingParams(max_tokens=60, temperature=0.0),
+        filter=FilterParams(method="snapkv", keep=64),
+    )
+    with pytest.raises(RequestError, match=r"filter\.method=snapkv: not for this model: 4 of"):
+        core.check_fits(request)
+
+
+def test_a_pace_that_has_seen_work_of_no_cost_goes_on() -> None:
+    """Layer 0 of an architecture whose projections have other names costs nothing, by count."""
+    pace = Pace(0.25)
+    pace.observe_pass(0.1, 0.0)
+    assert pace.piece_cost() == 0
+    pace.observe_pass(0.1, 100.0)
+    assert pace.piece_cost() > 0

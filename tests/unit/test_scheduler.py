@@ -218,6 +218,46 @@ def test_a_large_request_is_not_overtaken_for_ever() -> None:
     raise AssertionError("never admitted")
 
 
+def test_memory_is_not_moved_under_an_open_chunk() -> None:
+    """A pass points to its memory. Throwing it away for every move let a long prompt starve."""
+    s = scheduler(2 * LAYERS * 400)
+    for order, prompt in enumerate((100, 90, 150)):
+        s.add(sequence(order, prompt, None, 10))
+    rng = Random(1)
+    s.schedule(8, is_decode_due=True)
+    s.finish(s.running[1])  # a gap of 100 tokens before the third, 30 after it
+    plan = s.schedule(8, is_decode_due=True)
+    assert plan.chunk is not None
+    s.commit(plan, StepOutput(is_chunk_done=False))
+    s.add(sequence(3, 110, None, 10))  # fits only once the third has moved
+    begun = plan.chunk.sequence
+    plan = s.schedule(8, is_decode_due=True)
+    assert not plan.moves
+    assert plan.chunk is not None
+    assert plan.chunk.sequence is begun
+    s.commit(plan, StepOutput(is_chunk_done=True))
+    plan = s.schedule(8, is_decode_due=True)
+    assert plan.moves
+    assert len(s.running) == 3
+    s.commit(plan, perform(plan, rng, 0.0))
+    s.check_integrity()
+
+
+def test_passes_under_way_are_few() -> None:
+    """Each later prompt is shorter, and would be nearer its end than those begun."""
+    s = scheduler(10**7)
+    most = 0
+    for order in range(200):
+        if order < 50:
+            s.add(sequence(order, 1000 - 10 * order, None, 2))
+        plan = s.schedule(64, is_decode_due=False)
+        assert plan.chunk is not None
+        is_through = order % 4 == 3 and not plan.chunk.is_last
+        s.commit(plan, StepOutput(is_chunk_done=is_through))
+        most = max(most, sum(q.open_tokens > 0 for q in s.running))
+    assert most <= 2
+
+
 def test_decoding_waits_until_it_is_due() -> None:
     """Between decode steps the time belongs to prompts; without prompts, to decoding."""
     s = scheduler(10**6)

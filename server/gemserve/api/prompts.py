@@ -139,17 +139,9 @@ class PromptBuilder:
     def _check_window(self, params: FilterParams, num_tokens: int) -> None:
         """Refuse to choose in a layer that cannot see the start of this prompt."""
         assert params.layer is not None
-        if num_tokens <= self.config.filter_min_tokens:
-            return
-        narrow = [w for w in self.windows if w is not None and w < num_tokens]
-        if params.method in EVICTORS and narrow:
-            raise RequestError(
-                f"filter.method={params.method}: {len(narrow)} of this model's layers see only "
-                f"the last {min(narrow)} tokens of a prompt of {num_tokens}",
-                param="filter.method",
-            )
         window = self.windows[params.layer]
-        if params.method in SELECTORS and window is not None and window < num_tokens:
+        is_filtered = params.method in SELECTORS and num_tokens > self.config.filter_min_tokens
+        if is_filtered and window is not None and window < num_tokens:
             raise RequestError(
                 f"filter.layer={params.layer}: this layer sees only the last {window} tokens of a "
                 f"prompt of {num_tokens}; choose another layer or filter: none",

@@ -7,6 +7,7 @@ from pathlib import Path
 from gemserve.config import EngineConfig, ModelConfig, read_filter_layer, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
+from gemserve.filtering.table import SELECTORS
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import Loaded, load
 
@@ -43,7 +44,7 @@ def _check_filter_layer(model: CausalModel, config: EngineConfig) -> None:
     assert layer is not None
     assert limit is not None
     window = model.window_of(layer)
-    if config.filter_method == "none" or window is None or window >= limit:
+    if config.filter_method not in SELECTORS or window is None or window >= limit:
         return
     full = [i for i in range(model.num_layers) if model.window_of(i) is None]
     choices = f"choose --filter-layer among {full}" if full else "no layer sees everything"

@@ -15,7 +15,7 @@ from gemserve.engine.sampling import Draw, SamplerState
 from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.text import TextStream
-from gemserve.errors import CapacityExceeded
+from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS
 from gemserve.model.causal import CausalModel
 from gemserve.types import (
@@ -173,13 +173,21 @@ class Core:
         elif num_tokens <= self.config.filter_min_tokens or num_tokens <= keep:
             reason = "short_prompt"
         self._num_added += 1
+        is_evicted = reason is None and params.method in EVICTORS
+        windows = [w for w in map(self.model.window_of, range(self.model.num_layers)) if w]
+        if is_evicted and windows:  # kept keys are not where a window would look for them
+            raise RequestError(
+                f"filter.method={params.method}: not for this model: {len(windows)} of its "
+                f"layers see only the last {min(windows)} tokens",
+                param="filter.method",
+            )
         is_filtered = reason is None and params.method in SELECTORS
         sequence = Sequence(
             request=request,
             filter_layer=layer if is_filtered else None,
             num_kept=keep if reason is None else num_tokens,
             order=self._num_added,
-            evicts=reason is None and params.method in EVICTORS,
+            evicts=is_evicted,
             ids=request.prompt_ids,
         )
         return sequence, reason

@@ -155,6 +155,8 @@ class Engine:
             log.exception("the engine's worker died")
             self._die(f"{type(error).__name__}: {error}", "error")
         else:
+            for job in list(self._jobs):  # passes under way are unwound in their own thread
+                self._core.cancel(job)
             self._die("shut down", "abort")
 
     def _take_in(self) -> bool:

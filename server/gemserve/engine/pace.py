@@ -47,7 +47,8 @@ class Pace:
 
     def observe_pass(self, seconds: float, cost: float) -> None:
         """A whole chunk, worth `cost`, took `seconds`."""
-        self._seconds_per_cost = _smoothed(self._seconds_per_cost, seconds / cost)
+        if cost > 0:
+            self._seconds_per_cost = _smoothed(self._seconds_per_cost, seconds / cost)
 
     def _share(self, is_decoding: bool) -> float:
         if is_decoding and self._decode_s is not None:

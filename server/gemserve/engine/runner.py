@@ -67,13 +67,9 @@ class Runner:
         """Advance every sequence of the plan, its chunk for about `slice_s` seconds.
 
         `piece`: query-key pairs after which a pass that begins now can be left.
-
         One that fails does not take others with it.
         """
-        if plan.moves:  # passes under way point to where things were: their chunks begin again
-            for under_way in self._passes.values():
-                under_way.abandon()
-            self._passes.clear()
+        assert not (plan.moves and self._passes), "a pass under way points to what is moved"
         for move in plan.moves:
             self._memory.move(move.source, move.target, move.size)
         out = RunOutput(started_s=time.monotonic())
@@ -152,10 +148,10 @@ class Runner:
             out.kept[sequence] = self._select(sequence, self._taps.pop(sequence))
             return
         assert under_way.result is not None
-        logits[sequence] = under_way.result[0]
-        if sequence.evicts:
+        if sequence.evicts:  # first: should it fail, no token has been drawn
             self._evict(sequence, self._windows.pop(sequence))
             out.evicted.append(sequence)
+        logits[sequence] = under_way.result[0]
 
     def _pass(self, chunk: Chunk, piece: int) -> Pass:
         forward = self._filtering(chunk) if chunk.is_filter else self._prefilling(chunk)
@@ -253,6 +249,6 @@ class Runner:
         """Do one sequence's work; what it raises is that sequence's failure alone."""
         try:
             return act(*arguments)
-        except (RuntimeError, ValueError, MemoryError, IndexError) as error:
+        except Exception as error:
             out.failures[sequence] = error
             return None

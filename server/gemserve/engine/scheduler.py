@@ -65,6 +65,7 @@ class Scheduler:
         self._num_layers = num_layers
         self._max_running = max_running
         self._is_oldest_next = True
+        self._awaits_compaction = False
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
 
@@ -143,9 +144,11 @@ class Scheduler:
     def _admit(self) -> list[Move]:
         """Admit in order of arrival whatever fits; what does not fit is overtaken, for a while.
 
-        Where the free units suffice but lie scattered, the pool is compacted.
+        Where the free units suffice but lie scattered, the pool is compacted: as soon as no chunk
+        is under way, since its pass points to where things are.
         """
         moves: list[Move] = []
+        self._awaits_compaction = False
         for sequence in list(self.waiting):
             if len(self.running) >= self._max_running:
                 break
@@ -156,6 +159,9 @@ class Scheduler:
                 continue
             span = self.pool.allocate(size)
             if span is None:
+                if any(s.open_tokens for s in self.running):
+                    self._awaits_compaction = True
+                    break
                 moves += self.pool.compact()
                 span = self.pool.allocate(size)
                 assert span is not None
@@ -174,16 +180,19 @@ class Scheduler:
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """In turn of the oldest unfinished prompt and of the one nearest its end.
 
-        So a huge prompt always advances, and short ones do not wait behind it.
+        So a huge prompt always advances, and short ones do not wait behind it. A chunk under way is
+        brought to its end before another prompt's begins: what passes hold stays bounded.
         """
         unfinished = [s for s in self.running if s.state in (State.FILTERING, State.PREFILLING)]
+        if self._awaits_compaction:
+            unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
             return None
         oldest = min(unfinished, key=lambda s: s.order)
         others = [s for s in unfinished if s is not oldest]
         sequence = oldest
         if others and not self._is_oldest_next:
-            sequence = min(others, key=lambda s: s.remaining)
+            sequence = min(others, key=lambda s: (s.open_tokens == 0, s.remaining))
         self._is_oldest_next = not self._is_oldest_next
         count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
         return Chunk(

@@ -19,6 +19,7 @@ from gemserve_kernels import AttentionBackend, Partial, merge
 from gemserve_kernels.attention import reference_attention
 
 ATTENTION_NAME = "gemserve"
+_FEWEST_ROWS = 16  # of a block with a mask
 _FEWEST_KEYS = (
     2048  # of a piece: smaller products are slower, and would seem to call for smaller ones
 )
@@ -211,7 +212,7 @@ def _attend(
     is_windowed = options.window is not None and stop > options.window
     if options.softcap is not None or is_windowed:
         all_k, all_v = chunk.kv.read(layer, stop)
-        return _dense(query, all_k, all_v, start, options)
+        return _dense(context, query, all_k, all_v, start, options)
     past_k, past_v = chunk.kv.read(layer, start)
     step = start if context.piece is None else max(_FEWEST_KEYS, context.piece // query.shape[1])
     parts: list[Partial] = []
@@ -225,6 +226,7 @@ def _attend(
 
 
 def _dense(
+    context: ForwardContext,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -237,8 +239,10 @@ def _dense(
     """
     window = options.window
     outs: list[torch.Tensor] = []
-    block = max(1, (1 << 22) // key.shape[1])
+    pairs = 1 << 22 if context.piece is None else min(1 << 22, context.piece)
+    block = max(_FEWEST_ROWS, pairs // key.shape[1])
     for low in range(0, query.shape[1], block):
+        context.pause()
         high = min(low + block, query.shape[1])
         rows = torch.arange(start + low, start + high, device=query.device)[:, None]
         first = 0 if window is None else max(0, start + low - window + 1)

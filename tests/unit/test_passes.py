@@ -169,6 +169,6 @@ def test_a_pace_that_has_seen_work_of_no_cost_goes_on() -> None:
     """Layer 0 of an architecture whose projections have other names costs nothing, by count."""
     pace = Pace(0.25)
     pace.observe_pass(0.1, 0.0)
-    assert pace.piece_cost() == 0
+    assert pace.piece_cost(is_decoding=False) == 0
     pace.observe_pass(0.1, 100.0)
-    assert pace.piece_cost() > 0
+    assert pace.piece_cost(is_decoding=False) > pace.piece_cost(is_decoding=True) > 0

@@ -90,12 +90,15 @@ class Core:
     def step(self) -> Emitted:
         """A token of every decoding sequence, or a slice of an unfinished prompt."""
         is_decoding, pace = self._is_decoding, self._pace
-        plan = self._scheduler.schedule(self._chunk_tokens(), is_decode_due=pace.is_decode_due())
+        piece_cost = pace.piece_cost(is_decoding)
+        plan = self._scheduler.schedule(
+            self._chunk_tokens(piece_cost), is_decode_due=pace.is_decode_due()
+        )
         out = self._runner.run(
             plan,
             {s: job.sampler for s, job in self._jobs.items()},
             slice_s=pace.slice_s(is_decoding),
-            piece=int(pace.piece_cost() / self.model.shape.pair()),
+            piece=int(piece_cost / self.model.shape.pair()),
         )
         emitted = self._speak(plan, out)
         self._scheduler.commit(plan, _outcome(out, emitted))
@@ -290,9 +293,9 @@ class Core:
                 del self._jobs[job.sequence]
                 self._runner.forget(job.sequence)
 
-    def _chunk_tokens(self) -> int:
+    def _chunk_tokens(self, piece_cost: float) -> int:
         """As many as a layer's matrices can take in one piece; attention is cut in pieces."""
-        fitting = int(self._pace.piece_cost() / self.model.shape.layer(0, 1))
+        fitting = int(piece_cost / self.model.shape.layer(0, 1))
         low, high = self.config.min_chunk_tokens, self.config.max_chunk_tokens
         return max(low, min(high, fitting))
 

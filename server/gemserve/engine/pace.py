@@ -10,7 +10,8 @@ from __future__ import annotations
 CHUNK_PER_DECODE = 1.7
 # A decode step is due once this share of the time for prompts is used.
 _DUE = 0.9
-# Between two pieces a pass can be left: this is how long one should take.
+# Between two pieces a pass can be left: how long one should take, alone and beside streams.
+_PIECE_ALONE_S = 0.06
 _PIECE_S = 0.02
 _SMOOTHING = 0.2
 
@@ -33,9 +34,11 @@ class Pace:
         used = self._since_decode_s if is_decoding else 0.0
         return max(0.0, self._share(is_decoding) - used)
 
-    def piece_cost(self) -> float:
+    def piece_cost(self, is_decoding: bool) -> float:
         """What a piece of a chunk's pass may cost; 0 until known."""
-        return _PIECE_S / self._seconds_per_cost if self._seconds_per_cost is not None else 0.0
+        if self._seconds_per_cost is None:
+            return 0.0
+        return (_PIECE_S if is_decoding else _PIECE_ALONE_S) / self._seconds_per_cost
 
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = _smoothed(self._decode_s, seconds)

@@ -112,7 +112,7 @@ class Core:
         return emitted
 
     def add(self, request: Request) -> Job:
-        """Queue a request. Raises `CapacityExceeded` if it could not run even alone."""
+        """Queue a request. Raises what `check_fits` raises."""
         sequence, reason = self._plan(request)
         self._check_fits(sequence)
         blind = BLIND.get(request.filter.method) if reason is None else None
@@ -151,7 +151,10 @@ class Core:
                 yield event
 
     def check_fits(self, request: Request) -> None:
-        """Raise `CapacityExceeded` if the request could not run even alone."""
+        """Raise `CapacityExceeded` if the request could not run even alone.
+
+        And `RequestError` if its filter method is not for this model.
+        """
         self._check_fits(self._plan(request)[0])
 
     def check_integrity(self) -> None:

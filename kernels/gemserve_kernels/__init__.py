@@ -3,19 +3,21 @@
 from gemserve_kernels.attention import AttentionBackend, Partial, merge
 from gemserve_kernels.backends import select_backend
 from gemserve_kernels.scores import (
+    WindowAttention,
     grouped_probabilities,
     pooled,
     raw_scores,
-    window_probabilities,
+    window_attention,
 )
 
 __all__ = [
     "AttentionBackend",
     "Partial",
+    "WindowAttention",
     "grouped_probabilities",
     "merge",
     "pooled",
     "raw_scores",
     "select_backend",
-    "window_probabilities",
+    "window_attention",
 ]

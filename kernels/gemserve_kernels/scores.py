@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -30,10 +32,21 @@ def raw_scores(
     return total
 
 
-def window_probabilities(
+class WindowAttention(NamedTuple):
+    """Attention probabilities of a window of rows, float32.
+
+    `largest`: [keys], the sum over rows of the largest head's; `last`: [heads, keys], the last
+    row's, head by head.
+    """
+
+    largest: torch.Tensor
+    last: torch.Tensor
+
+
+def window_attention(
     query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
-) -> torch.Tensor:
-    """Σ over the window's rows of the largest head's attention probability: [keys], float32.
+) -> WindowAttention:
+    """What the end of a prompt attends to.
 
     `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, keys, head_dim],
     both post-RoPE. Each row is causal: the last row sees every key, the one before all but one.
@@ -45,13 +58,16 @@ def window_probabilities(
     rows = torch.arange(keys - window, keys, device=key.device)
     future = torch.arange(keys, device=key.device)[None, :] > rows[:, None]  # [window, keys]
     largest = torch.zeros(window, keys, device=key.device)
+    last = torch.empty(heads, keys, device=key.device)
     for head in range(heads):
         scores = query[head].float() @ key[head // group].float().T * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores.masked_fill_(future, -torch.inf)
-        torch.maximum(largest, scores.softmax(-1), out=largest)
-    return largest.sum(dim=0)
+        probabilities = scores.softmax(-1)
+        torch.maximum(largest, probabilities, out=largest)
+        last[head] = probabilities[-1]
+    return WindowAttention(largest.sum(dim=0), last)
 
 
 def grouped_probabilities(

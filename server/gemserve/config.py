@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from gemserve.errors import ConfigError
-from gemserve.types import FilterMethod
+from gemserve.types import FilterMethod, Keep
 
 # Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
 KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
@@ -40,7 +39,7 @@ class EngineConfig:
 
     filter_method: FilterMethod = "sieve"
     filter_layer: int | None = None
-    filter_keep: int | float = 1024
+    filter_keep: Keep = 1024
     filter_min_tokens: int = 2048
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256
@@ -114,20 +113,4 @@ def find_filter_layer(
         raise ConfigError(
             f"filter_layer={layer}: the model has {num_layers} layers, so 0 to {num_layers - 1}"
         )
-    return layer
-
-
-def read_filter_layer(directory: Path) -> int | None:
-    """The filter layer in `calibration.json` of a model directory, if there is one."""
-    import json
-
-    path = directory / "calibration.json"
-    if not path.is_file():
-        return None
-    try:
-        layer = json.loads(path.read_text())["filter_layer"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
-    if isinstance(layer, bool) or not isinstance(layer, int):
-        raise ConfigError(f"{path}: filter_layer={layer!r} must be an integer")
     return layer

@@ -20,8 +20,13 @@ FILTER_METHODS: tuple[FilterMethod, ...] = (
     "position",
     "random",
 )
+Keep = int | float | Literal["auto"]
+# Why a prompt was not filtered or, `widened`, why more than asked for was kept of it.
+FilterReason = Literal["short_prompt", "disabled", "diffuse_attention", "widened"]
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
+AUTO_MIN_KEEP = 64
+AUTO_MAX_SHARE = 1 / 8
 
 
 class Priority(IntEnum):
@@ -31,7 +36,8 @@ class Priority(IntEnum):
     QUESTION = 1
     SYSTEM = 2
     TOOLS = 3
-    REST = 4
+    FRAME = 4  # what the chat template puts around messages
+    REST = 5  # what may matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +50,51 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How many tokens a filter keeps: `low` to `high`, or `limit` where attention is diffuse."""
+
+    low: int
+    high: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterParams:
     """How a prompt is filtered.
 
-    `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up.
-    `layer`: the 0-based layer whose queries and keys choose; None: the server's.
+    `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up; "auto": what
+    the attention asks for, at most an eighth of the prompt. `fallback`: where attention is diffuse,
+    keep what fits, all of the prompt if possible. `layer`: the 0-based layer whose queries and keys
+    choose; None: the server's.
     """
 
     method: FilterMethod
-    keep: int | float
+    keep: Keep
+    fallback: bool = False
     layer: int | None = None
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Does the number of tokens kept depend on the attention?"""
+        return self.keep == "auto" or self.fallback
+
     def kept_count(self, num_tokens: int) -> int:
-        """The exact number of tokens to keep of a prompt of `num_tokens`."""
+        """Tokens to keep of a prompt of `num_tokens`: exactly; for "auto", at most."""
+        if self.keep == "auto":
+            return max(AUTO_MIN_KEEP, math.ceil(AUTO_MAX_SHARE * num_tokens))
         if isinstance(self.keep, float):
             # the epsilon undoes binary noise such as 0.07 * 100 = 7.000000000000001
             return max(MIN_KEEP, math.ceil(self.keep * num_tokens - 1e-9))
         return self.keep
 
 
-def parse_keep(value: object) -> int | float:
-    """Validate a `keep`: int ≥ 16, integral float ≥ 16, or fraction in (0, 1)."""
-    limits = f"must be a fraction in (0, 1) or a count from {MIN_KEEP} to {MAX_KEEP}"
+def parse_keep(value: object) -> Keep:
+    """Validate a `keep`: int ≥ 16, integral float ≥ 16, fraction in (0, 1), or "auto"."""
+    if value == "auto":
+        return "auto"
+    limits = f'must be a fraction in (0, 1), a count from {MIN_KEEP} to {MAX_KEEP}, or "auto"'
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestError(f"filter.keep={shown(value)}: {limits}", param="filter.keep")
     if isinstance(value, float) and 0 < value < 1:
@@ -106,28 +133,37 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to be answered. `prompt_ids` are used unaltered."""
+    """One prompt to be answered. `prompt_ids` are used unaltered.
+
+    `code_blocks`: of each block of fenced code, where its lines start, and its end. What lies
+    between two of these is better kept or dropped together.
+    """
 
     request_id: str
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     filter: FilterParams
     protected: tuple[Span, ...] = ()
+    code_blocks: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterReport:
-    """What the filter did; the `filter` object of every response."""
+    """What the filter did; the `filter` object of every response.
+
+    `coverage`: see `filtering.selector.Choice`; None where the method does not tell.
+    """
 
     method: FilterMethod
     applied: bool
-    reason: Literal["short_prompt", "disabled"] | None
+    reason: FilterReason | None
     layer: int | None
     prompt_tokens: int
     kept_tokens: int
     cached_tokens: int
     filter_ms: float
     selection: tuple[tuple[int, int], ...] | None
+    coverage: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

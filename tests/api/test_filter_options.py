@@ -24,6 +24,10 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     ({"layer": 0}, {"layer": 0}),
     ({"layer": "auto"}, {}),
     ({"return_selection": True}, {"return_selection": True}),
+    ({"keep": "auto"}, {"keep": "auto", "fallback": True}),
+    ({"keep": "auto", "fallback": False}, {"keep": "auto"}),
+    ({"keep": 32, "fallback": True}, {"keep": 32, "fallback": True}),
+    ({"fallback": None}, {}),
     (
         {"method": "sieve", "keep": 100, "layer": 1, "return_selection": True},
         {"keep": 100, "layer": 1, "return_selection": True},

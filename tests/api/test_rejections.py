@@ -12,7 +12,7 @@ from tests.fakes import CHAT, COMPLETIONS, FILTER_LAYER, Api
 pytestmark = pytest.mark.anyio
 NAN, INF = float("nan"), float("inf")
 HUGE = 10**400
-KEEPS: list[Any] = [0, 0.0, 1, 1.0, 15, 16.5, -1, -0.5, True, False, "auto", "64", [], NAN, INF]
+KEEPS: list[Any] = [0, 0.0, 1, 1.0, 15, 16.5, -1, -0.5, True, False, "most", "64", [], NAN, INF]
 PROMPTS: list[Any] = [
     "",
     [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemserve_kernels import pooled, raw_scores, window_probabilities
+from gemserve_kernels import pooled, raw_scores, window_attention
 
 
 def tensors(heads: int, kv_heads: int, window: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,9 +28,10 @@ def test_raw_scores_sum_every_query_head(heads: int, kv_heads: int, softcap: flo
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [1, 3, 37])
-def test_window_probabilities_are_causal_softmaxes(window: int, softcap: float | None) -> None:
+def test_window_attention_is_of_causal_softmaxes(window: int, softcap: float | None) -> None:
     query, key = tensors(4, 2, window, 37)
     expected = torch.zeros(37)
+    last = torch.zeros(4, 37)
     for row in range(window):
         visible = 37 - window + row + 1
         best = torch.zeros(37)
@@ -39,9 +40,11 @@ def test_window_probabilities_are_causal_softmaxes(window: int, softcap: float |
             if softcap is not None:
                 dots = softcap * torch.tanh(dots / softcap)
             best[:visible] = torch.maximum(best[:visible], dots.softmax(-1))
+            last[head, :visible] = dots.softmax(-1)
         expected += best
-    actual = window_probabilities(query, key, scale=0.2, softcap=softcap)
-    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+    actual = window_attention(query, key, scale=0.2, softcap=softcap)
+    torch.testing.assert_close(actual.largest, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(actual.last, last, atol=1e-6, rtol=1e-5)
 
 
 def test_pooling_pads_with_zeros_and_counts_them() -> None:

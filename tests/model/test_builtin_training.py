@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from gemserve.builtin import train as training
-from gemserve.builtin.corpus import Corpus, Recipe
+from gemserve.builtin.corpus import Batch, Corpus, Guide, Recipe
 from gemserve.model.loader import BUILTIN_PATH
 
 SENTENCES = tuple(f"Sentence {i} says that the river runs past {i} houses." for i in range(200))
@@ -23,6 +23,7 @@ RECIPE = Recipe(
     weights=(1, 1, 1, 1, 1),
     two_words=0.3,
     letters=0.2,
+    words=0.2,
     max_position=32768,
 )
 
@@ -32,18 +33,43 @@ def corpus() -> Corpus:
     return Corpus(Tokenizer.from_file(str(BUILTIN_PATH / "tokenizer.json")), SENTENCES)
 
 
-def test_targets_are_the_next_tokens_and_stand_in_the_document(corpus: Corpus) -> None:
+def pairs(batch: Batch, guide: Guide) -> dict[tuple[int, int], set[int]]:
+    """The earlier positions that (row, position) is guided to."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for _, row, column, source in batch.pointers[batch.pointers[:, 0] == guide].tolist():
+        found.setdefault((row, column), set()).add(source)
+    return found
+
+
+def test_targets_are_the_next_tokens(corpus: Corpus) -> None:
     """An offset by one here trains a model that copies the wrong token."""
     batch = corpus.batch(RECIPE, 20, (0,))
     assert np.array_equal(batch.tokens[batch.rows, batch.columns + 1], batch.targets)
-    rows, columns, sources = batch.pointers.T
-    assert (sources < columns).all()
-    pointed = dict(zip(zip(rows.tolist(), columns.tolist(), strict=True), sources, strict=True))
-    for row, column, target in zip(batch.rows, batch.columns, batch.targets, strict=True):
-        source = pointed.get((row, column))
-        # an answer's first token also points at where its other items start
-        mine = sources[(rows == row) & (columns == column)]
-        assert source is None or target in batch.tokens[row, mine]
+    assert (batch.pointers[:, 3] < batch.pointers[:, 2]).all()
+
+
+def test_guides_lead_to_where_an_answer_stands(corpus: Corpus) -> None:
+    """Before each character of a value to that character; of a variable by way of its statement."""
+    tokenizer = Tokenizer.from_file(str(BUILTIN_PATH / "tokenizer.json"))
+    between = {tokenizer.token_to_id(token) for token in (",", "Ġ", "<|end|>")}
+    for kind in range(4):
+        weights = tuple(float(i == kind) for i in range(5))
+        batch = corpus.batch(replace(RECIPE, weights=weights), 10, (kind,))
+        copied, kept, linked = (pairs(batch, g) for g in (Guide.COPY, Guide.FILTER, Guide.LINK))
+        num_checked = 0
+        for row, column, target in zip(
+            batch.rows.tolist(), batch.columns.tolist(), batch.targets.tolist(), strict=True
+        ):
+            if target in between:
+                continue
+            num_checked += 1
+            (source,) = copied[row, column]
+            if kind == 3:
+                assert {source, *linked[row, source]} <= kept[row, column]
+                (source,) = linked[row, source]
+            assert batch.tokens[row, source] == target
+            assert source in kept[row, column]
+        assert num_checked > 50
 
 
 def test_positions_only_grow_and_stay_in_range(corpus: Corpus) -> None:

@@ -17,11 +17,12 @@ from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence
 from gemserve.model.causal import CausalModel
 from gemserve.model.seam import FilterTap
-from gemserve.types import FilterParams, Request, SamplingParams
+from gemserve.types import Budget, FilterParams, Request, SamplingParams
 from tests import models
 
 LAYER = 2
 KEEP = 48
+BUDGET = Budget(low=KEEP, high=KEEP, limit=KEEP)
 PARAMS = FilterParams(method="gemfilter", keep=KEEP)
 
 
@@ -103,7 +104,7 @@ class FilterPass:
             softcap=self.tap.softcap,
             protected=(),
         )
-        return list(GemFilter().select(evidence, KEEP, PARAMS).tolist())
+        return list(GemFilter().choose(evidence, BUDGET, PARAMS).positions.tolist())
 
 
 def random_ids(count: int, seed: int) -> list[int]:

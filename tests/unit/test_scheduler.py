@@ -10,13 +10,19 @@ import pytest
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
-from gemserve.types import FilterParams, Request, SamplingParams
+from gemserve.types import Budget, FilterParams, Request, SamplingParams
 
 LAYERS = 8
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))
 
 
-def sequence(order: int, prompt: int, keep: int | None, max_tokens: int) -> Sequence:
+def sequence(
+    order: int, prompt: int, keep: int | None, max_tokens: int, *, is_adaptive: bool = False
+) -> Sequence:
+    count = prompt if keep is None else keep
+    budget = Budget(
+        low=1 if is_adaptive else count, high=count, limit=prompt if is_adaptive else count
+    )
     return Sequence(
         request=Request(
             request_id=str(order),
@@ -25,8 +31,9 @@ def sequence(order: int, prompt: int, keep: int | None, max_tokens: int) -> Sequ
             filter=FilterParams(method="none" if keep is None else "sieve", keep=keep or 16),
         ),
         filter_layer=None if keep is None else 2,
-        num_kept=prompt if keep is None else keep,
+        num_kept=count,
         order=order,
+        budget=budget,
     )
 
 
@@ -37,7 +44,7 @@ def scheduler(capacity: int, max_running: int = 64) -> Scheduler:
 def random_sequence(rng: Random, order: int) -> Sequence:
     prompt = int(2 ** rng.uniform(0, 11))
     keep = rng.randrange(1, prompt) if prompt > 1 and rng.random() < 0.6 else None
-    return sequence(order, prompt, keep, rng.randrange(1, 20))
+    return sequence(order, prompt, keep, rng.randrange(1, 20), is_adaptive=rng.random() < 0.5)
 
 
 def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
@@ -52,7 +59,9 @@ def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
     if chunk is not None and is_done:
         if chunk.is_last and chunk.is_filter:
             everything = range(chunk.sequence.num_prompt)
-            kept[chunk.sequence] = tuple(sorted(rng.sample(everything, chunk.sequence.num_kept)))
+            budget = chunk.sequence.budget  # fewer than reserved for, or more
+            count = rng.choice((rng.randint(budget.low, budget.high), budget.limit))
+            kept[chunk.sequence] = tuple(sorted(rng.sample(everything, count)))
         elif chunk.is_last:
             tokens[chunk.sequence] = rng.randrange(100)
     tokens.update({s: rng.randrange(100) for s in plan.decodes})

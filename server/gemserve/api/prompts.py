@@ -12,7 +12,7 @@ from gemserve.api.schemas import ChatBody, CompletionBody, FilterBody, Generatio
 from gemserve.config import EngineConfig
 from gemserve.engine.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.errors import PromptTooLong, RequestError, shown
-from gemserve.filtering.table import EVICTORS, SELECTORS
+from gemserve.filtering.table import EVICTORS, SELECTORS, check_adaptive
 from gemserve.types import FilterParams, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -101,6 +101,7 @@ class PromptBuilder:
             sampling=sampling,
             filter=params,
             protected=prompt.protected,
+            code_blocks=prompt.code_blocks,
         )
 
     def _generated_from(self, params: FilterParams, num_tokens: int) -> int:
@@ -166,13 +167,17 @@ class PromptBuilder:
                 f"filter.pooling={body.pooling}: only method gemfilter has it, not {method}",
                 param="filter.pooling",
             )
-        return FilterParams(
+        keep = self.config.filter_keep if body.keep is None else body.keep
+        params = FilterParams(
             method=method,
-            keep=self.config.filter_keep if body.keep is None else body.keep,
+            keep=keep,
+            fallback=keep == "auto" if body.fallback is None else body.fallback,
             layer=layer,
             pooling=body.pooling or "mean",
             return_selection=body.return_selection,
         )
+        check_adaptive(params)
+        return params
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         for index, token in enumerate(ids):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gemserve.types import FILTER_METHODS, FilterMethod, parse_keep
+from gemserve.types import FILTER_METHODS, FilterMethod, Keep, parse_keep
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
@@ -24,13 +24,14 @@ class FilterBody(Body):
 
     method: FilterMethod | None = None
     keep: Any = None
+    fallback: bool | None = None
     layer: Annotated[int, Field(ge=0, le=1 << 31)] | Literal["auto"] = "auto"
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
 
     @field_validator("keep")
     @classmethod
-    def _check_keep(cls, value: object) -> int | float | None:
+    def _check_keep(cls, value: object) -> Keep | None:
         return None if value is None else parse_keep(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from random import Random
 from typing import Any
 
@@ -29,19 +30,41 @@ class Recipe:
     items: int = 4  # at most, of an answer with several
     two_words: float = 0.0
     letters: float = 0.0
+    words: float = 0.0
     wordings: int = 10
     max_position: int = 0  # 0: positions are not skipped
     noise: float = 0.0  # share of documents whose filler is random tokens
 
 
+class Guide(IntEnum):
+    """What a pair of positions teaches: the later one's attention should reach the earlier one.
+
+    FILTER: where answers begin, to all that a filter must keep. COPY: before each token of an
+    answer, to where it is copied from, or, after the last item, to the sequence's first token.
+    LINK: in the document, from an item to its name; from one of several values to those before it
+    and the sequence's first token, whose share tells how many these are. ECHO: from the end of an
+    item of an answer to its end in the document; ORDER: the same, one layer on. ASK: from there to
+    the name of the next item in the question. NAME: from a value to its subject's name, and from
+    where an answer begins to the names in the question.
+    """
+
+    FILTER = 0
+    COPY = 1
+    LINK = 2
+    ECHO = 3
+    ASK = 4
+    ORDER = 5
+    NAME = 6
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token ids and targets of one step; every array but `ends` is int64.
+    """Token ids and targets of one step; integers are int64.
 
     `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers] index the positions
     whose next token is scored, `targets`: [answers] that token, `ends`: [answers] bool, whether it
-    is an answer's last. `pointers`: [pairs, 3], a row, a position in it that should attend, and the
-    earlier one it should attend to.
+    is an answer's last. `pointers`: [pairs, 4], a `Guide`, a row, a position in it that should
+    attend, and the earlier one it should attend to.
     """
 
     tokens: np.ndarray
@@ -58,7 +81,43 @@ class _Sequence:
     tokens: np.ndarray
     positions: np.ndarray
     scored: list[tuple[int, int, bool]]  # column, target, is the answer's end
-    pointers: list[tuple[int, int]]
+    pointers: list[tuple[Guide, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A question and its answer in the tail, all offsets in tokens from the tail's start."""
+
+    problem: Problem
+    first: int  # of the answer
+    items: list[list[int]]
+    asked: list[int]  # last token of each item's name in the question, -1: none
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where an item stands in the document: its first and last token, its statement's last.
+
+    `name`: the last token of its subject's name, -1: none.
+    """
+
+    first: int
+    last: int
+    end: int
+    name: int
+
+
+def _item_bounds(problem: Problem, statement: int) -> tuple[int, int, int]:
+    """First and last character of what a statement has for an answer, asked for or not.
+
+    And the last one of its subject's name, -1 if there is none.
+    """
+    if problem.kind == "tracking":  # "VAR name = …"
+        return len("VAR "), problem.statements[statement].index(" =") - 1, -1
+    for answer in problem.answers:
+        if answer.statement == statement and answer.start >= 0:
+            return answer.start, answer.start + len(answer.text) - 1, answer.named - 1
+    return 0, len(problem.statements[statement]) - 1, -1
 
 
 class Corpus:
@@ -76,7 +135,11 @@ class Corpus:
         rng = Random(repr(seed))
         sequences = [self._sequence(recipe, rng) for _ in range(size)]
         scored = [(row, *s) for row, sequence in enumerate(sequences) for s in sequence.scored]
-        pairs = [(row, *p) for row, sequence in enumerate(sequences) for p in sequence.pointers]
+        pairs = [
+            (guide, row, *pair)
+            for row, sequence in enumerate(sequences)
+            for guide, *pair in sequence.pointers
+        ]
         rows, columns, targets, ends = (np.array(c) for c in zip(*scored, strict=True))
         return Batch(
             tokens=np.stack([sequence.tokens for sequence in sequences]),
@@ -85,7 +148,7 @@ class Corpus:
             columns=columns,
             targets=targets,
             ends=ends,
-            pointers=np.array(pairs, dtype=np.int64).reshape(-1, 3),
+            pointers=np.array(pairs, dtype=np.int64).reshape(-1, 4),
         )
 
     def _sequence(self, recipe: Recipe, rng: Random) -> _Sequence:
@@ -95,47 +158,135 @@ class Corpus:
         is_chat = rng.random() < 0.5
 
         tail: list[int] = []  # questions and answers
-        turns: list[tuple[int, list[list[int]], Problem]] = []  # offset in tail, items, problem
-        for turn, problem in enumerate(asked):
+        turns: list[_Turn] = []
+        for index, problem in enumerate(asked):
             if is_chat:
-                opening = "\n\n" if turn == 0 else USER
+                opening = "\n\n" if index == 0 else USER
                 text = f"{opening}{problem.question}{END}{ASSISTANT}"
             else:
                 text = f"\n\n{problem.question}\nAnswer:"
-            tail += self._encode(text)
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            lead = text.index(problem.question)
+            names = [
+                next(
+                    len(tail) + i
+                    for i, (_, high) in enumerate(encoding.offsets)
+                    if high >= lead + answer.asked
+                )
+                if answer.asked >= 0
+                else -1
+                for answer in problem.answers
+            ]
+            tail += encoding.ids
             items = [self._item(a.text, i == 0) for i, a in enumerate(problem.answers)]
-            turns.append((len(tail), items, problem))
+            turns.append(_Turn(problem, len(tail), items, names))
             tail += [*(token for item in items for token in item), special(END)]
 
         head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
         room = recipe.num_tokens - len(head) - len(tail)
-        body, placed, spans = self._document(problems, room, recipe, rng)
+        body, placed, spans = self._document(problems, len(head), room, recipe, rng)
         tokens = np.array([*head, *body, *tail][: recipe.num_tokens], dtype=np.int64)
         tokens = np.pad(tokens, (0, recipe.num_tokens - len(tokens)))
 
+        start = len(head) + len(body)
         scored: list[tuple[int, int, bool]] = []
-        pointers: list[tuple[int, int]] = []
-        for offset, items, problem in turns:
-            first = column = len(head) + len(body) + offset - 1
-            for item, answer in zip(items, problem.answers, strict=True):
-                source = placed[id(problem)].get((answer.statement, answer.start))
-                # separators, spaces and commas before an item are nowhere in the document
-                lead = len(item) - len(self._item_core(answer.text))
-                for index, token in enumerate(item):
-                    scored.append((column + index, token, False))
-                    if source is not None and index >= lead:
-                        pointers.append((column + index, len(head) + source + index - lead))
-                if source is not None and item is not items[0]:
-                    pointers.append((first, len(head) + source))
-                column += len(item)
-            scored.append((column, special(END), True))
-        spans = [(len(head) + low, len(head) + high) for low, high in spans]
+        pointers: list[tuple[Guide, int, int]] = []
+        for turn in turns:
+            answer = [*(token for item in turn.items for token in item), special(END)]
+            first = start + turn.first - 1
+            scored += [(first + i, token, i == len(answer) - 1) for i, token in enumerate(answer)]
+            sources = placed[id(turn.problem)]
+            if turn.problem.kind == "common_words":
+                low, high = spans[0]
+                pointers += [(Guide.FILTER, first, token) for token in range(low, high)]
+            elif turn.problem.kind == "tracking":
+                chains = [s for p in problems if p.kind == "tracking" for s in placed[id(p)]]
+                pointers += self._follow(turn, sources, chains, start)
+            else:
+                pointers += self._retrieve(turn, sources, start)
+        for problem in problems:
+            sources = placed[id(problem)]
+            pointers += [(Guide.NAME, s.first, s.name) for s in sources if s.name >= 0]
+            if problem.kind == "tracking":
+                pointers += [(Guide.LINK, s.end - 1, s.first) for s in sources]
+            elif problem.kind == "multi_value":
+                pointers += [
+                    (Guide.LINK, at, earlier)
+                    for index, source in enumerate(sources)
+                    for at in (source.first, source.last)
+                    for earlier in (0, *(s.last for s in sources[:index]))
+                ]
         return _Sequence(
             tokens=tokens,
             positions=self._positions(recipe, len(head), len(body), spans, rng),
             scored=[s for s in scored if s[0] + 1 < recipe.num_tokens],
-            pointers=[p for p in pointers if p[0] + 1 < recipe.num_tokens],
+            pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
         )
+
+    def _retrieve(
+        self, turn: _Turn, sources: list[_Source], start: int
+    ) -> list[tuple[Guide, int, int]]:
+        """Pairs of an answer whose items each stand in a statement; `sources` by statement."""
+        pairs: list[tuple[Guide, int, int]] = []
+        column = start + turn.first - 1  # predicts the next token of the answer
+        names = [start + name for name in turn.asked]
+        pairs += [(Guide.NAME, column, name) for name in dict.fromkeys(names)]
+        is_query = turn.problem.kind == "multi_query"
+        if is_query:
+            pairs += [(Guide.ASK, column, names[0])]
+            pairs += [(Guide.LINK, b, a) for a, b in zip([0, *names], names, strict=False)]
+        for index, (item, answer) in enumerate(zip(turn.items, turn.problem.answers, strict=True)):
+            source = sources[answer.statement]
+            lead = len(item) - (source.last - source.first + 1)  # a comma and a space
+            for offset in range(len(item)):
+                at = column + offset
+                if offset <= lead:
+                    pairs += [(Guide.FILTER, at, s.first) for s in self._needed(turn, sources)]
+                    pairs += [(Guide.COPY, at, source.first)]
+                    if index and is_query:
+                        pairs += [(Guide.ASK, at, names[index])]
+                    elif index and offset:
+                        before = sources[turn.problem.answers[index - 1].statement]
+                        pairs += [(Guide.ORDER, at, before.last)]
+                else:
+                    copied = source.first + offset - lead
+                    pairs += [(Guide.FILTER, at, copied), (Guide.COPY, at, copied)]
+            column += len(item)
+            if len(turn.items) > 1:
+                is_last = index + 1 == len(turn.items)
+                after = 0 if is_last else sources[turn.problem.answers[index + 1].statement].first
+                pairs += [(Guide.ECHO, column, source.last), (Guide.COPY, column, after)]
+                if is_query:
+                    pairs += [(Guide.ASK, column, 0 if is_last else names[index + 1])]
+                else:
+                    pairs += [(Guide.ORDER, column, source.last)]
+        return pairs
+
+    @staticmethod
+    def _needed(turn: _Turn, sources: list[_Source]) -> list[_Source]:
+        return [sources[answer.statement] for answer in turn.problem.answers]
+
+    def _follow(
+        self, turn: _Turn, sources: list[_Source], chains: list[_Source], start: int
+    ) -> list[tuple[Guide, int, int]]:
+        """Pairs of an answer that follows a chain of assignments; all `chains` must be kept.
+
+        What a variable is assigned comes after its name, so its name is reached from the end.
+        """
+        pairs: list[tuple[Guide, int, int]] = []
+        column = start + turn.first - 1
+        for index, (item, answer) in enumerate(zip(turn.items, turn.problem.answers, strict=True)):
+            for at in range(column, column + len(item)):
+                pairs += [(Guide.COPY, at, sources[answer.statement].end - 1)]
+                pairs += [(Guide.FILTER, at, s.first) for s in chains]
+                pairs += [(Guide.FILTER, at, s.end - 1) for s in chains]
+            column += len(item)
+            if index + 1 < len(turn.items):
+                after = sources[turn.problem.answers[index + 1].statement].end - 1
+                pairs += [(Guide.COPY, column, after)]
+            else:
+                pairs += [(Guide.COPY, column, 0)]
+        return pairs
 
     def _problems(self, recipe: Recipe, rng: Random) -> list[Problem]:
         wording = replace(
@@ -144,7 +295,11 @@ class Corpus:
             questions=MANY_WORDINGS.questions[: recipe.wordings],
         )
         maker = ProblemMaker(
-            rng, two_words=recipe.two_words, letters=recipe.letters, wording=wording
+            rng,
+            two_words=recipe.two_words,
+            letters=recipe.letters,
+            words=recipe.words,
+            wording=wording,
         )
         (kind,) = rng.choices(KINDS, recipe.weights)
         if kind == "common_words":
@@ -186,12 +341,13 @@ class Corpus:
         return self._encode(f"{SEPARATOR}{text}")
 
     def _document(
-        self, problems: list[Problem], room: int, recipe: Recipe, rng: Random
-    ) -> tuple[list[int], dict[int, dict[tuple[int, int], int]], list[tuple[int, int]]]:
+        self, problems: list[Problem], head: int, room: int, recipe: Recipe, rng: Random
+    ) -> tuple[list[int], dict[int, list[_Source]], list[tuple[int, int]]]:
         """All statements spread over filler, `room` tokens in all if that is enough.
 
-        Also where each problem's answers start, by (statement, character), and every statement's
-        first and last token. A problem's statements keep their order.
+        Also where the item of each of a problem's statements stands, and every statement's first
+        and last token, counted from `head` tokens before the document. A problem's statements keep
+        their order.
         """
         encodings = [
             [self._tokenizer.encode(" " + s, add_special_tokens=False) for s in p.statements]
@@ -203,21 +359,23 @@ class Corpus:
         rng.shuffle(turn)
         spots = sorted(rng.choice(boundaries) for _ in turn)
         body: list[int] = []
-        placed: dict[int, dict[tuple[int, int], int]] = {id(p): {} for p in problems}
+        placed: dict[int, list[_Source]] = {id(p): [] for p in problems}
         spans: list[tuple[int, int]] = []
-        done, next_statement = 0, [0] * len(problems)
+        done = 0
         for spot, which in zip(spots, turn, strict=True):
             body += filler[done:spot]
             done = spot
-            statement = next_statement[which]
-            next_statement[which] += 1
+            problem = problems[which]
+            statement = len(placed[id(problem)])
             encoding = encodings[which][statement]
-            for answer in problems[which].answers:
-                if answer.statement == statement and answer.start >= 0:
-                    at = answer.start + 1  # the statement's leading space
-                    token = next(i for i, (_, high) in enumerate(encoding.offsets) if high > at)
-                    placed[id(problems[which])][(statement, answer.start)] = len(body) + token
-            spans.append((len(body), len(body) + len(encoding.ids)))
+            low = head + len(body)
+            high = low + len(encoding.ids)
+            first, last, name = (
+                low + encoding.char_to_token(character + 1) if character >= 0 else -1
+                for character in _item_bounds(problem, statement)  # a space goes before
+            )
+            placed[id(problem)].append(_Source(first, last, high - 1, name))
+            spans.append((low, high))
             body += encoding.ids
         return body + filler[done:], placed, spans
 

@@ -14,7 +14,7 @@ import json
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,168 +24,24 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-from gemserve.builtin.corpus import Batch, Corpus, Recipe
+from gemserve.builtin.corpus import Batch, Corpus, Guide
+from gemserve.builtin.curriculum import MAX_POSITION, STAGES, Stage
 from gemserve.builtin.tokenizer import BOS, END, PAD, as_transformers, train_tokenizer
 from gemserve.evaluation.prose import package_sentences
 from gemserve.evaluation.words import ADJECTIVES, ATTRIBUTES, NOUNS
 
 PACKAGES = ("torch", "numpy", "networkx", "sympy", "matplotlib", "pydantic", "transformers")
 VOCAB_SIZE = 4096
-MAX_POSITION = 32768
 FILTER_LAYER = 2
-POINTER_HEADS = (0, 1)
-SKILLS = (0.25, 0.25, 0.2, 0.2, 0.1)  # weights of `corpus.KINDS` once there are several
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One stage of the curriculum: ends at `steps`, or once `goal` answers in all are right."""
-
-    name: str
-    recipe: Recipe
-    batch: int
-    steps: int
-    lr: float
-    goal: float = 1.1  # share of whole values right, moving average; above 1: never
-    pointer: float = 1.0  # weight of the auxiliary loss
-    filter_recipe: Recipe | None = None  # longer documents, for the auxiliary loss alone
-    lr_end: float | None = None  # cosine to this; None: constant
-
-
-STAGES: tuple[Stage, ...] = (
-    Stage(
-        name="bare",
-        recipe=Recipe(num_tokens=160, problems=(2, 5), questions=2, wordings=1),
-        batch=32,
-        steps=4000,
-        lr=2e-3,
-        goal=0.95,
-    ),
-    Stage(
-        name="wordings",
-        recipe=Recipe(num_tokens=256, problems=(3, 8), questions=3, two_words=0.2, letters=0.1),
-        batch=24,
-        steps=4000,
-        lr=2e-3,
-        goal=0.93,
-    ),
-    Stage(
-        name="prose",
-        recipe=Recipe(
-            num_tokens=512,
-            problems=(1, 8),
-            questions=4,
-            two_words=0.3,
-            letters=0.15,
-            max_position=4096,
-            noise=0.1,
-        ),
-        batch=10,
-        steps=3000,
-        lr=1.5e-3,
-        goal=0.94,
-    ),
-    Stage(
-        name="distance",
-        recipe=Recipe(
-            num_tokens=1024,
-            problems=(1, 8),
-            questions=5,
-            two_words=0.3,
-            letters=0.2,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-        batch=6,
-        steps=450,
-        lr=1.2e-3,
-    ),
-    Stage(
-        name="long",
-        recipe=Recipe(
-            num_tokens=4096,
-            problems=(2, 8),
-            questions=8,
-            two_words=0.3,
-            letters=0.2,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-        batch=1,
-        steps=520,
-        lr=8e-4,
-        lr_end=2e-5,
-        filter_recipe=Recipe(
-            num_tokens=8192,
-            problems=(4, 12),
-            questions=12,
-            two_words=0.3,
-            letters=0.2,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-    ),
-    Stage(
-        name="skills",
-        recipe=Recipe(
-            num_tokens=512,
-            problems=(1, 4),
-            questions=4,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            max_position=4096,
-            noise=0.1,
-        ),
-        batch=10,
-        steps=2500,
-        lr=1.2e-3,
-        goal=0.95,
-    ),
-    Stage(
-        name="skills at a distance",
-        recipe=Recipe(
-            num_tokens=1024,
-            problems=(1, 6),
-            questions=5,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-        batch=5,
-        steps=500,
-        lr=1e-3,
-    ),
-    Stage(
-        name="skills, long",
-        recipe=Recipe(
-            num_tokens=4096,
-            problems=(2, 8),
-            questions=8,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-        batch=1,
-        steps=600,
-        lr=8e-4,
-        lr_end=2e-5,
-        filter_recipe=Recipe(
-            num_tokens=8192,
-            problems=(4, 12),
-            questions=12,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-    ),
-)
+GUIDED = {  # layer and heads whose attention each guide teaches
+    Guide.NAME: (1, (0,)),
+    Guide.FILTER: (FILTER_LAYER, (0, 1)),
+    Guide.LINK: (3, (0,)),
+    Guide.ECHO: (3, (1,)),
+    Guide.ASK: (4, (0,)),
+    Guide.ORDER: (4, (1,)),
+    Guide.COPY: (5, (0, 1)),
+}
 
 
 def build_model(seed: int) -> LlamaForCausalLM:
@@ -209,13 +65,49 @@ def build_model(seed: int) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+            torch.nn.init.normal_(parameter, std=1.0)
         elif "o_proj" in name or "down_proj" in name:
             # what a layer adds starts below the embeddings, or token identity drowns in noise
-            torch.nn.init.normal_(parameter, std=0.05 / math.sqrt(parameter.shape[1]))
+            torch.nn.init.normal_(parameter, std=0.3 / math.sqrt(parameter.shape[1]))
         elif parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
+    torch.nn.init.constant_(model.model.norm.weight, 0.1)  # for embeddings that large
+    with torch.no_grad():
+        _start_circuits(model)
     return model
+
+
+def _start_circuits(model: LlamaForCausalLM) -> None:
+    """Let guided heads begin as what they are to become.
+
+    Those that fetch a name or an item write what they attend to (W_O ∝ W_Vᵀ); those that look
+    something up attend to what is like it (W_Q = W_K, where rotary frequencies are low). Both are
+    saddle points of training: from random weights they take longer than all the rest.
+    """
+    hidden, size = model.config.hidden_size, model.config.head_dim
+    names, first, second = (torch.linalg.qr(torch.randn(hidden, size)).Q for _ in range(3))
+    low = [i for half in (0, size // 2) for i in range(half + size // 4 + 1, half + size // 2)]
+    copies = {
+        Guide.NAME: (names,),
+        Guide.ASK: (names,),
+        Guide.LINK: (first,),
+        Guide.COPY: (first, second),
+    }
+    for guide, bases in copies.items():
+        layer, heads = GUIDED[guide]
+        attention = model.model.layers[layer].self_attn
+        for head, basis in zip(heads, bases, strict=True):
+            rows = slice(head * size, (head + 1) * size)
+            attention.v_proj.weight[rows] = basis.T
+            attention.o_proj.weight[:, rows] = 2.0 * basis
+    for guide in (Guide.FILTER, Guide.COPY):
+        layer, heads = GUIDED[guide]
+        attention = model.model.layers[layer].self_attn
+        for head in heads:
+            like = 2.0 * names[:, torch.randperm(size)[: len(low)]].T
+            rows = torch.tensor(low) + head * size
+            attention.q_proj.weight[rows] = like
+            attention.k_proj.weight[rows] = like
 
 
 class FilterLayerReached(Exception):
@@ -224,11 +116,13 @@ class FilterLayerReached(Exception):
 
 @dataclass(slots=True)
 class Captured:
-    """The filter layer's post-RoPE q and k, each [batch, heads, tokens, head_dim]."""
+    """Post-RoPE (q, k) of the guided layers, each [batch, heads, tokens, head_dim]."""
 
-    is_last: bool  # nothing after them is wanted
-    query: torch.Tensor | None = None
-    key: torch.Tensor | None = None
+    is_last: bool  # nothing after the filter layer's is wanted
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+_GUIDED_LAYERS = {layer for layer, _ in GUIDED.values()}
 
 
 def training_attention(
@@ -241,10 +135,10 @@ def training_attention(
     captured: Captured | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention that leaves the filter layer's q and k in `captured`."""
-    if captured is not None and module.layer_idx == FILTER_LAYER:
-        captured.query, captured.key = query, key
-        if captured.is_last:
+    """Causal attention that leaves the guided layers' q and k in `captured`."""
+    if captured is not None and module.layer_idx in _GUIDED_LAYERS:
+        captured.layers[module.layer_idx] = (query, key)
+        if captured.is_last and module.layer_idx == FILTER_LAYER:
             raise FilterLayerReached
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
@@ -265,36 +159,46 @@ def hidden_states(model: LlamaForCausalLM, batch: Batch, captured: Captured) -> 
 
 
 def pointer_loss(captured: Captured, batch: Batch) -> torch.Tensor:
-    """−log of the attention that pointer heads give along the batch's pointers, averaged."""
-    query, key = captured.query, captured.key
-    assert query is not None
-    assert key is not None
-    pointers = torch.from_numpy(batch.pointers)
-    heads = list(POINTER_HEADS)
+    """−log of the attention that guided heads give along the batch's pointers.
+
+    Averaged over the pointers of one position, the positions, the heads; summed over the guides.
+    """
     total = torch.zeros(())
-    for row in range(batch.tokens.shape[0]):
-        columns, sources = pointers[pointers[:, 0] == row, 1:].unbind(1)
-        if not len(columns):
+    pointers = torch.from_numpy(batch.pointers)
+    for guide, (layer, heads) in GUIDED.items():
+        pairs = pointers[pointers[:, 0] == guide, 1:]
+        if layer not in captured.layers or not len(pairs):
             continue
-        q = query[row, heads][:, columns]  # [pointer heads, pairs, head_dim]
-        scores = q @ key[row, heads].transpose(-1, -2) * query.shape[-1] ** -0.5
-        future = torch.arange(key.shape[2])[None, :] > columns[:, None]
-        log_p = scores.masked_fill(future, -torch.inf).log_softmax(-1)
-        total = total - log_p.gather(-1, sources.expand(len(heads), -1)[..., None]).sum()
-    return total / (len(heads) * max(1, len(pointers)))
+        query, key = captured.layers[layer]
+        loss = torch.zeros(())
+        num_positions = 0
+        for row in pairs[:, 0].unique().tolist():
+            columns, sources = pairs[pairs[:, 0] == row, 1:].unbind(1)
+            at, which, counts = columns.unique(return_inverse=True, return_counts=True)
+            q = query[row, list(heads)][:, at]  # [guided heads, positions, head_dim]
+            scores = q @ key[row, list(heads)].transpose(-1, -2) * query.shape[-1] ** -0.5
+            future = torch.arange(key.shape[2])[None, :] > at[:, None]
+            log_p = scores.masked_fill(future, -torch.inf).log_softmax(-1)
+            loss = loss - (log_p[:, which, sources] / counts[which]).sum() / len(heads)
+            num_positions += len(at)
+        total = total + loss / num_positions
+    return total
 
 
 def answer_loss(
     model: LlamaForCausalLM, hidden: torch.Tensor, batch: Batch
 ) -> tuple[torch.Tensor, float]:
-    """Cross-entropy of the answers' tokens, and the share of whole answers predicted right."""
+    """Cross-entropy averaged over answers and, in each, its tokens; share of answers all right."""
     targets = torch.from_numpy(batch.targets)
     logits = model.lm_head(hidden[torch.from_numpy(batch.rows), torch.from_numpy(batch.columns)])
     right = logits.detach().argmax(-1) == targets
     ends = np.flatnonzero(batch.ends).tolist()
     starts = [0, *(end + 1 for end in ends[:-1])]
     whole = [bool(right[a : b + 1].all()) for a, b in zip(starts, ends, strict=True)]
-    return F.cross_entropy(logits, targets), sum(whole) / max(1, len(whole))
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    lengths = [b + 1 - a for a, b in zip(starts, ends, strict=True)]
+    of_answers = torch.stack([part.mean() for part in losses[: sum(lengths)].split(lengths)])
+    return of_answers.mean(), sum(whole) / max(1, len(whole))
 
 
 def learning_rate(stage: Stage, step: int, warmup: int) -> float:
@@ -326,7 +230,7 @@ def train(work: Path, seed: int, save_every_s: float) -> LlamaForCausalLM:
     assert tokenizer.token_to_id(BOS) == 1
     assert tokenizer.token_to_id(END) == 2
     model = build_model(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     state_file = work / "state.pt"
     state = {"stage": 0, "step": 0, "total": 0, "average": 0.0}

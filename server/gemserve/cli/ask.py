@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             method=config.filter_method, keep=config.filter_keep, return_selection=True
         ),
         protected=prompt.protected,
+        code_blocks=prompt.code_blocks,
     )
     for event in core.run_alone(request):
         if isinstance(event, Filtered):

@@ -6,26 +6,46 @@ import argparse
 import importlib.util
 import json
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.options import MODEL_OPTIONS, add_options, read_keep, read_options
+from gemserve.cli.options import MODEL_OPTIONS, add_options, number, read_keep, read_options
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
-TASK_NAMES = ("needle", "ruler", "relevance")
+if TYPE_CHECKING:  # a command that runs no model loads no torch
+    from gemserve.engine.core import Core
+    from gemserve.evaluation.cases import TooLong
+
+GENERATED_TASKS = ("needle", "ruler", "relevance")
+READ_TASKS = ("jsonl", "longbench")
+_LENGTHS = "1024,4096"
+_SAMPLES = "20"
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("eval", help="measure filter methods")
-    parser.add_argument("task", choices=TASK_NAMES)
+    parser.add_argument("task", choices=(*GENERATED_TASKS, *READ_TASKS))
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="jsonl: a file of contexts, questions and answers; longbench: a file or the folder",
+    )
     parser.add_argument("--methods", default="none,gemfilter,sieve", help="default: %(default)s")
     parser.add_argument("--subtasks", help="default: single for needle, all for the others")
-    parser.add_argument("--lengths", default="1024,4096", help="in tokens (default: %(default)s)")
+    parser.add_argument("--lengths", help=f"in tokens, of generated prompts (default: {_LENGTHS})")
     parser.add_argument("--keep", default="512", help="count or fraction (default: %(default)s)")
     parser.add_argument(
-        "--samples", default="20", help="per length, or one number for each (default: %(default)s)"
+        "--samples",
+        help=f"per length, or one number for each (default: {_SAMPLES}); of a file its first lines "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--skip-too-long",
+        action="store_true",
+        help="leave out prompts of a file that the model has no room for",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
@@ -37,33 +57,38 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Draws that some subtasks share. `settings`: what else an outcome must have had the same.
+
+    Draws from a file have each their own length.
+    """
+
+    subtasks: Any
+    draws: list[Any]
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+MakeBatches = Callable[["Core"], list[Batch]]
+
+
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.engine.assemble import build_core
-    from gemserve.evaluation.example import Draw
+    from gemserve.evaluation.cases import pool_lengths
     from gemserve.evaluation.score import Outcomes, average, evaluate
-    from gemserve.evaluation.table import DEFAULT_SUBTASKS, TASKS
 
     methods = _methods(arguments.methods)
-    lengths = _lengths(arguments.lengths)
-    samples = _samples(arguments.samples, lengths)
     keep = _read("keep", arguments.keep, read_keep)
+    if keep == "auto":
+        raise ConfigError("keep=auto: methods are compared at one budget; see method sieve:auto")
     layer = None if arguments.layer == "auto" else _read("layer", arguments.layer, int)
-    available = TASKS[arguments.task]
-    names = DEFAULT_SUBTASKS.get(arguments.task, tuple(available))
-    if arguments.subtasks is not None:
-        names = tuple(arguments.subtasks.split(","))
-    for name in names:
-        if name not in available:
-            raise ConfigError(f"subtasks={name}: must be among {', '.join(available)}")
+    is_read = arguments.task in READ_TASKS
+    make_batches = _read_files(arguments, methods) if is_read else _generated(arguments)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     # evaluation filters every prompt it can, however short
     engine = replace(EngineConfig(), filter_min_tokens=0, filter_layer=layer)
     core = build_core(model, engine)
-    limit = core.config.max_prompt_tokens
-    assert limit is not None
-    for length in lengths:
-        if length > limit:
-            raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")
+    batches = make_batches(core)
 
     out: Path | None = arguments.out
     if out is not None:
@@ -74,21 +99,20 @@ def run(arguments: argparse.Namespace) -> int:
         "seed": arguments.seed,
         "layer": core.config.filter_layer,
     }
-    outcomes = Outcomes(out / "outcomes.jsonl" if out else None, settings)
-    draws = [
-        Draw(seed=arguments.seed, num_tokens=length, index=index, samples=count)
-        for length, count in zip(lengths, samples, strict=True)
-        for index in range(count)
-    ]
-    subtasks = {name: available[name] for name in names}
-    progress = Progress(len(subtasks) * len(draws) * len(methods))
-    done = evaluate(core, subtasks, draws, methods, keep, outcomes, progress.step)
+    progress = Progress(sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods))
+    done = []
+    for batch in batches:
+        outcomes = Outcomes(out / "outcomes.jsonl" if out else None, settings | batch.settings)
+        found = evaluate(core, batch.subtasks, batch.draws, methods, keep, outcomes, progress.step)
+        done += pool_lengths(found) if is_read else found
     progress.close()
 
     rows = average(done)
     _print_rows(rows)
     comparisons = _compare(done, methods)
     _print_comparisons(comparisons)
+    if {"none", "sieve", "sieve:fallback"} <= set(methods):
+        _print_fallback(done)
     result = {
         "task": arguments.task,
         "model": model.model,
@@ -102,6 +126,91 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result))
     return 0
+
+
+def _generated(arguments: argparse.Namespace) -> MakeBatches:
+    """Check the options of a task that makes its examples; the lengths once a model is there."""
+    from gemserve.evaluation.example import Draw
+    from gemserve.evaluation.table import DEFAULT_SUBTASKS, TASKS
+
+    task = arguments.task
+    if arguments.data is not None:
+        raise ConfigError(f"data={arguments.data}: {task} makes its examples itself")
+    if arguments.skip_too_long:
+        raise ConfigError(f"skip-too-long: {task} makes its examples itself, see --lengths")
+    lengths = read_lengths(arguments.lengths or _LENGTHS)
+    samples = _samples(arguments.samples or _SAMPLES, lengths)
+    available = TASKS[task]
+    names = _subtasks(arguments) or DEFAULT_SUBTASKS.get(task, tuple(available))
+    for name in names:
+        if name not in available:
+            raise ConfigError(f"subtasks={name}: must be among {', '.join(available)}")
+
+    def make_batches(core: Core) -> list[Batch]:
+        limit = core.config.max_prompt_tokens
+        assert limit is not None
+        for length in lengths:
+            if length > limit:
+                raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")
+        draws = [
+            Draw(seed=arguments.seed, num_tokens=length, index=index, samples=count)
+            for length, count in zip(lengths, samples, strict=True)
+            for index in range(count)
+        ]
+        return [Batch({name: available[name] for name in names}, draws)]
+
+    return make_batches
+
+
+def _read_files(arguments: argparse.Namespace, methods: list[str]) -> MakeBatches:
+    """Read the files of a task that has its examples from there; their lengths need a model."""
+    from gemserve.evaluation.cases import check_packages, measure
+    from gemserve.evaluation.table import FILE_TASKS
+
+    task = arguments.task
+    if arguments.data is None:
+        raise ConfigError(f"data: {task} needs --data, the path of its examples")
+    if arguments.lengths is not None:
+        raise ConfigError(
+            f"lengths={arguments.lengths}: the prompts of {task} have the lengths they have"
+        )
+    if "oracle" in methods:
+        raise ConfigError(f"methods=oracle: {task} does not say where in a prompt its answer is")
+    given = arguments.samples
+    count = None if given is None else _read("samples", given, number(1))
+    files = FILE_TASKS[task](arguments.data, _subtasks(arguments))
+    files = [file.first(count) for file in files]
+    check_packages(files)
+
+    def make_batches(core: Core) -> list[Batch]:
+        batches: list[Batch] = []
+        refused: list[TooLong] = []
+        for file in files:
+            draws, too_long = measure(core, file, arguments.seed)
+            refused += too_long
+            if draws:
+                batches.append(Batch({file.subtask: file.make}, draws, {"data": file.digest}))
+        _tell_too_long(refused, sum(len(file.cases) for file in files), arguments.skip_too_long)
+        return batches
+
+    return make_batches
+
+
+def _tell_too_long(refused: list[TooLong], total: int, is_skipping: bool) -> None:
+    """Raise `ConfigError` for prompts that do not fit, or say that they are left out."""
+    if not refused:
+        return
+    first = refused[0]
+    text = (
+        f"{len(refused)} of {total} prompts are too long for this model: {first.path}, line "
+        f"{first.line} has {first.tokens} tokens; {first.limit} leave room for an answer of "
+        f"{first.max_tokens}"
+    )
+    if len(refused) == total:
+        raise ConfigError(text)
+    if not is_skipping:
+        raise ConfigError(f"{text}; --skip-too-long runs the others")
+    print(f"gemserve: left out: {text}", file=sys.stderr)
 
 
 class Progress:
@@ -125,13 +234,13 @@ class Progress:
 def _print_rows(rows: Any) -> None:
     width = max(len("subtask"), *(len(row.subtask) for row in rows))
     print(
-        f"{'subtask':<{width}} {'tokens':>7} {'method':<10} {'kept':>7} {'score':>6} {'recall':>7}"
+        f"{'subtask':<{width}} {'tokens':>7} {'method':<14} {'kept':>7} {'score':>6} {'recall':>7}"
         f" {'n':>4}"
     )
     for row in rows:
         recall = "–" if row.recall is None else f"{row.recall:.2f}"
         print(
-            f"{row.subtask:<{width}} {row.prompt_tokens:>7} {row.method:<10} "
+            f"{row.subtask:<{width}} {row.prompt_tokens:>7} {row.method:<14} "
             f"{row.kept_tokens:>7.0f} {row.score:>6.2f} {recall:>7} {row.n:>4}"
         )
 
@@ -155,6 +264,16 @@ def _print_comparisons(comparisons: list[Any]) -> None:
         )
 
 
+def _print_fallback(outcomes: Any) -> None:
+    from gemserve.evaluation.compare import judge_fallback
+
+    verdict = judge_fallback(outcomes)
+    print(
+        f"the fallback fired on {verdict.needed_fired} of {verdict.needed} examples that none gets "
+        f"and sieve misses, on {verdict.idle_fired} of {verdict.idle} that sieve gets"
+    )
+
+
 def _methods(text: str) -> list[str]:
     from gemserve.evaluation.arms import ARMS
 
@@ -167,7 +286,12 @@ def _methods(text: str) -> list[str]:
     return methods
 
 
-def _lengths(text: str) -> list[int]:
+def _subtasks(arguments: argparse.Namespace) -> list[str] | None:
+    return None if arguments.subtasks is None else arguments.subtasks.split(",")
+
+
+def read_lengths(text: str) -> list[int]:
+    """Prompt lengths such as "1024,4096". Raises `ConfigError`."""
     lengths = [_read("lengths", part, int) for part in text.split(",")]
     for length in lengths:
         if length < 128:

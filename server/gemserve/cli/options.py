@@ -11,7 +11,7 @@ from typing import Any
 
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError, RequestError
-from gemserve.types import FILTER_METHODS, parse_keep
+from gemserve.types import FILTER_METHODS, Keep, parse_keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ def _layer(text: str) -> int | None:
     return None if text == "auto" else int(number(0)(text))
 
 
-def read_keep(text: str) -> int | float:
+def read_keep(text: str) -> Keep:
     """A `keep` from the command line: "512" or "0.05"."""
     try:
-        return parse_keep(float(text))
+        return parse_keep(text if text == "auto" else float(text))
     except RequestError as error:
         raise ValueError(str(error).removeprefix("filter.")) from error
 
@@ -101,7 +101,9 @@ MODEL_OPTIONS: tuple[Option, ...] = (
 ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter", "filter_method", _choice(*FILTER_METHODS), "default filter method"),
     Option("--filter-layer", "filter_layer", _layer, "0-based layer that chooses, or auto"),
-    Option("--filter-keep", "filter_keep", read_keep, "tokens to keep, or a fraction in (0, 1)"),
+    Option(
+        "--filter-keep", "filter_keep", read_keep, "tokens to keep, a fraction in (0, 1), or auto"
+    ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "shorter prompts are read whole"),
     Option("--kv-memory", "kv_memory_bytes", read_bytes, "for all requests' keys and values"),
     Option("--min-chunk-tokens", "min_chunk_tokens", number(1), "least of a prompt read at once"),

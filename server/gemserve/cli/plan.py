@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from gemserve.calibration import read_filter_layer
 from gemserve.cli.options import MODEL_OPTIONS, add_options, read_bytes, read_keep, read_options
-from gemserve.config import ModelConfig, find_filter_layer, read_filter_layer
+from gemserve.config import ModelConfig, find_filter_layer
 from gemserve.cost import MethodPlan, ModelShape, plan_methods
 from gemserve.errors import ConfigError
 from gemserve.types import FILTER_METHODS, FilterParams
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        model_filter_layer=read_filter_layer(Path(source)),
+        model_filter_layer=read_filter_layer(source),
     )
     kept = FilterParams(method="sieve", keep=keep).kept_count(num_tokens)
     rows = plan_methods(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from gemserve.config import EngineConfig, ModelConfig, read_filter_layer, resolve_engine
+from gemserve.calibration import read_filter_layer
+from gemserve.config import EngineConfig, ModelConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.filtering.table import SELECTORS
@@ -20,14 +19,13 @@ def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
 def assemble(loaded: Loaded, engine: EngineConfig) -> Core:
     """An engine core over a loaded model."""
     causal = loaded.model
-    directory = Path(loaded.source)
     resolved = resolve_engine(
         engine,
         num_layers=causal.num_layers,
         hidden_size=causal.config.hidden_size,
         vocab_size=causal.vocab_size,
         context_tokens=causal.context_tokens,
-        model_filter_layer=read_filter_layer(directory),
+        model_filter_layer=read_filter_layer(loaded.source),
     )
     _check_filter_layer(causal, resolved)
     return Core(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from gemserve.config import EngineConfig
 from gemserve.engine.memory import MemoryPool
@@ -16,11 +17,15 @@ from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.text import TextStream
 from gemserve.errors import CapacityExceeded, RequestError
-from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS
+from gemserve.filtering.selector import Choice
+from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS, check_adaptive
 from gemserve.model.causal import CausalModel
 from gemserve.types import (
+    AUTO_MIN_KEEP,
+    Budget,
     Event,
     Filtered,
+    FilterReason,
     FilterReport,
     Finished,
     FinishReason,
@@ -33,14 +38,14 @@ from gemserve.types import (
 class Job:
     """A request being served: its place in the schedule, its draws, its text.
 
-    `reason`: why its prompt is not filtered; None if it is. `started_s`: of its first step.
+    `reason`: why its prompt is not filtered, or widely. `started_s`: of its first step.
     """
 
     request: Request
     sequence: Sequence
     sampler: SamplerState
     text: TextStream
-    reason: Literal["short_prompt", "disabled"] | None
+    reason: FilterReason | None
     started_s: float | None = None
 
 
@@ -166,14 +171,13 @@ class Core:
     def _is_decoding(self) -> bool:
         return any(s.state is State.DECODING for s in self._scheduler.running)
 
-    def _plan(
-        self, request: Request
-    ) -> tuple[Sequence, Literal["short_prompt", "disabled"] | None]:
+    def _plan(self, request: Request) -> tuple[Sequence, FilterReason | None]:
         """How a request will run: filtered or, with the reason, whole."""
         params, num_tokens = request.filter, len(request.prompt_ids)
+        check_adaptive(params)
         layer = params.layer if params.layer is not None else self.config.filter_layer
         keep = params.kept_count(num_tokens)
-        reason: Literal["short_prompt", "disabled"] | None = None
+        reason: FilterReason | None = None
         if params.method == "none":
             reason = "disabled"
         elif num_tokens <= self.config.filter_min_tokens or num_tokens <= keep:
@@ -193,10 +197,21 @@ class Core:
             filter_layer=layer if is_filtered else None,
             num_kept=keep if reason is None else num_tokens,
             order=self._num_added,
+            budget=self._budget(request, keep),
             evicts=is_evicted,
             ids=request.prompt_ids,
         )
         return sequence, reason
+
+    def _budget(self, request: Request, keep: int) -> Budget:
+        """How much a filter may keep; where attention is diffuse, all that fits."""
+        params, num_tokens = request.filter, len(request.prompt_ids)
+        low = AUTO_MIN_KEEP if params.keep == "auto" else keep
+        if not params.fallback:
+            return Budget(low=low, high=keep, limit=keep)
+        fitting = min(self._pool.capacity // (2 * self.model.num_layers), self.model.context_tokens)
+        limit = min(num_tokens, fitting - request.sampling.max_tokens)
+        return Budget(low=low, high=keep, limit=max(keep, limit))
 
     def _check_fits(self, sequence: Sequence) -> None:
         if not self._scheduler.fits_ever(sequence):
@@ -218,10 +233,10 @@ class Core:
             if job.started_s is None:
                 job.started_s = out.started_s
                 if job.reason is not None or job.sequence.chosen is not None:
-                    kept = job.sequence.chosen
-                    emitted.append((job, self._filtered(job, kept, out.started_s)))
-        for sequence, kept in out.kept.items():
-            emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], kept, now)))
+                    emitted.append((job, self._filtered(job, job.sequence.chosen, out.started_s)))
+        for sequence, choice in out.chosen.items():
+            job = self._jobs[sequence]
+            emitted.append((job, self._chosen(job, choice, now)))
         for sequence in out.evicted:
             emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], None, now)))
         for sequence, drawn in out.draws.items():
@@ -258,7 +273,18 @@ class Core:
         if reason is not None:
             yield self._finished(job, reason, count)
 
-    def _filtered(self, job: Job, kept: tuple[int, ...] | None, now: float) -> Filtered:
+    def _chosen(self, job: Job, choice: Choice, now: float) -> Filtered:
+        """What a filter pass has found."""
+        kept = choice.positions.tolist()
+        if choice.is_diffuse:
+            is_whole = len(kept) == job.sequence.num_prompt
+            job.reason = "diffuse_attention" if is_whole else "widened"
+        return self._filtered(job, kept, now, choice.coverage)
+
+    def _filtered(
+        self, job: Job, kept: Ids[int] | None, now: float, coverage: float | None = None
+    ) -> Filtered:
+        """`kept` None: everything, or what cannot be told token by token."""
         params, sequence = job.request.filter, job.sequence
         assert job.started_s is not None
         selection = None
@@ -266,14 +292,15 @@ class Core:
             selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
         report = FilterReport(
             method=params.method,
-            applied=job.reason is None,
+            applied=job.reason in (None, "widened"),
             reason=job.reason,
             layer=sequence.filter_layer,
             prompt_tokens=sequence.num_prompt,
-            kept_tokens=sequence.num_kept,
+            kept_tokens=sequence.num_kept if kept is None else len(kept),
             cached_tokens=0,
             filter_ms=(now - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
             selection=selection,
+            coverage=coverage,
         )
         return Filtered(report=report, started_s=job.started_s, filtered_s=now)
 
@@ -315,13 +342,13 @@ def _outcome(out: RunOutput, emitted: Emitted) -> StepOutput:
     return StepOutput(
         is_chunk_done=out.is_chunk_done,
         tokens={sequence: drawn.token for sequence, drawn in out.draws.items()},
-        kept=out.kept,
+        kept={sequence: choice.positions.tolist() for sequence, choice in out.chosen.items()},
         finished=frozenset(ended - set(out.failures)),
         failures=frozenset(out.failures),
     )
 
 
-def as_ranges(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def as_ranges(positions: Ids[int]) -> tuple[tuple[int, int], ...]:
     """Ascending positions as half-open ranges."""
     ranges: list[tuple[int, int]] = []
     for position in positions:

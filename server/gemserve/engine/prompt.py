@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemserve.errors import PromptTooLong, RequestError
-from gemserve.filtering.spans import plain_spans, question_spans
+from gemserve.filtering.spans import message_spans, plain_spans, question_spans
 from gemserve.types import Priority, Span
 
 Message = dict[str, str]
+_END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
+_FENCE = re.compile(r"[ \t]*(```+|~~~+)")
 _MARK = re.compile("\ue000(\\d+)\ue001")
 
 
@@ -28,6 +30,7 @@ class Prompt:
     protected: tuple[Span, ...]
     text: str = ""
     encoding: Any = None
+    code_blocks: tuple[tuple[int, ...], ...] = ()
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:
@@ -46,7 +49,11 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     """A plain prompt, with the special tokens the tokenizer adds (BOS)."""
     encoding = _encode(tokenizer, text, add_special_tokens=True)
     ids = encoding.ids
-    return Prompt(ids, ids_prompt(tokenizer, ids).protected, text, encoding)
+    has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
+    # counted apart: offsets of a long prompt are slow to read, and only its end matters
+    end = _encode(tokenizer, _last_paragraph(text[-_END_CHARS:]), add_special_tokens=False)
+    spans = plain_spans(len(ids), has_bos, len(ids) - len(end))
+    return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding))
 
 
 def chat_prompt(
@@ -66,7 +73,9 @@ def chat_prompt(
     if max_tokens is not None and len(encoding) > max_tokens:
         raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param="messages")
     places = find_messages(tokenizer, text, messages)
-    return Prompt(encoding.ids, chat_spans(places, messages, text, encoding), text, encoding)
+    spans = chat_spans(places, messages, text, encoding)
+    said = [(low, text[low:high]) for _, low, high in places]
+    return Prompt(encoding.ids, spans, text, encoding, find_code_blocks(said, encoding))
 
 
 def chat_spans(
@@ -89,7 +98,7 @@ def chat_spans(
     ends = [high for _, high in encoding.offsets]
     cursor = 0
     for index, low, high in places:
-        spans.append(Span(cursor, bisect_right(ends, low), Priority.REST))  # scaffolding
+        spans.append(Span(cursor, bisect_right(ends, low), Priority.FRAME))
         cursor = bisect_left(starts, high)
         said = text[low:high]  # of which only what is not blank is protected
         start = bisect_right(ends, low + len(said) - len(said.lstrip()))
@@ -98,11 +107,54 @@ def chat_spans(
         if role in ("system", "developer"):
             spans.append(Span(start, stop, Priority.SYSTEM))
         elif role == "tool":
-            spans.append(Span(start, stop, Priority.TOOLS))
+            spans += message_spans(start, stop, Priority.TOOLS)  # a document, as often as not
         elif index == last_user:
-            spans += question_spans(start, stop)
+            asked = low + len(said) - len(_last_paragraph(said).lstrip())
+            spans += question_spans(start, stop, bisect_right(ends, asked))
     spans.append(Span(cursor, num_tokens, Priority.QUESTION))  # the answer's header
     return tuple(s for s in spans if s.stop > s.start)
+
+
+def find_code_blocks(
+    texts: Sequence[tuple[int, str]], encoding: Any
+) -> tuple[tuple[int, ...], ...]:
+    """Of each fenced block (Markdown's ``` or ~~~), the tokens its lines start at, and its end.
+
+    `texts`: parts of what was encoded, each with its first character's offset. A fence that nothing
+    closes goes on to the end of its part.
+    """
+    blocks = [block for at, text in texts for block in _code_lines(at, text)]
+    if not blocks:
+        return ()
+    starts = [low for low, _ in encoding.offsets]
+    return tuple(
+        tuple(sorted({bisect_left(starts, character) for character in block})) for block in blocks
+    )
+
+
+def _code_lines(at: int, text: str) -> list[list[int]]:
+    """The characters at which lines of code start and blocks end; `text` starts at `at`."""
+    blocks: list[list[int]] = []
+    if "```" not in text and "~~~" not in text:
+        return blocks
+    fence = ""
+    for line in text.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        is_closing = bool(fence and mark and line.strip().startswith(fence)) and not (
+            line.strip(fence[0] + " \t\r\n")
+        )
+        if mark and not fence:
+            fence = mark[1]
+            blocks.append([])
+        if fence:
+            blocks[-1].append(at)
+        at += len(line)
+        if is_closing:
+            blocks[-1].append(at)
+            fence = ""
+    if fence:
+        blocks[-1].append(at)
+    return blocks
 
 
 def find_messages(
@@ -147,6 +199,11 @@ def _message_end(text: str, at: int, content: str, after: str, *, is_last: bool)
             return at + len(said)
     # the template rewrote it: what follows tells where it ends
     return len(text) - len(after) if is_last else text.find(after, at)
+
+
+def _last_paragraph(text: str) -> str:
+    """What follows the last blank line, however the text ends."""
+    return text[text.rstrip().rfind("\n\n") + 1 :]
 
 
 def _encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:

@@ -14,7 +14,7 @@ from gemserve.engine.passes import Pass
 from gemserve.engine.sampling import Draw, InvalidLogits, SamplerState, draw
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
-from gemserve.filtering.selector import Evidence
+from gemserve.filtering.selector import Choice, Evidence
 from gemserve.filtering.table import EVICTORS, SELECTORS
 from gemserve.model.causal import CausalModel
 from gemserve.model.kv import DecodeBatch, KVSpan
@@ -26,7 +26,7 @@ Forward = Callable[..., torch.Tensor | None]
 
 @dataclass(slots=True)
 class RunOutput:
-    """What a plan's sequences got: a token each, positions kept, or the error they failed with.
+    """What a plan's sequences got: a token each, a choice of positions, or the error they hit.
 
     `evicted`: those whose keys and values were thinned out, which leaves no one set of positions.
     `is_chunk_done`: the plan's chunk is through; `pass_s`: seconds it took in all its steps.
@@ -35,7 +35,7 @@ class RunOutput:
 
     started_s: float
     draws: dict[Sequence, Draw] = field(default_factory=dict)
-    kept: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    chosen: dict[Sequence, Choice] = field(default_factory=dict)
     evicted: list[Sequence] = field(default_factory=list)
     failures: dict[Sequence, Exception] = field(default_factory=dict)
     is_chunk_done: bool = False
@@ -145,7 +145,7 @@ class Runner:
         if not chunk.is_last:
             return
         if chunk.is_filter:
-            out.kept[sequence] = self._select(sequence, self._taps.pop(sequence))
+            out.chosen[sequence] = self._choose(sequence, self._taps.pop(sequence))
             return
         assert under_way.result is not None
         if sequence.evicts:  # first: should it fail, no token has been drawn
@@ -196,8 +196,8 @@ class Runner:
             tap=tap,
         )
 
-    def _select(self, sequence: Sequence, tap: FilterTap) -> tuple[int, ...]:
-        """The positions that the sequence's method keeps."""
+    def _choose(self, sequence: Sequence, tap: FilterTap) -> Choice:
+        """What the sequence's method keeps."""
         params = sequence.request.filter
         evidence = Evidence(
             queries=tap.queries,
@@ -205,9 +205,9 @@ class Runner:
             scale=tap.scale,
             softcap=tap.softcap,
             protected=sequence.request.protected,
+            code_blocks=sequence.request.code_blocks,
         )
-        kept = SELECTORS[params.method].select(evidence, sequence.num_kept, params)
-        return tuple(kept.tolist())
+        return SELECTORS[params.method].choose(evidence, sequence.budget, params)
 
     def _evict(self, sequence: Sequence, window: WindowTap) -> None:
         """Keep of each layer's keys and values what its evictor chooses, packed for generation."""

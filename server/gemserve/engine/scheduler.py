@@ -8,6 +8,7 @@ memory, so nothing that runs can starve for it and no two requests can wait for 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
 from gemserve.engine.memory import MemoryPool, Move
@@ -47,12 +48,12 @@ class StepOutput:
 
     `is_chunk_done`: the plan's chunk got through all its layers, and need not be planned again.
     `tokens`: drawn for decoding sequences and for prefills that ended; `kept`: positions chosen by
-    filter passes that ended; `finished`: sequences that ended with this step's token.
+    filter passes that ended, ascending; `finished`: sequences that ended with this step's token.
     """
 
     is_chunk_done: bool = True
     tokens: Mapping[Sequence, int] = field(default_factory=dict)
-    kept: Mapping[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    kept: Mapping[Sequence, Ids[int]] = field(default_factory=dict)
     finished: frozenset[Sequence] = frozenset()
     failures: frozenset[Sequence] = frozenset()
 
@@ -152,7 +153,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if len(self.running) >= self._max_running:
                 break
-            size = sequence.peak_units(self._num_layers)
+            size = sequence.reserved_units(self._num_layers)
             if size > self.pool.free:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
                     break
@@ -173,8 +174,8 @@ class Scheduler:
             self.running.append(sequence)
             sequence.span = span
             sequence.done = 0
-            is_filtered = sequence.filter_layer is not None
-            sequence.state = State.FILTERING if is_filtered else State.PREFILLING
+            has_chosen = sequence.filter_layer is None or sequence.chosen is not None
+            sequence.state = State.PREFILLING if has_chosen else State.FILTERING
         return moves
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
@@ -210,13 +211,7 @@ class Scheduler:
         if not chunk.is_last:
             return
         if chunk.is_filter:
-            kept = output.kept[sequence]
-            assert len(kept) == sequence.num_kept
-            sequence.ids = [sequence.request.prompt_ids[p] for p in kept]
-            sequence.state = State.PREFILLING
-            sequence.done = 0
-            assert sequence.span is not None
-            self.pool.shrink(sequence.span, sequence.kept_units(self._num_layers))
+            self._keep(sequence, output.kept[sequence])
         else:
             sequence.generated.append(output.tokens[sequence])
             sequence.state = State.DECODING
@@ -224,3 +219,23 @@ class Scheduler:
                 assert sequence.span is not None
                 sequence.done = sequence.num_kept
                 self.pool.shrink(sequence.span, sequence.kept_units(self._num_layers))
+
+    def _keep(self, sequence: Sequence, kept: Ids[int]) -> None:
+        """Go on with what a filter has chosen; with more than was reserved for, once that fits."""
+        assert sequence.span is not None
+        assert sequence.budget.low <= len(kept) <= sequence.budget.limit
+        sequence.chosen = kept
+        sequence.num_kept = len(kept)
+        sequence.ids = [sequence.request.prompt_ids[p] for p in kept]
+        sequence.done = 0
+        needed = sequence.kept_units(self._num_layers)
+        if needed <= sequence.span.size:
+            sequence.state = State.PREFILLING
+            self.pool.shrink(sequence.span, needed)
+            return
+        self.pool.release(sequence.span)
+        sequence.span = None
+        sequence.state = State.WAITING
+        self.running.remove(sequence)
+        later = (i for i, other in enumerate(self.waiting) if other.order > sequence.order)
+        self.waiting.insert(next(later, len(self.waiting)), sequence)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gemserve.engine.memory import Span
-from gemserve.types import Request
+from gemserve.types import Budget, Request
 
 
 class State(Enum):
@@ -22,7 +22,9 @@ class State(Enum):
 class Sequence:
     """A request and how far it has come.
 
-    `filter_layer` None: there is no filter pass. `num_kept`: tokens the answer is generated from.
+    `filter_layer` None: there is no filter pass. `budget`: how many tokens one may keep.
+    `num_kept`: tokens the answer is generated from; until a filter has chosen, those it keeps at
+    most, unless it finds attention diffuse.
     `evicts`: the whole prompt is read first, and keys and values are dropped after that.
     `done`: tokens of the current pass (filter or prefill) already run. `ids`: what the full pass
     reads; a filter pass replaces them by what it has chosen.
@@ -32,13 +34,14 @@ class Sequence:
     filter_layer: int | None
     num_kept: int
     order: int
+    budget: Budget
     evicts: bool = False
     state: State = State.WAITING
     done: int = 0
     open_tokens: int = 0  # of a chunk begun in an earlier step and not yet through all layers
     ids: Ids[int] = ()
     generated: list[int] = field(default_factory=list)
-    chosen: tuple[int, ...] | None = None  # positions kept without a pass
+    chosen: Ids[int] | None = None  # positions kept, by a filter pass or without one
     span: Span | None = None
     times_passed: int = 0  # requests behind this one that were admitted before it
 
@@ -104,5 +107,11 @@ class Sequence:
         return 2 * num_layers * self.max_length
 
     def peak_units(self, num_layers: int) -> int:
-        """What admission reserves: generation reuses the memory of reading."""
+        """The most it needs at any time: generation reuses the memory of reading."""
         return max(self.reading_units(num_layers), self.kept_units(num_layers))
+
+    def reserved_units(self, num_layers: int) -> int:
+        """What admission reserves: its peak, from here on."""
+        if self.chosen is not None:
+            return self.kept_units(num_layers)
+        return self.peak_units(num_layers)

@@ -1,17 +1,18 @@
-"""Who is compared: the filter methods a request can name, and two that only an evaluation has.
+"""Who is compared: the filter methods a request can name, and some that only an evaluation has.
 
-`oracle` keeps what holds the answer; `bm25` is what a user without a filter would do: rank passages
-by their words, keep as many as fit.
+`sieve:auto` and `sieve:fallback` are sieve with those options, beside it. `oracle` keeps what holds
+the answer; `bm25` is what a user without a filter would do: rank passages by their
+words, keep as many as fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from gemserve.evaluation.example import Example
-from gemserve.filtering.spans import protected_positions
-from gemserve.types import FILTER_METHODS
+from gemserve.filtering.spans import reserved_positions
+from gemserve.types import FILTER_METHODS, FilterMethod, FilterParams
 
 PASSAGE_TOKENS = 64
 
@@ -32,10 +33,12 @@ def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
     starts = range(0, len(ids), PASSAGE_TOKENS)
     texts = [tokenizer.decode(ids[s : s + PASSAGE_TOKENS]) for s in starts]
     words = bm25s.tokenize([*texts, example.question], show_progress=False, return_ids=False)
-    index = bm25s.BM25()
-    index.index(words[:-1], show_progress=False)
-    scores = index.get_scores(words[-1])
-    ranked = sorted(range(len(texts)), key=lambda i: -scores[i])
+    ranked = list(range(len(texts)))
+    if words[-1] and any(words[:-1]):  # bm25s fails on a question of stop words alone
+        index = bm25s.BM25()
+        index.index(words[:-1], show_progress=False)
+        scores = index.get_scores(words[-1])
+        ranked.sort(key=lambda i: -scores[i])
     wanted = [
         position
         for passage in ranked
@@ -46,7 +49,7 @@ def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
 
 def _filled(example: Example, wanted: Sequence[int], keep: int) -> tuple[int, ...]:
     num_tokens = len(example.prompt.ids)
-    chosen = dict.fromkeys(protected_positions(example.prompt.protected, num_tokens, keep))
+    chosen = dict.fromkeys(reserved_positions(example.prompt.protected, num_tokens, keep))
     for position in wanted:
         if len(chosen) == keep:
             break
@@ -59,4 +62,16 @@ OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
     "oracle": oracle,
     "bm25": bm25,
 }
-ARMS: tuple[str, ...] = (*FILTER_METHODS, *OUTSIDE)
+ADAPTIVE = ("sieve:auto", "sieve:fallback")
+ARMS: tuple[str, ...] = (*FILTER_METHODS, *ADAPTIVE, *OUTSIDE)
+
+
+def params_of(arm: str, keep: int | float) -> FilterParams:
+    """The filter of an arm that is not one of `OUTSIDE`."""
+    method, _, option = arm.partition(":")
+    return FilterParams(
+        method=cast(FilterMethod, method),
+        keep="auto" if option == "auto" else keep,
+        fallback=option != "",
+        return_selection=True,
+    )

@@ -30,6 +30,42 @@ class Comparison:
     n: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackVerdict:
+    """How often the fallback fired where it should have, and where it should not.
+
+    Judged by the answers without it: `needed`: the whole prompt's is right, sieve's is not;
+    `idle`: sieve's is right.
+    """
+
+    needed: int
+    needed_fired: int
+    idle: int
+    idle_fired: int
+
+
+def judge_fallback(outcomes: Iterable[Outcome]) -> FallbackVerdict:
+    """From the outcomes of `none`, `sieve` and `sieve:fallback` on the same examples."""
+    seen: dict[tuple[str, int, int], dict[str, Outcome]] = {}
+    for o in outcomes:
+        seen.setdefault((o.subtask, o.prompt_tokens, o.index), {})[o.method] = o
+    fired: dict[bool, list[bool]] = {True: [], False: []}
+    for by_method in seen.values():
+        if not {"none", "sieve", "sieve:fallback"} <= set(by_method):
+            continue
+        has_fired = by_method["sieve:fallback"].reason in ("widened", "diffuse_attention")
+        if by_method["sieve"].score == 1:
+            fired[False].append(has_fired)
+        elif by_method["none"].score == 1:
+            fired[True].append(has_fired)
+    return FallbackVerdict(
+        needed=len(fired[True]),
+        needed_fired=sum(fired[True]),
+        idle=len(fired[False]),
+        idle_fired=sum(fired[False]),
+    )
+
+
 def compare(outcomes: Iterable[Outcome], method: str, other: str) -> Comparison:
     """Raises `ValueError` if the two share no example."""
     scores: dict[tuple[str, int, int], dict[str, float]] = {}

@@ -19,7 +19,8 @@ class Example:
 
     `num_tokens`: the nominal length. `answers`: what the metric compares with. `gold`: half-open
     token ranges that hold the answer; empty where no part of the document can be left out.
-    `depth`: where a single fact lies, 0 (start) to 1 (end).
+    `depth`: where a single fact lies, 0 (start) to 1 (end). `is_one_line`: what follows the first
+    line of an answer does not count.
     """
 
     subtask: str
@@ -33,6 +34,7 @@ class Example:
     metric: str = "items"
     max_tokens: int = 48
     labels: tuple[str, ...] = ()  # of a classification
+    is_one_line: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

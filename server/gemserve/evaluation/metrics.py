@@ -1,10 +1,29 @@
-"""How an answer is scored against what a right one says: 0 (wrong) to 1 (right)."""
+"""How an answer is scored against what a right one says: 0 (wrong) to 1 (right).
+
+Of several right answers the one that fits best counts. All but `items` are LongBench's metrics;
+their scores can be held against published ones.
+"""
 
 from __future__ import annotations
 
+import re
+import string
+import sys
+from collections import Counter
 from collections.abc import Callable
 
 from gemserve.evaluation.example import Example
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_COMMENT_SIGNS = ("`", "#", "//")
+
+
+def score_answer(text: str, example: Example) -> float:
+    """The example's metric, of the answer's first line if that is all that counts."""
+    if example.is_one_line:
+        text = text.lstrip("\n").split("\n", 1)[0]
+    return METRICS[example.metric](text, example)
 
 
 def items(text: str, example: Example) -> float:
@@ -13,6 +32,95 @@ def items(text: str, example: Example) -> float:
     return float(sorted(item.strip() for item in given) == sorted(example.answers))
 
 
+def f1(text: str, example: Example) -> float:
+    """Of words: the harmonic mean of the share that is right and the share that was found.
+
+    Case, punctuation and articles do not count, nor does order. An answer of which nothing is left
+    fits only its like, as in SQuAD.
+    """
+    return max(_f1(_words(text), _words(answer)) for answer in example.answers)
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _f1(given: list[str], expected: list[str]) -> float:
+    if not given or not expected:
+        return float(given == expected)
+    common = (Counter(given) & Counter(expected)).total()
+    return 2 * common / (len(given) + len(expected))
+
+
+def rouge_l(text: str, example: Example) -> float:
+    """ROUGE-L over sentences, of distinct words, as the package `rouge` counts it.
+
+    Words keep their case and punctuation; full stops end sentences, even within numbers.
+    """
+    return max(_rouge_l(text, answer) for answer in example.answers)
+
+
+def _rouge_l(given: str, expected: str) -> float:
+    from rouge import Rouge
+
+    # it raises where no sentence is left
+    if not given.strip(".") or not expected.strip("."):
+        return 0.0
+    before = sys.getrecursionlimit()
+    # it walks a common subsequence by recursion, a level for each word of two sentences
+    sys.setrecursionlimit(before + len(given.split()) + len(expected.split()))
+    try:
+        scores = Rouge(metrics=["rouge-l"]).get_scores(given, expected)
+    finally:
+        sys.setrecursionlimit(before)
+    return float(scores[0]["rouge-l"]["f"])
+
+
+def classification(text: str, example: Example) -> float:
+    """The right label is named; 1/n if n labels are.
+
+    A label within the right one, such as "city" in "capital city", is not taken as named.
+    """
+    return max(_classification(text, label, example.labels) for label in example.answers)
+
+
+def _classification(text: str, expected: str, labels: tuple[str, ...]) -> float:
+    named = [x for x in labels if x in text and (x == expected or x not in expected)]
+    return 1 / len(named) if expected in named else 0.0
+
+
+def number(text: str, example: Example) -> float:
+    """The share of the numbers in the answer that are the expected one: a count, a paragraph."""
+    given = find_numbers(text)
+    if not given:
+        return 0.0
+    return max(given.count(find_numbers(answer)[0]) / len(given) for answer in example.answers)
+
+
+def find_numbers(text: str) -> list[str]:
+    """Runs of digits, as they are written."""
+    return re.findall(r"\d+", text)
+
+
+def code_similarity(text: str, example: Example) -> float:
+    """Of the first line that is code: 1 − (insertions and deletions) / (characters of both).
+
+    A line with a comment sign or a backquote in it is not code. Rounded to hundredths.
+    """
+    from rapidfuzz import fuzz
+
+    lines = text.lstrip("\n").split("\n")
+    line = next((x for x in lines if not any(sign in x for sign in _COMMENT_SIGNS)), "")
+    return max(round(fuzz.ratio(line, answer)) / 100 for answer in example.answers)
+
+
 METRICS: dict[str, Callable[[str, Example], float]] = {
     "items": items,
+    "f1": f1,
+    "rouge_l": rouge_l,
+    "classification": classification,
+    "number": number,
+    "code_similarity": code_similarity,
 }
+# What some of them need, of the `eval` extra.
+PACKAGES: dict[str, str] = {"rouge_l": "rouge", "code_similarity": "rapidfuzz"}

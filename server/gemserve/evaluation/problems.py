@@ -7,6 +7,7 @@ The same generators train the built-in model and fill `gemserve eval`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -66,20 +67,28 @@ _NUMERALS = ("zero", "one", "two", "three", "four", "five")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One item of an answer, and where it stands: character `start` of statement `statement`."""
+    """One item of an answer, and where it stands: character `start` of statement `statement`.
+
+    `named`, `asked`: the characters before which the statement and the question name its subject;
+    -1: they name none.
+    """
 
     text: str
     statement: int
     start: int
+    named: int = -1
+    asked: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Statements in the order in which a document must have them, and what is asked about them.
 
-    `gold`: the statements an answer needs. `answers` in the order a reader would give them.
+    `kind`: the `ProblemMaker` method that drew it. `gold`: the statements an answer needs.
+    `answers` in the order a reader would give them.
     """
 
+    kind: str
     statements: tuple[str, ...]
     question: str
     answers: tuple[Answer, ...]
@@ -93,7 +102,8 @@ class Problem:
 class ProblemMaker:
     """Draws problems for one document: no two of them share a subject or a value.
 
-    `two_words` and `letters`: probabilities of a qualified subject and of a value with letters.
+    `two_words`, `letters`, `words`: probabilities of a qualified subject, of a value with letters,
+    and of a word for a value.
     """
 
     def __init__(
@@ -102,10 +112,12 @@ class ProblemMaker:
         *,
         two_words: float = 0.0,
         letters: float = 0.0,
+        words: float = 0.0,
         wording: Wording = MANY_WORDINGS,
     ) -> None:
         self._rng = rng
-        self._two_words, self._letters, self._wording = two_words, letters, wording
+        self._two_words, self._letters, self._words = two_words, letters, words
+        self._wording = wording
         self._subjects: set[str] = set()
         self._values: set[str] = set()
 
@@ -117,10 +129,13 @@ class ProblemMaker:
         }
         value = self._value()
         statement = self._rng.choice(self._wording.statements).format(value=value, **fields)
+        question = self._rng.choice(self._wording.questions).format(**fields)
+        named, asked = (_after(text, fields["subject"]) for text in (statement, question))
         return Problem(
+            kind="single",
             statements=(statement,),
-            question=self._rng.choice(self._wording.questions).format(**fields),
-            answers=(Answer(value, 0, statement.rindex(value)),),
+            question=question,
+            answers=(Answer(value, 0, statement.rindex(value), named, asked),),
             gold=(0,),
         )
 
@@ -133,11 +148,14 @@ class ProblemMaker:
         values = [self._value() for _ in range(count)]
         form = self._rng.choice(self._wording.value_statements)
         statements = tuple(form.format(value=value, **fields) for value in values)
+        question = self._rng.choice(self._wording.value_questions).format(**fields)
+        named, asked = (_after(text, fields["subject"]) for text in (statements[0], question))
         return Problem(
+            kind="multi_value",
             statements=statements,
-            question=self._rng.choice(self._wording.value_questions).format(**fields),
+            question=question,
             answers=tuple(
-                Answer(v, i, s.rindex(v))
+                Answer(v, i, s.rindex(v), named, asked)
                 for i, (v, s) in enumerate(zip(values, statements, strict=True))
             ),
             gold=tuple(range(count)),
@@ -156,12 +174,25 @@ class ProblemMaker:
         )
         asked = self._rng.sample(range(count), count)
         names = [f"the {subjects[i]}" for i in asked]
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        question = self._rng.choice(self._wording.query_questions).format(
+            attribute=attribute, subjects=listed
+        )
+        ends = [len(", ".join(names[: k + 1])) for k in range(count - 1)] + [len(listed)]
         return Problem(
+            kind="multi_query",
             statements=statements,
-            question=self._rng.choice(self._wording.query_questions).format(
-                attribute=attribute, subjects=f"{', '.join(names[:-1])} and {names[-1]}"
+            question=question,
+            answers=tuple(
+                Answer(
+                    values[i],
+                    i,
+                    statements[i].rindex(values[i]),
+                    _after(statements[i], subjects[i]),
+                    question.index(listed) + end,
+                )
+                for i, end in zip(asked, ends, strict=True)
             ),
-            answers=tuple(Answer(values[i], i, statements[i].rindex(values[i])) for i in asked),
             gold=tuple(range(count)),
         )
 
@@ -180,6 +211,7 @@ class ProblemMaker:
                 gold.append(len(statements))
             statements.append(f"VAR {names[chain][hop]} = {source}.")
         return Problem(
+            kind="tracking",
             statements=tuple(statements),
             question=self._rng.choice(_TRACKING_QUESTIONS).format(value=values[0]),
             answers=tuple(
@@ -210,6 +242,7 @@ class ProblemMaker:
         words += others[:rest]
         self._rng.shuffle(words)
         return Problem(
+            kind="common_words",
             statements=(" ".join(words),),
             question=self._rng.choice(_COMMON_WORDS_QUESTIONS).format(count=_NUMERALS[count]),
             answers=tuple(Answer(word, 0, -1) for word in nouns[:count]),
@@ -226,8 +259,15 @@ class ProblemMaker:
                 return subject
 
     def _value(self) -> str:
+        if self._words and self._rng.random() < self._words:
+            return self._subject(1)
         while True:
             value = draw_value(self._rng, letters=self._letters)
             if value not in self._values:
                 self._values.add(value)
                 return value
+
+
+def _after(text: str, phrase: str) -> int:
+    """Where the last occurrence of a phrase, in whole words, ends."""
+    return [match.end() for match in re.finditer(rf"\b{re.escape(phrase)}\b", text)][-1]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gemserve.evaluation.calibrate import Calibration
 from gemserve.evaluation.score import Outcome
 
 _BINS = 10  # depths of a heat map
@@ -40,12 +41,12 @@ def draw_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     subtasks = list(dict.fromkeys(row["subtask"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    lengths = sorted({row["prompt_tokens"] for row in rows})
     columns = min(4, len(subtasks))
     lines = -(-len(subtasks) // columns)
     figure = Figure(figsize=(3.2 * columns, 2.6 * lines + 0.5), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharey=True)
     for axis, subtask in zip(axes.flat, subtasks, strict=False):
+        lengths = sorted({r["prompt_tokens"] for r in rows if r["subtask"] == subtask})
         for method in methods:
             mine = [r for r in rows if r["subtask"] == subtask and r["method"] == method]
             axis.plot(
@@ -95,4 +96,35 @@ def draw_heat_map(path: Path, outcomes: Sequence[Outcome]) -> None:
     figure.supxlabel("prompt tokens", fontsize=9)
     figure.supylabel("depth of the fact", fontsize=9)
     figure.colorbar(image, ax=list(axes), shrink=0.8)
+    figure.savefig(path, dpi=110)
+
+
+def draw_layers(path: Path, found: Calibration) -> None:
+    """Recall, score and distance by layer (as in GemFilter, figure 9.5); score against work."""
+    from matplotlib.figure import Figure
+
+    layers = [row.layer for row in found.layers]
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(layers, [row.recall for row in found.layers], marker="o", label="recall")
+    left.plot(layers, [row.score for row in found.layers], marker="o", label="score")
+    left.axvline(found.filter_layer, color="grey", linestyle=":")
+    left.set_ylim(-0.05, 1.05)
+    left.set_xlabel("filter layer")
+    left.legend(fontsize=8, loc="lower right")
+    far = left.twinx()
+    far.bar(layers, [row.distance for row in found.layers], color="lightgrey", zorder=0)
+    far.set_ylabel("distance to a needed token (bars)", fontsize=8)
+    left.set_zorder(far.get_zorder() + 1)
+    left.patch.set_visible(False)
+    right.plot([row.work for row in found.layers], [row.score for row in found.layers], marker="o")
+    for row in found.layers:
+        right.annotate(
+            str(row.layer), (row.work, row.score), textcoords="offset points", xytext=(4, 4)
+        )
+    right.axhline(found.full_score, color="grey", linestyle=":", label="whole prompt")
+    right.set_ylim(-0.05, 1.05)
+    right.set_xlabel("work up to the first token (whole prompt: 1)")
+    right.set_ylabel("score")
+    right.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=110)

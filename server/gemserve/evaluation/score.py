@@ -6,16 +6,15 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gemserve.engine.core import Core
-from gemserve.evaluation.arms import OUTSIDE
+from gemserve.evaluation.arms import OUTSIDE, params_of
 from gemserve.evaluation.example import Draw, Example, Subtasks
-from gemserve.evaluation.metrics import METRICS
+from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.whole import read_whole
 from gemserve.types import (
     Filtered,
-    FilterMethod,
     FilterParams,
     FilterReport,
     Finished,
@@ -30,6 +29,8 @@ class Outcome:
     """One example under one method. `recall`: share of the gold tokens kept; None if unknown.
 
     `prompt_tokens` is the nominal length; `samples` how many examples share it, which fixes depths.
+    Of an example from a file: its real length, 1, and `index` is its line. `coverage`, `reason`: as
+    in the filter's report.
     """
 
     subtask: str
@@ -43,6 +44,8 @@ class Outcome:
     kept_tokens: int
     depth: float | None
     text: str
+    coverage: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +179,8 @@ def run_example(
                 blank,
                 method=method,
                 text=text,
-                score=METRICS[example.metric](text, example),
-                recall=None if kept is None else _recall(example.gold, kept),
+                score=score_answer(text, example),
+                recall=None if kept is None else recall(example.gold, kept),
                 kept_tokens=kept_tokens,
             )
         )
@@ -191,18 +194,17 @@ def run_example(
         if method in OUTSIDE:
             kept = OUTSIDE[method](core.tokenizer, example, count)
             ids = [example.prompt.ids[p] for p in kept]
-            text, _ = _generate(core, example, ids, FilterParams(method="none", keep=16))
+            text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
             outcome(method, text, len(kept), [(p, p + 1) for p in kept])
         else:
-            params = FilterParams(
-                method=cast(FilterMethod, method), keep=keep, return_selection=True
-            )
-            text, report = _generate(core, example, example.prompt.ids, params)
+            params = params_of(method, keep)
+            text, report = generate(core, example, example.prompt.ids, params)
             outcome(method, text, report.kept_tokens, report.selection)
+            made[-1] = replace(made[-1], coverage=report.coverage, reason=report.reason)
     return made
 
 
-def _generate(
+def generate(
     core: Core, example: Example, ids: Sequence[int], params: FilterParams
 ) -> tuple[str, FilterReport]:
     request = Request(
@@ -211,6 +213,7 @@ def _generate(
         sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
         filter=params,
         protected=example.prompt.protected,
+        code_blocks=example.prompt.code_blocks,
     )
     text = ""
     report: FilterReport | None = None
@@ -231,7 +234,7 @@ def _text(core: Core, tokens: Sequence[int]) -> str:
     return str(text)
 
 
-def _recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> float | None:
+def recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> float | None:
     total = sum(stop - start for start, stop in gold)
     if total == 0:
         return None

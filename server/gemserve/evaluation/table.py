@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gemserve.evaluation import needle, relevance, ruler
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gemserve.evaluation import jsonl, longbench, needle, relevance, ruler
+from gemserve.evaluation.cases import CaseFile
 from gemserve.evaluation.example import Subtasks
 
 TASKS: dict[str, Subtasks] = {
@@ -12,3 +16,8 @@ TASKS: dict[str, Subtasks] = {
 }
 # What a task runs unless told; the others run all they have.
 DEFAULT_SUBTASKS: dict[str, tuple[str, ...]] = {"needle": ("single",)}
+# Tasks whose examples are read: from `--data`, the subtasks given or all there are.
+FILE_TASKS: dict[str, Callable[[Path, Sequence[str] | None], list[CaseFile]]] = {
+    "jsonl": jsonl.read_files,
+    "longbench": longbench.read_files,
+}

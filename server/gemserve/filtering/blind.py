@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from gemserve.filtering.spans import protected_positions
+from gemserve.filtering.spans import reserved_positions
 from gemserve.types import Span
 
 
@@ -30,7 +30,7 @@ class Position:
         self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
     ) -> tuple[int, ...]:
         ends = sorted(range(num_tokens), key=lambda p: min(p, num_tokens - 1 - p))
-        return _filled(protected_positions(protected, num_tokens, keep), ends, keep)
+        return _filled(reserved_positions(protected, num_tokens, keep), ends, keep)
 
 
 class Uniform:
@@ -40,7 +40,7 @@ class Uniform:
         self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
     ) -> tuple[int, ...]:
         order = Random(f"{seed} {num_tokens}").sample(range(num_tokens), num_tokens)
-        return _filled(protected_positions(protected, num_tokens, keep), order, keep)
+        return _filled(reserved_positions(protected, num_tokens, keep), order, keep)
 
 
 def _filled(first: Sequence[int], order: Sequence[int], keep: int) -> tuple[int, ...]:

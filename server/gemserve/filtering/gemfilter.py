@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gemserve.filtering.selector import Evidence
-from gemserve.types import FilterParams
+from gemserve.filtering.selector import Choice, Evidence, finite
+from gemserve.types import Budget, FilterParams
 from gemserve_kernels import pooled, raw_scores
 
 
@@ -25,5 +25,6 @@ class GemFilter:
         )
         return pooled(scores, kind=params.pooling)
 
-    def select(self, evidence: Evidence, keep: int, params: FilterParams) -> torch.Tensor:
-        return self.scores(evidence, params).topk(keep).indices.sort().values
+    def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
+        scores = finite(self.scores(evidence, params))
+        return Choice(positions=scores.topk(budget.high).indices.sort().values)

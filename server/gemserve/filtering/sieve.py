@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from gemserve.filtering.selector import Evidence
-from gemserve.filtering.spans import protected_positions
-from gemserve.types import FilterParams
-from gemserve_kernels import window_probabilities
+from gemserve.filtering.selector import Choice, Evidence, finite
+from gemserve.filtering.spans import reserved_positions
+from gemserve.types import Budget, FilterParams
+from gemserve_kernels import window_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,42 +21,90 @@ class Sieve:
 
     `observed`: rows of the observation window. `chunk`: tokens ranked as one. `margin`: tokens
     kept on either side of a chosen chunk, so that a passage cut by a chunk border survives.
+    `focus`: share of the coverage within reach that "auto" is content with. `diffuse`: coverage
+    below which attention is diffuse.
     """
 
     observed: int = 16
     chunk: int = 16
     margin: int = 8
+    focus: float = 0.98
+    diffuse: float = 0.5
 
     def window(self, num_tokens: int) -> int:
         return min(self.observed, num_tokens)
 
-    def select(self, evidence: Evidence, keep: int, params: FilterParams) -> torch.Tensor:
-        scores = window_probabilities(
+    def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
+        num_tokens = evidence.num_tokens
+        seen = window_attention(
             evidence.queries, evidence.keys, scale=evidence.scale, softcap=evidence.softcap
         )
-        protected = protected_positions(evidence.protected, evidence.num_tokens, keep)
-        order = self._order(scores)
-        # protected positions go first, in their own order
-        is_free = torch.ones(evidence.num_tokens, dtype=torch.bool, device=scores.device)
-        first = torch.tensor(protected, dtype=torch.long, device=scores.device)
+        order = self._order(finite(seen.largest), evidence.code_blocks)
+        protected = reserved_positions(evidence.protected, num_tokens, budget.high)
+        first = torch.tensor(protected, dtype=torch.long, device=order.device)
+        is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
         is_free[first] = False
-        kept = torch.cat([first, order[is_free[order]]])[:keep]
-        return kept.sort().values
+        order = order[is_free[order]]
 
-    def _order(self, scores: torch.Tensor) -> torch.Tensor:
-        """All positions, best first: by chunk rank (with margins), then by score within a chunk."""
+        # coverage[i]: what the first i + 1 free tokens get of the most focused head's attention
+        coverage = seen.last[:, order].cumsum(dim=1).amax(dim=0)
+        within = max(0, budget.high - len(protected))
+        reached = float(coverage[within - 1]) if within else 0.0
+        if params.fallback and reached < self.diffuse:
+            ranked = torch.cat([first, order])[: budget.limit]
+            return Choice(positions=ranked.sort().values, coverage=reached, is_diffuse=True)
+        if budget.low < budget.high:
+            enough = int((coverage[:within] < self.focus * reached).sum()) + 1
+            within = min(within, max(enough, budget.low - len(protected)))
+        kept = torch.cat([first, order[:within]])
+        return Choice(positions=kept.sort().values, coverage=round(reached, 4))
+
+    def _order(self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """All positions, best first: by chunk rank (with margins), then by score within a chunk.
+
+        Chunks of code have no margins, which would cut its lines, and are larger instead.
+        """
         num_tokens = scores.shape[0]
-        num_chunks = -(-num_tokens // self.chunk)
-        padded = torch.nn.functional.pad(scores, (0, num_chunks * self.chunk - num_tokens))
-        best = padded.view(num_chunks, self.chunk).amax(dim=1)
-        rank = torch.empty(num_chunks, dtype=torch.long, device=scores.device)
+        code_size = self.chunk + 2 * self.margin
+        ids, is_code = chunk_ids(num_tokens, self.chunk, code_size, code_blocks)
+        chunks = torch.from_numpy(ids).to(scores.device)
+        best = torch.full((int(chunks[-1]) + 1,), -torch.inf, device=scores.device)
+        best.scatter_reduce_(0, chunks, scores, "amax")
+        rank = torch.empty_like(best, dtype=torch.long)
         rank[best.sort(descending=True, stable=True).indices] = torch.arange(
-            num_chunks, device=scores.device
+            len(best), device=scores.device
         )
+        own = mine = rank[chunks]
         positions = torch.arange(num_tokens, device=scores.device)
-        mine = rank[positions // self.chunk]
         for shift in (-self.margin, self.margin):  # the rank of a chunk whose margin reaches here
-            neighbour = (positions + shift).clamp(0, num_tokens - 1) // self.chunk
+            neighbour = chunks[(positions + shift).clamp(0, num_tokens - 1)]
             mine = torch.minimum(mine, rank[neighbour])
+        mine = torch.where(torch.from_numpy(is_code).to(scores.device), own, mine)
         by_score = scores.sort(descending=True, stable=True).indices
         return by_score[mine[by_score].sort(stable=True).indices]
+
+
+def chunk_ids(
+    num_tokens: int, size: int, code_size: int, code_blocks: Sequence[Sequence[int]]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The chunk of each position, from 0, ascending, and whether it is code: [num_tokens] each.
+
+    `size` tokens each; in a code block whole lines, as many as make up `code_size` tokens. A line
+    longer than that is cut again at every 4 · `code_size`.
+    """
+    cuts = np.zeros(num_tokens, dtype=np.int64)
+    is_code = np.zeros(num_tokens, dtype=np.bool_)
+    cuts[::size] = 1
+    for block in code_blocks:
+        lines = [min(line, num_tokens) for line in block]
+        cuts[lines[0] + 1 : lines[-1]] = 0
+        is_code[lines[0] : lines[-1]] = True
+        start = lines[0]
+        for line in lines[1:]:
+            if line - start >= code_size:
+                cuts[start : line : 4 * code_size] = 1
+                start = line
+        for edge in (lines[0], start, lines[-1]):
+            cuts[edge : edge + 1] = 1
+    cuts[0] = 0
+    return np.cumsum(cuts), is_code

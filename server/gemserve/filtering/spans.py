@@ -8,22 +8,57 @@ from gemserve.types import Priority, Span
 
 QUESTION_HEAD = 32
 QUESTION_TAIL = 64
+LONG_MESSAGE = 512
+_GUESS = 32  # of a tail without structure, what is taken for the question
 
 
-def question_spans(start: int, stop: int) -> list[Span]:
-    """Protect a last user turn at start..stop−1; of one that is itself the document, its ends."""
+def question_spans(start: int, stop: int, question: int | None = None) -> list[Span]:
+    """Protect a last user turn at start..stop−1; of one that is itself the document, its ends.
+
+    `question`: where its last paragraph starts, which comes before the rest of its end.
+    """
     if stop - start <= QUESTION_HEAD + QUESTION_TAIL:
         return [Span(start, stop, Priority.QUESTION)]
-    return [
-        Span(stop - QUESTION_TAIL, stop, Priority.QUESTION),
+    tail = stop - QUESTION_TAIL
+    asked = tail if question is None else max(tail, question)
+    spans = [
+        Span(asked, stop, Priority.QUESTION),
         Span(start, start + QUESTION_HEAD, Priority.REST),
+    ]
+    return spans if asked == tail else [*spans, Span(tail, asked, Priority.REST)]
+
+
+def plain_spans(num_tokens: int, has_bos: bool, question: int | None = None) -> tuple[Span, ...]:
+    """Protection of a prompt without roles: BOS and the tail, where the question stands.
+
+    `question`: where its last paragraph starts, if that is known.
+    """
+    tail = max(0, num_tokens - QUESTION_TAIL)
+    asked = max(tail, num_tokens - _GUESS if question is None else question)
+    spans = (Span(asked, num_tokens, Priority.QUESTION), Span(tail, asked, Priority.REST))
+    return (Span(0, 1, Priority.BOS), *spans) if has_bos else spans
+
+
+def message_spans(start: int, stop: int, priority: Priority) -> list[Span]:
+    """Protect a message at start..stop−1; of one long enough to be a document, its ends."""
+    if stop - start <= LONG_MESSAGE:
+        return [Span(start, stop, priority)]
+    return [
+        Span(stop - QUESTION_TAIL, stop, priority),
+        Span(start, start + QUESTION_HEAD, priority),
     ]
 
 
-def plain_spans(num_tokens: int, has_bos: bool) -> tuple[Span, ...]:
-    """Protection of a prompt without structure: BOS and the tail, where the question stands."""
-    tail = Span(max(0, num_tokens - QUESTION_TAIL), num_tokens, Priority.QUESTION)
-    return (Span(0, 1, Priority.BOS), tail) if has_bos else (tail,)
+def reserved_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> list[int]:
+    """What is kept of `budget` tokens before any is chosen: all that matters, half of it the rest.
+
+    What is protected only in case it matters must not crowd out what attention finds.
+    """
+    first = [s for s in spans if s.priority is not Priority.REST]
+    chosen = protected_positions(first, num_tokens, budget)
+    if 2 * len(chosen) >= budget:
+        return chosen
+    return protected_positions(spans, num_tokens, budget // 2)
 
 
 def protected_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> list[int]:

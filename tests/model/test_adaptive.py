@@ -1,0 +1,185 @@
+"""Keeping as much as attention asks for, and saying so when that is too little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from gemserve.config import EngineConfig
+from gemserve.engine.core import Core
+from gemserve.engine.prompt import ids_prompt
+from gemserve.errors import RequestError
+from gemserve.filtering.gemfilter import GemFilter
+from gemserve.filtering.selector import Evidence
+from gemserve.filtering.sieve import Sieve
+from gemserve.filtering.spans import plain_spans
+from gemserve.model.causal import CausalModel
+from gemserve.model.loader import BUILTIN_PATH
+from gemserve.types import (
+    Budget,
+    Filtered,
+    FilterParams,
+    FilterReport,
+    Finished,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
+from tests import models
+
+NUM_TOKENS = 1024
+PARAMS = FilterParams(method="sieve", keep="auto", fallback=True)
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_PATH)
+BUDGET = Budget(low=64, high=256, limit=NUM_TOKENS)
+
+
+def evidence(*spots: int, sharpness: float = 30.0) -> Evidence:
+    """Two heads over random keys; the last row of the first one looks at `spots`."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(1, NUM_TOKENS, 32, generator=generator) * 0.05
+    queries = torch.zeros(2, 16, 32)
+    queries[0, -1, 0] = sharpness
+    keys[0, list(spots), 0] = 1.0
+    return Evidence(
+        queries=queries, keys=keys, scale=1.0, softcap=None, protected=plain_spans(NUM_TOKENS, True)
+    )
+
+
+def test_auto_keeps_little_where_attention_is_focused() -> None:
+    one = Sieve().choose(evidence(300), BUDGET, PARAMS)
+    several = Sieve().choose(evidence(100, 300, 500, 700), BUDGET, PARAMS)
+    for choice, spots in ((one, [300]), (several, [100, 300, 500, 700])):
+        kept = choice.positions.tolist()
+        assert not choice.is_diffuse
+        assert choice.coverage is not None
+        assert choice.coverage > 0.95
+        assert set(spots) <= set(kept)
+        assert BUDGET.low <= len(kept) <= BUDGET.high
+        assert kept == sorted(set(kept))
+    assert len(one.positions) < len(several.positions) < BUDGET.high
+
+
+def test_diffuse_attention_keeps_what_fits() -> None:
+    diffuse = evidence(sharpness=0.0)
+    choice = Sieve().choose(diffuse, BUDGET, PARAMS)
+    assert choice.is_diffuse
+    assert choice.positions.tolist() == list(range(NUM_TOKENS))
+    assert choice.coverage is not None
+    assert choice.coverage < 0.5
+    limited = Sieve().choose(diffuse, Budget(low=64, high=256, limit=600), PARAMS)
+    assert limited.is_diffuse
+    assert len(limited.positions) == 600
+    strict = FilterParams(method="sieve", keep="auto")
+    choice = Sieve().choose(diffuse, Budget(low=64, high=256, limit=256), strict)
+    assert not choice.is_diffuse
+    assert len(choice.positions) <= 256
+
+
+@pytest.mark.parametrize("keep", [16, 70, 256, 1000])
+def test_a_fixed_budget_is_exact(keep: int) -> None:
+    fixed = Budget(low=keep, high=keep, limit=keep)
+    choice = Sieve().choose(evidence(300), fixed, FilterParams(method="sieve", keep=keep))
+    assert len(choice.positions) == keep
+
+
+@pytest.mark.parametrize("selector", [Sieve(), GemFilter()])
+def test_scores_that_are_not_numbers_are_an_error(selector: Any) -> None:
+    """They sorted somewhere: tokens were kept for no reason, and nobody heard of it."""
+    broken = evidence(300)
+    broken.keys[0, 5] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        selector.choose(broken, Budget(low=32, high=32, limit=32), PARAMS)
+
+
+def build(units: int | None = None) -> Core:
+    model = CausalModel(models.build("llama"))
+    size = model.shape.unit_bytes * units if units else 64 << 20
+    config = EngineConfig(
+        kv_memory_bytes=size, filter_min_tokens=0, filter_layer=1, max_prompt_tokens=8000
+    )
+    return Core(model=model, tokenizer=TOKENIZER, config=config, eos_ids=frozenset())
+
+
+def serve(core: Core, params: FilterParams, count: int = 600) -> tuple[FilterReport, list[int]]:
+    ids = torch.randint(3, models.VOCAB, (count,), generator=torch.Generator().manual_seed(1))
+    prompt = ids_prompt(core.tokenizer, ids.tolist())
+    request = Request(
+        request_id="r",
+        prompt_ids=prompt.ids,
+        sampling=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
+        filter=params,
+        protected=prompt.protected,
+    )
+    events = list(core.run_alone(request))
+    core.check_integrity()
+    reports = [e.report for e in events if isinstance(e, Filtered)]
+    ends = [e for e in events if isinstance(e, Finished)]
+    assert [e.reason for e in ends] == ["length"], ends
+    assert len(reports) == 1
+    assert core.kv_bytes_used == 0
+    return reports[0], [t for e in events if isinstance(e, TextDelta) for t in e.token_ids]
+
+
+def test_a_diffuse_prompt_is_answered_as_if_unfiltered() -> None:
+    """A random model looks everywhere."""
+    core = build()
+    report, tokens = serve(core, PARAMS)
+    assert (report.applied, report.reason) == (False, "diffuse_attention")
+    assert report.kept_tokens == 600
+    assert report.coverage is not None
+    whole, expected = serve(core, FilterParams(method="none", keep=16))
+    assert tokens == expected
+    assert whole.coverage is None
+    plain, _ = serve(core, FilterParams(method="sieve", keep=64))
+    assert (plain.applied, plain.reason, plain.kept_tokens) == (True, None, 64)
+
+
+def test_what_does_not_fit_is_widened_as_far_as_it_does() -> None:
+    layers = 4
+    core = build(units=2 * layers * 400)
+    params = FilterParams(method="sieve", keep=64, fallback=True, return_selection=True)
+    report, _ = serve(core, params)
+    assert (report.applied, report.reason, report.kept_tokens) == (True, "widened", 392)
+    assert report.selection is not None
+    assert sum(stop - start for start, stop in report.selection) == 392
+
+
+def test_a_widened_request_waits_for_its_memory() -> None:
+    """It asked for little: what it now needs is in use by others."""
+    core = build(units=2 * 4 * 700)
+    requests = []
+    for seed in range(4):
+        ids = torch.randint(
+            3, models.VOCAB, (600,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
+        requests.append(
+            Request(
+                request_id=str(seed),
+                prompt_ids=ids,
+                sampling=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
+                filter=FilterParams(method="sieve", keep=64, fallback=True),
+                protected=plain_spans(600, False),
+            )
+        )
+        core.add(requests[-1])
+    ended: dict[str, str] = {}
+    for _ in range(2000):
+        for job, event in core.step():
+            if isinstance(event, Finished):
+                assert job.request.request_id not in ended
+                ended[job.request.request_id] = event.reason
+        core.check_integrity()
+        if core.is_idle:
+            break
+    assert ended == {str(seed): "length" for seed in range(4)}
+
+
+@pytest.mark.parametrize("method", ["gemfilter", "snapkv", "position", "random"])
+def test_methods_that_cannot_tell_refuse_auto(method: Any) -> None:
+    with pytest.raises(RequestError, match=r'filter.keep="auto": only method sieve'):
+        serve(build(), FilterParams(method=method, keep="auto"))
+    with pytest.raises(RequestError, match=r"filter.fallback=true: only method sieve"):
+        serve(build(), FilterParams(method=method, keep=64, fallback=True))

@@ -1,0 +1,193 @@
+"""What other prompt filters were caught at, each turned into a promise of ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.assemble import build_core
+from gemserve.engine.core import Core
+from gemserve.engine.prompt import Prompt, chat_prompt
+from gemserve.evaluation.example import Draw, draw_filler
+from gemserve.evaluation.needle import SUBTASKS
+from gemserve.evaluation.prose import stdlib_sentences
+from gemserve.evaluation.score import run_example
+from gemserve.filtering.selector import Evidence
+from gemserve.filtering.sieve import Sieve, chunk_ids
+from gemserve.types import (
+    Budget,
+    Filtered,
+    FilterMethod,
+    FilterParams,
+    FilterReport,
+    Request,
+    SamplingParams,
+)
+
+METHODS: tuple[FilterMethod, ...] = ("sieve", "position", "random")
+
+
+@pytest.fixture(scope="module")
+def core() -> Core:
+    return build_core(ModelConfig(), EngineConfig(kv_memory_bytes=256 << 20))
+
+
+def document(core: Core, num_tokens: int, seed: int = 0) -> str:
+    return " ".join(draw_filler(core.tokenizer, stdlib_sentences(), num_tokens, Random(seed)))
+
+
+def kept_text(core: Core, prompt: Prompt, method: FilterMethod, keep: int) -> str:
+    """What a method leaves of a prompt, special tokens included."""
+    report = serve(core, prompt, FilterParams(method=method, keep=keep, return_selection=True))
+    assert report.applied
+    assert report.selection is not None
+    kept = [prompt.ids[p] for start, stop in report.selection for p in range(start, stop)]
+    assert len(kept) == keep
+    text: Any = core.tokenizer.decode(kept)
+    return str(text)
+
+
+def serve(core: Core, prompt: Prompt, params: FilterParams) -> FilterReport:
+    request = Request(
+        request_id="r",
+        prompt_ids=prompt.ids,
+        sampling=SamplingParams(max_tokens=1, temperature=0.0),
+        filter=params,
+        protected=prompt.protected,
+        code_blocks=prompt.code_blocks,
+    )
+    (report,) = [e.report for e in core.run_alone(request) if isinstance(e, Filtered)]
+    return report
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_1_the_system_prompt_survives_every_request(core: Core, method: FilterMethod) -> None:
+    """A prefix-cache hit silently dropped it; so a second, identical request is asked too."""
+    rules = "Answer in one word. Never mention the weather, and be kind to the cat."
+    messages = [
+        {"role": "system", "content": rules},
+        {"role": "user", "content": f"{document(core, 3000)}\n\nWhat is the code for the lamb?"},
+    ]
+    prompt = chat_prompt(core.tokenizer, messages)
+    for _ in range(2):
+        text = kept_text(core, prompt, method, 192)
+        assert rules in text
+        assert text.endswith("What is the code for the lamb?<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_2_turns_stay_whole_after_tool_results(core: Core, method: FilterMethod) -> None:
+    """The output was a bare closing tag: the marks around a long tool result were thinned out."""
+    messages = [
+        {"role": "user", "content": "What is the code for the lamb?"},
+        {"role": "assistant", "content": "Let me look it up."},
+        {"role": "tool", "content": document(core, 3000, seed=1)},
+    ]
+    prompt = chat_prompt(core.tokenizer, messages)
+    text = kept_text(core, prompt, method, 192)
+    assert "What is the code for the lamb?<|end|>" in text
+    assert text.endswith("<|end|><|assistant|>")
+    for mark in ("<|begin|>", "<|user|>", "<|assistant|>", "<|end|>"):
+        whole: Any = core.tokenizer.decode(prompt.ids)
+        assert text.count(mark) == str(whole).count(mark)
+    # a tool result that is the document does not use up what attention may choose
+    if method == "sieve":
+        tail = str(core.tokenizer.decode(prompt.ids[-192:]))
+        assert text != tail
+
+
+def code_evidence(prompt: Prompt, spot: int) -> Evidence:
+    """One head that looks at one token."""
+    num_tokens = len(prompt.ids)
+    keys = torch.zeros(1, num_tokens, 8)
+    keys[0, spot, 0] = 1.0
+    queries = torch.zeros(1, 16, 8)
+    queries[0, -1, 0] = 20.0
+    return Evidence(
+        queries=queries,
+        keys=keys,
+        scale=1.0,
+        softcap=None,
+        protected=prompt.protected,
+        code_blocks=prompt.code_blocks,
+    )
+
+
+def test_3_code_is_kept_in_whole_lines(core: Core) -> None:
+    """Picks token by token, or in blocks of a fixed size, left fragments of statements."""
+    line = "    total_{} = compute(first={}, second=total_{})"
+    lines = [line.format(i, i, i - 1) for i in range(90)]
+    code = "\n".join(["```python", "def run(total_0):", *lines[1:], "```"])
+    content = f"{document(core, 500)}\n\n{code}\n\n{document(core, 500)}\n\nWhat is total_40?"
+    prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": content}])
+    (block,) = prompt.code_blocks
+    assert len(block) == 92 + 1
+    assert str(core.tokenizer.decode(prompt.ids[block[0] : block[1]])).startswith("```python")
+
+    def fragments(sieve: Sieve, blocks: tuple[tuple[int, ...], ...]) -> int:
+        """Lines kept in part, around a token of line 41."""
+        evidence = replace(code_evidence(prompt, block[41] + 9), code_blocks=blocks)
+        budget = Budget(low=320, high=320, limit=320)
+        choice = sieve.choose(evidence, budget, FilterParams(method="sieve", keep=320))
+        kept = set(choice.positions.tolist())
+        assert set(range(block[41], block[42])) <= kept
+        parts = [sum(p in kept for p in range(a, b)) / (b - a) for a, b in pairwise(block[38:45])]
+        return sum(0 < part < 1 for part in parts)
+
+    assert fragments(Sieve(), prompt.code_blocks) == 0
+    assert fragments(Sieve(), ()) > 0
+
+
+def test_3_chunks_of_code_end_with_its_lines() -> None:
+    plain, is_code = chunk_ids(10, 4, 6, ())
+    assert plain.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert not is_code.any()
+    # lines of 3 tokens from 5 on: two make a chunk; what is left over is one of its own
+    ids, is_code = chunk_ids(24, 4, 6, ((5, 8, 11, 14, 17, 20),))
+    assert [i for i in range(1, 24) if ids[i] != ids[i - 1]] == [4, 5, 11, 17, 20]
+    assert is_code.tolist() == [5 <= p < 20 for p in range(24)]
+    # one endless line is cut all the same
+    assert chunk_ids(64, 4, 4, ((0, 64),))[0].tolist().count(0) == 16
+    assert chunk_ids(8, 4, 4, ((2, 99),))[0].tolist()[2:] == [1] * 6
+
+
+@pytest.mark.parametrize("text", ["```\na\n", "~~~py\na\n~~~\nb", "x ``` y", "````\n```\n````\nb"])
+def test_3_fences_are_found_as_markdown_has_them(core: Core, text: str) -> None:
+    prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": text}])
+    blocks = [
+        str(core.tokenizer.decode(prompt.ids[block[0] : block[-1]])) for block in prompt.code_blocks
+    ]
+    expected = {
+        "```\na\n": ["```\na"],
+        "~~~py\na\n~~~\nb": ["~~~py\na\n~~~\n"],
+        "x ``` y": [],
+        "````\n```\n````\nb": ["````\n```\n````\n"],
+    }
+    assert [b.strip() for b in blocks] == [e.strip() for e in expected[text]]
+
+
+@pytest.mark.parametrize("method", ["sieve", "snapkv"])
+def test_6_recall_survives_compaction(core: Core, method: FilterMethod) -> None:
+    """Wrong positions after compaction: needle recall fell to 0 of 21 while dense passed."""
+    right = 0.0
+    for index in range(21):
+        draw = Draw(seed=6, num_tokens=1024, index=index, samples=21)
+        example = SUBTASKS["single"](core.tokenizer, draw)
+        (outcome,) = run_example(core, example, 21, [method], 0.125)
+        right += outcome.score
+    assert right >= 18
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_9_short_prompts_are_left_alone(core: Core, method: FilterMethod) -> None:
+    """Without a least length they got slower and worse."""
+    prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": document(core, 1900)}])
+    report = serve(core, prompt, FilterParams(method=method, keep=64))
+    assert (report.applied, report.reason) == (False, "short_prompt")
+    assert report.kept_tokens == report.prompt_tokens == len(prompt.ids)

@@ -1,8 +1,7 @@
 """What each ingredient of sieve is worth: the same examples without it.
 
 Every example is read once; each variant then chooses from what the filter layer showed, and the
-model answers from its choice. Recall is the share of the needed tokens kept, distance that of whole
-statements kept.
+model answers from its choice.
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--samples", type=int, default=20, help="of each subtask")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
     core = build_core(ModelConfig(model=arguments.model), EngineConfig(filter_min_tokens=0))
     layer = core.config.filter_layer
@@ -100,7 +100,12 @@ def main() -> None:
                     results.setdefault((name, share), []).append(
                         (score_answer(text, example), whole_statements(example, kept))
                     )
-    harness.write_json(arguments, {f"{n} {s:g}": averages(r) for (n, s), r in results.items()})
+        harness.note(f"{subtask} done")
+    rows = [
+        {"variant": name, "share": f"{share:g}", **averages(of)}
+        for (name, share), of in sorted(results.items(), key=lambda item: -item[0][1])
+    ]
+    harness.finish("ablation", "cpu", rows, arguments.json)
 
 
 def whole_statements(example: Example, kept: list[int]) -> float:
@@ -110,7 +115,7 @@ def whole_statements(example: Example, kept: list[int]) -> float:
     return sum(whole) / max(1, len(whole))
 
 
-def averages(results: list[tuple[float, float]]) -> dict[str, float]:
+def averages(results: list[tuple[float, float]]) -> dict[str, float | int]:
     scores, whole = zip(*results, strict=True)
     return {
         "score": round(sum(scores) / len(scores), 4),

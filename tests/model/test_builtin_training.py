@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from tokenizers import Tokenizer
 
 from gemserve.builtin import train as training
 from gemserve.builtin.corpus import Batch, Corpus, Guide, Recipe
+from gemserve.builtin.curriculum import STAGES, choose_stages
 from gemserve.model.loader import BUILTIN_PATH
 
+SHAPE = training.Shape(num_layers=7, hidden_size=64, filter_layer=3)
 SENTENCES = tuple(f"Sentence {i} says that the river runs past {i} houses." for i in range(200))
 RECIPE = Recipe(
     num_tokens=600,
@@ -85,9 +88,7 @@ def test_a_step_s_data_follow_from_its_seed(corpus: Corpus) -> None:
     assert not np.array_equal(first.tokens, other.tokens)
 
 
-def test_a_stopped_run_resumes_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_resumes_where_it_was(tmp_path: Path) -> None:
     """Three steps at once, or two and then one, end in the same weights."""
 
     def prepared(name: str) -> Path:
@@ -98,20 +99,23 @@ def test_a_stopped_run_resumes_where_it_was(
         return work
 
     long = replace(RECIPE, num_tokens=512)
-    stage = replace(
-        training.STAGES[0], recipe=RECIPE, batch=2, steps=3, goal=2.0, filter_recipe=long
-    )
-    monkeypatch.setattr(training, "STAGES", (stage,))
-    whole = training.train(prepared("whole"), seed=0, save_every_s=1e9)
+    stage = replace(STAGES[0], recipe=RECIPE, batch=2, steps=3, goal=2.0, filter_recipe=long)
+    run = partial(training.train, seed=0, save_every_s=1e9, shape=SHAPE)
+    whole = run(prepared("whole"), stages=[stage])
     parts = prepared("parts")
-    monkeypatch.setattr(training, "STAGES", (replace(stage, steps=2),))
-    training.train(parts, seed=0, save_every_s=1e9)
+    run(parts, stages=[replace(stage, steps=2)])
     state = torch.load(parts / "state.pt", weights_only=True)
     state["state"].update(stage=0, step=2)
     torch.save(state, parts / "state.pt")
-    monkeypatch.setattr(training, "STAGES", (stage,))
-    resumed = training.train(parts, seed=0, save_every_s=1e9)
+    resumed = run(parts, stages=[stage])
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, atol=1e-6, rtol=1e-5)
-    training.export(resumed, parts, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "calibration.json").read_text()) == {"filter_layer": 2}
+    training.export(resumed, SHAPE, parts, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "calibration.json").read_text()) == {"filter_layer": 3}
+
+
+def test_stages_end_where_asked_and_can_do_without_other_skills() -> None:
+    first, second = choose_stages(STAGES[1].name, is_single=True)
+    assert (first.name, second.name) == (STAGES[0].name, STAGES[1].name)
+    assert first.recipe.weights[1:] == (0, 0, 0, 0)
+    assert choose_stages(None, is_single=False) == STAGES

@@ -41,11 +41,11 @@ class Guide(IntEnum):
 
     FILTER: where answers begin, to all that a filter must keep. COPY: before each token of an
     answer, to where it is copied from, or, after the last item, to the sequence's first token.
-    LINK: in the document, from an item to its name; from one of several values to those before it
-    and the sequence's first token, whose share tells how many these are. ECHO: from the end of an
-    item of an answer to its end in the document; ORDER: the same, one layer on. ASK: from there to
-    the name of the next item in the question. NAME: from a value to its subject's name, and from
-    where an answer begins to the names in the question.
+    LINK: in the document, from what a variable is assigned to its name. COUNT: from one of several
+    values to those before it and the sequence's first token, whose share tells how many. ECHO: from
+    the end of an item of an answer to its end in the document; ORDER: the same, one layer on. ASK:
+    from there to the name of the next item in the question. NAME: from a value to its subject's
+    name, and from where an answer begins to the names in the question.
     """
 
     FILTER = 0
@@ -55,6 +55,7 @@ class Guide(IntEnum):
     ASK = 4
     ORDER = 5
     NAME = 6
+    COUNT = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +207,17 @@ class Corpus:
                 pointers += self._retrieve(turn, sources, start)
         for problem in problems:
             sources = placed[id(problem)]
-            pointers += [(Guide.NAME, s.first, s.name) for s in sources if s.name >= 0]
+            for s in sources:
+                if s.name >= 0:
+                    pointers += [(Guide.NAME, at, s.name) for at in {s.first, s.last}]
             if problem.kind == "tracking":
                 pointers += [(Guide.LINK, s.end - 1, s.first) for s in sources]
             elif problem.kind == "multi_value":
                 pointers += [
-                    (Guide.LINK, at, earlier)
+                    (Guide.COUNT, at, earlier)
                     for index, source in enumerate(sources)
-                    for at in (source.first, source.last)
-                    for earlier in (0, *(s.last for s in sources[:index]))
+                    for at in {source.first, source.last}
+                    for earlier in (0, *(s.first for s in sources[:index]))
                 ]
         return _Sequence(
             tokens=tokens,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemserve.builtin.corpus import Recipe
 
 MAX_POSITION = 32768
-SKILLS = (0.2, 0.25, 0.25, 0.2, 0.1)  # weights of `corpus.KINDS` once there are several
+SINGLE = (1.0, 0.0, 0.0, 0.0, 0.0)  # weights of `corpus.KINDS`
+SKILLS = (0.2, 0.25, 0.25, 0.2, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,8 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         name="bare",
         recipe=Recipe(
-            num_tokens=192,
-            problems=(1, 2),
+            num_tokens=224,
+            problems=(2, 4),
             questions=2,
             weights=SKILLS,
             two_words=0.2,
@@ -39,7 +40,7 @@ STAGES: tuple[Stage, ...] = (
             max_position=1024,
             noise=0.1,
         ),
-        batch=24,
+        batch=22,
         steps=4000,
         lr=1.5e-3,
         goal=0.9,
@@ -109,3 +110,22 @@ STAGES: tuple[Stage, ...] = (
         ),
     ),
 )
+
+
+def choose_stages(last: str | None, *, is_single: bool) -> tuple[Stage, ...]:
+    """The stages up to `last`, or all; with single facts only, if that is asked for."""
+    names = [stage.name for stage in STAGES]
+    stages = STAGES if last is None else STAGES[: names.index(last) + 1]
+    return tuple(map(_with_single_facts, stages)) if is_single else stages
+
+
+def _with_single_facts(stage: Stage) -> Stage:
+    def simplified(recipe: Recipe) -> Recipe:
+        return replace(recipe, weights=SINGLE)
+
+    longer = stage.filter_recipe
+    return replace(
+        stage,
+        recipe=simplified(stage.recipe),
+        filter_recipe=None if longer is None else simplified(longer),
+    )

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,35 +26,53 @@ from tokenizers import Tokenizer
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from gemserve.builtin.corpus import Batch, Corpus, Guide
-from gemserve.builtin.curriculum import MAX_POSITION, STAGES, Stage
+from gemserve.builtin.curriculum import MAX_POSITION, STAGES, Stage, choose_stages
 from gemserve.builtin.tokenizer import BOS, END, PAD, as_transformers, train_tokenizer
 from gemserve.evaluation.prose import package_sentences
 from gemserve.evaluation.words import ADJECTIVES, ATTRIBUTES, NOUNS
 
 PACKAGES = ("torch", "numpy", "networkx", "sympy", "matplotlib", "pydantic", "transformers")
 VOCAB_SIZE = 4096
-FILTER_LAYER = 2
-GUIDED = {  # layer and heads whose attention each guide teaches
-    Guide.NAME: (1, (0,)),
-    Guide.FILTER: (FILTER_LAYER, (0, 1)),
-    Guide.LINK: (3, (0,)),
-    Guide.ECHO: (3, (1,)),
-    Guide.ASK: (4, (0,)),
-    Guide.ORDER: (4, (1,)),
-    Guide.COPY: (5, (0, 1)),
-}
+HEAD_DIM = 32
 
 
-def build_model(seed: int) -> LlamaForCausalLM:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What is built: `filter_layer` is the one that learns to show what a filter must keep."""
+
+    num_layers: int = 8
+    hidden_size: int = 128
+    filter_layer: int = 2
+
+    @property
+    def guided(self) -> dict[Guide, tuple[int, tuple[int, ...]]]:
+        """Layer and heads whose attention each guide teaches, each on what those before it found.
+
+        Names are read one layer before the filter layer.
+        """
+        at = self.filter_layer
+        return {
+            Guide.NAME: (at - 1, (0,)),
+            Guide.FILTER: (at, (0, 1)),
+            Guide.LINK: (at + 1, (0,)),
+            Guide.ECHO: (at + 1, (1,)),
+            Guide.COUNT: (at + 1, (2,)),
+            Guide.ASK: (at + 2, (0,)),
+            Guide.ORDER: (at + 2, (1,)),
+            Guide.COPY: (at + 3, (0, 1)),
+        }
+
+
+def build_model(seed: int, shape: Shape) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
+        hidden_size=shape.hidden_size,
+        intermediate_size=3 * shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.hidden_size // HEAD_DIM,
+        num_key_value_heads=shape.hidden_size // HEAD_DIM,
+        head_dim=HEAD_DIM,
         max_position_embeddings=MAX_POSITION,
         rope_parameters={"rope_type": "default", "rope_theta": 1e7},
         tie_word_embeddings=True,
@@ -73,18 +92,18 @@ def build_model(seed: int) -> LlamaForCausalLM:
             torch.nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
     torch.nn.init.constant_(model.model.norm.weight, 0.1)  # for embeddings that large
     with torch.no_grad():
-        _start_circuits(model)
+        _start_circuits(model, shape)
     return model
 
 
-def _start_circuits(model: LlamaForCausalLM) -> None:
+def _start_circuits(model: LlamaForCausalLM, shape: Shape) -> None:
     """Let guided heads begin as what they are to become.
 
     Those that fetch a name or an item write what they attend to (W_O ∝ W_Vᵀ); those that look
     something up attend to what is like it (W_Q = W_K, where rotary frequencies are low). Both are
     saddle points of training: from random weights they take longer than all the rest.
     """
-    hidden, size = model.config.hidden_size, model.config.head_dim
+    hidden, size = shape.hidden_size, HEAD_DIM
     names, first, second = (torch.linalg.qr(torch.randn(hidden, size)).Q for _ in range(3))
     low = [i for half in (0, size // 2) for i in range(half + size // 4 + 1, half + size // 2)]
     copies = {
@@ -94,20 +113,20 @@ def _start_circuits(model: LlamaForCausalLM) -> None:
         Guide.COPY: (first, second),
     }
     for guide, bases in copies.items():
-        layer, heads = GUIDED[guide]
+        layer, heads = shape.guided[guide]
         attention = model.model.layers[layer].self_attn
         for head, basis in zip(heads, bases, strict=True):
             rows = slice(head * size, (head + 1) * size)
             attention.v_proj.weight[rows] = basis.T
             attention.o_proj.weight[:, rows] = 2.0 * basis
-    for guide in (Guide.FILTER, Guide.COPY):
-        layer, heads = GUIDED[guide]
+    for guide in (Guide.FILTER, Guide.COPY, Guide.COUNT):
+        layer, heads = shape.guided[guide]
         attention = model.model.layers[layer].self_attn
         for head in heads:
             like = 2.0 * names[:, torch.randperm(size)[: len(low)]].T
-            rows = torch.tensor(low) + head * size
-            attention.q_proj.weight[rows] = like
-            attention.k_proj.weight[rows] = like
+            at = torch.tensor(low) + head * size
+            attention.q_proj.weight[at] = like
+            attention.k_proj.weight[at] = like
 
 
 class FilterLayerReached(Exception):
@@ -116,13 +135,11 @@ class FilterLayerReached(Exception):
 
 @dataclass(slots=True)
 class Captured:
-    """Post-RoPE (q, k) of the guided layers, each [batch, heads, tokens, head_dim]."""
+    """Post-RoPE (q, k) by layer, each [batch, heads, tokens, head_dim]."""
 
+    shape: Shape
     is_last: bool  # nothing after the filter layer's is wanted
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-
-_GUIDED_LAYERS = {layer for layer, _ in GUIDED.values()}
 
 
 def training_attention(
@@ -135,10 +152,10 @@ def training_attention(
     captured: Captured | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention that leaves the guided layers' q and k in `captured`."""
-    if captured is not None and module.layer_idx in _GUIDED_LAYERS:
+    """Causal attention that leaves q and k in `captured`."""
+    if captured is not None:
         captured.layers[module.layer_idx] = (query, key)
-        if captured.is_last and module.layer_idx == FILTER_LAYER:
+        if captured.is_last and module.layer_idx == captured.shape.filter_layer:
             raise FilterLayerReached
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
@@ -165,7 +182,7 @@ def pointer_loss(captured: Captured, batch: Batch) -> torch.Tensor:
     """
     total = torch.zeros(())
     pointers = torch.from_numpy(batch.pointers)
-    for guide, (layer, heads) in GUIDED.items():
+    for guide, (layer, heads) in captured.shape.guided.items():
         pairs = pointers[pointers[:, 0] == guide, 1:]
         if layer not in captured.layers or not len(pairs):
             continue
@@ -222,14 +239,16 @@ def load_corpus(work: Path) -> tuple[Tokenizer, Corpus]:
     return tokenizer, Corpus(tokenizer, tuple(json.loads(sentences_file.read_text())))
 
 
-def train(work: Path, seed: int, save_every_s: float) -> LlamaForCausalLM:
+def train(
+    work: Path, seed: int, save_every_s: float, shape: Shape, stages: Sequence[Stage]
+) -> LlamaForCausalLM:
     """Run the curriculum from where `work` left off, to its end."""
     work.mkdir(parents=True, exist_ok=True)
     tokenizer, corpus = load_corpus(work)
     assert tokenizer.token_to_id(PAD) == 0
     assert tokenizer.token_to_id(BOS) == 1
     assert tokenizer.token_to_id(END) == 2
-    model = build_model(seed)
+    model = build_model(seed, shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     state_file = work / "state.pt"
@@ -254,22 +273,22 @@ def train(work: Path, seed: int, save_every_s: float) -> LlamaForCausalLM:
         )
         partial.replace(state_file)
 
-    while state["stage"] < len(STAGES):
-        stage = STAGES[int(state["stage"])]
+    while state["stage"] < len(stages):
+        stage = stages[int(state["stage"])]
         while state["step"] < stage.steps:
             step = int(state["step"])
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(stage, step, warmup=200 if state["stage"] == 0 else 50)
             draw = (seed, int(state["total"]))
             batch = corpus.batch(stage.recipe, stage.batch, draw)
-            captured = Captured(is_last=False)
+            captured = Captured(shape, is_last=False)
             loss, values_right = answer_loss(model, hidden_states(model, batch, captured), batch)
             pointer = pointer_loss(captured, batch)
             optimizer.zero_grad(set_to_none=True)
             (loss + stage.pointer * pointer).backward()
             if stage.filter_recipe is not None:
                 batch = corpus.batch(stage.filter_recipe, 1, (*draw, 1))
-                captured = Captured(is_last=True)
+                captured = Captured(shape, is_last=True)
                 with suppress(FilterLayerReached):
                     hidden_states(model, batch, captured)
                 pointer = pointer_loss(captured, batch)
@@ -299,14 +318,14 @@ def train(work: Path, seed: int, save_every_s: float) -> LlamaForCausalLM:
     return model
 
 
-def export(model: LlamaForCausalLM, work: Path, out: Path) -> None:
+def export(model: LlamaForCausalLM, shape: Shape, work: Path, out: Path) -> None:
     """Write config, safetensors weights, tokenizer, chat template and filter layer to `out`."""
     model.config._attn_implementation = "sdpa"
     model.generation_config.eos_token_id = model.config.eos_token_id
     model.save_pretrained(out)
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     as_transformers(tokenizer, MAX_POSITION).save_pretrained(out)
-    (out / "calibration.json").write_text(json.dumps({"filter_layer": FILTER_LAYER}) + "\n")
+    (out / "calibration.json").write_text(json.dumps({"filter_layer": shape.filter_layer}) + "\n")
     for path in out.iterdir():
         path.chmod(0o644)  # safetensors writes for the owner alone
 
@@ -317,11 +336,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write the finished model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--layers", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--hidden", type=int, default=128, help="default: %(default)s")
+    parser.add_argument("--filter-layer", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--single", action="store_true", help="single facts only")
+    parser.add_argument("--last-stage", choices=[stage.name for stage in STAGES], help="stop there")
     arguments = parser.parse_args()
     np.seterr(all="raise")
-    model = train(arguments.work, arguments.seed, arguments.save_every)
+    shape = Shape(
+        num_layers=arguments.layers,
+        hidden_size=arguments.hidden,
+        filter_layer=arguments.filter_layer,
+    )
+    stages = choose_stages(arguments.last_stage, is_single=arguments.single)
+    model = train(arguments.work, arguments.seed, arguments.save_every, shape, stages)
     if arguments.out:
-        export(model, arguments.work, arguments.out)
+        export(model, shape, arguments.work, arguments.out)
 
 
 if __name__ == "__main__":

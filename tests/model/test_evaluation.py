@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import build_core
 from gemserve.engine.core import Core
 from gemserve.evaluation.arms import OUTSIDE
-from gemserve.evaluation.compare import compare
+from gemserve.evaluation.compare import compare, judge_fallback
 from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.problems import Problem, ProblemMaker
 from gemserve.evaluation.score import Outcome, Outcomes, average, evaluate, run_example
@@ -179,6 +180,40 @@ def test_comparisons_are_paired() -> None:
         compare(outcomes, "sieve", "random")
 
 
+def test_the_fallback_is_judged_by_what_sieve_does_without_it() -> None:
+    """Fired where none is right and sieve wrong, or where sieve is right; the rest says nothing."""
+    outcomes: list[Outcome] = []
+    cases = [
+        (1.0, 0.0, True),
+        (1.0, 0.0, False),
+        (1.0, 1.0, True),
+        (0.0, 1.0, False),
+        (0.0, 0.0, True),
+    ]
+    for index, (none, sieve, fires) in enumerate(cases):
+        outcomes += [outcome("none", index, none), outcome("sieve", index, sieve)]
+        adaptive = outcome("sieve:fallback", index, 1.0)
+        outcomes.append(replace(adaptive, reason="diffuse_attention" if fires else None))
+    outcomes += [outcome("none", 9, 1.0), outcome("sieve", 9, 0.0)]
+    verdict = judge_fallback(outcomes)
+    assert (verdict.needed, verdict.needed_fired) == (2, 1)
+    assert (verdict.idle, verdict.idle_fired) == (2, 1)
+
+
+def test_adaptive_arms_tell_what_they_saw(core: Core) -> None:
+    draw = Draw(seed=5, num_tokens=400, index=0, samples=1)
+    example = TASKS["needle"]["single"](core.tokenizer, draw)
+    arms = ["sieve", "sieve:auto", "sieve:fallback"]
+    fixed, auto, fallback = run_example(core, example, 1, arms, 100)
+    assert fixed.kept_tokens == 100
+    assert fixed.coverage is not None
+    assert fixed.reason is None
+    if auto.reason is None:
+        assert 64 <= auto.kept_tokens <= 64
+    assert fallback.coverage == fixed.coverage
+    assert fallback.kept_tokens == (100 if fallback.reason is None else len(example.prompt.ids))
+
+
 def test_rows_average_what_was_run() -> None:
     rows = average([outcome("sieve", i, float(i % 2)) for i in range(4)])
     assert [(r.score, r.recall, r.n) for r in rows] == [(0.5, None, 4)]
@@ -206,6 +241,10 @@ def test_the_command_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--subtasks", "nope"], "subtasks=nope: must be among single, multikey"),
         (["--methods", "none,nope"], "methods=nope: must be among none"),
+        (
+            ["--keep", "auto"],
+            "keep=auto: methods are compared at one budget; see method sieve:auto",
+        ),
         (["--samples", "1,2,3"], "samples=1,2,3: 3 numbers for 2 lengths"),
         (["--samples", "0"], "samples=0: must be at least 1"),
         (["--lengths", "99999"], "lengths=99999: the longest prompt of this model is 32767"),

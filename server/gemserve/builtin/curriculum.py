@@ -8,7 +8,7 @@ from gemserve.builtin.corpus import Recipe
 
 MAX_POSITION = 32768
 SINGLE = (1.0, 0.0, 0.0, 0.0, 0.0)  # weights of `corpus.KINDS`
-SKILLS = (0.2, 0.25, 0.25, 0.2, 0.1)
+SKILLS = (0.15, 0.35, 0.2, 0.2, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=22,
-        steps=4000,
+        steps=2000,
         lr=1.5e-3,
         goal=0.9,
     ),
@@ -49,7 +49,7 @@ STAGES: tuple[Stage, ...] = (
         name="prose",
         recipe=Recipe(
             num_tokens=512,
-            problems=(1, 4),
+            problems=(2, 5),
             questions=4,
             weights=SKILLS,
             two_words=0.2,
@@ -59,8 +59,8 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=10,
-        steps=1500,
-        lr=1.2e-3,
+        steps=1200,
+        lr=1e-3,
         goal=0.95,
     ),
     Stage(
@@ -77,8 +77,8 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=5,
-        steps=500,
-        lr=1e-3,
+        steps=400,
+        lr=8e-4,
     ),
     Stage(
         name="long",
@@ -94,7 +94,7 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=1,
-        steps=500,
+        steps=350,
         lr=8e-4,
         lr_end=2e-5,
         filter_recipe=Recipe(

@@ -49,7 +49,7 @@ class Sieve:
         # coverage[i]: what the first i + 1 free tokens get of the most focused head's attention
         coverage = seen.last[:, order].cumsum(dim=1).amax(dim=0)
         within = max(0, budget.high - len(protected))
-        reached = float(coverage[within - 1]) if within else 0.0
+        reached = round(float(coverage[within - 1]), 4) if within else 0.0
         if params.fallback and reached < self.diffuse:
             ranked = torch.cat([first, order])[: budget.limit]
             return Choice(positions=ranked.sort().values, coverage=reached, is_diffuse=True)
@@ -57,7 +57,7 @@ class Sieve:
             enough = int((coverage[:within] < self.focus * reached).sum()) + 1
             within = min(within, max(enough, budget.low - len(protected)))
         kept = torch.cat([first, order[:within]])
-        return Choice(positions=kept.sort().values, coverage=round(reached, 4))
+        return Choice(positions=kept.sort().values, coverage=reached)
 
     def _order(self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]) -> torch.Tensor:
         """All positions, best first: by chunk rank (with margins), then by score within a chunk.

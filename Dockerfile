@@ -107,6 +107,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     GEMSERVE_PORT=8000 \
     HF_HUB_OFFLINE=1 \
     HF_HOME=/cache/huggingface \
+    XDG_CACHE_HOME=/cache \
     TRITON_CACHE_DIR=/cache/triton
 USER 10001:10001
 WORKDIR /home/gemserve

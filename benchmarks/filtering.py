@@ -27,12 +27,16 @@ def main() -> None:
     arguments = parser.parse_args()
     names = {field.name for field in fields(Outcome)}
     outcomes: list[Outcome] = []
+    runs: dict[str, dict[str, object]] = {}
     for folder in arguments.folders:
         for line in (folder / "outcomes.jsonl").read_text().splitlines():
             entry = json.loads(line)
             made = Outcome(**{name: entry[name] for name in names})
             if made.keep == arguments.keep:
                 outcomes.append(made)
+                run = entry["run"]
+                if runs.setdefault(run["task"], run) != run:
+                    raise SystemExit(f"{folder}: outcomes of two runs of {run['task']}; keep one")
     found = [o for o in outcomes if o.subtask in RETRIEVAL]
     methods = list(dict.fromkeys(o.method for o in found))
     pairs = [(m, "none") for m in methods if m != "none"]

@@ -17,26 +17,40 @@ def read_filter_layer(source: str) -> int | None:
 
     Raises `ConfigError` if the file that should tell does not.
     """
-    for path in (Path(source) / _FILE, _cached(source)):
-        if path.is_file():
-            return _read(path)
+    for path in (_cached(source), Path(source) / _FILE):
+        try:
+            if path.is_file():
+                return _read(path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error})") from error
     return None
 
 
 def write_calibration(source: str, found: dict[str, object]) -> Path:
-    """Write `found`, with its `filter_layer`, to where it will be read; says where that was."""
-    path = Path(source) / _FILE
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    """Write `found`, with its `filter_layer`, to where it will be read; says where that was.
+
+    Beside the model, unless it is installed with gemserve or its folder cannot be written: then to
+    the cache, which is read first. Raises `ConfigError`.
+    """
+    folder = Path(source)
+    is_own = folder.is_relative_to(Path(__file__).parent)
+    if folder.is_dir() and os.access(folder, os.W_OK) and not is_own:
+        path = folder / _FILE
+        _cached(source).unlink(missing_ok=True)
+    else:
         path = _cached(source)
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(found, indent=1) + "\n")
-    partial.replace(path)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(found, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error})") from error
     return path
 
 
 def _cached(source: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     where = Path(source)
     name = str(where.resolve()) if where.exists() else source
     return cache / "gemserve" / re.sub(r"[^\w.-]+", "--", name.strip("/")) / _FILE

@@ -8,6 +8,7 @@ from typing import Literal
 from gemserve.errors import ConfigError
 from gemserve.types import FilterMethod, Keep
 
+DEFAULT_KEEP = 1024
 # Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
 KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
     (32, 4096, 128256): 13,  # Llama-3.1-8B
@@ -39,7 +40,7 @@ class EngineConfig:
 
     filter_method: FilterMethod = "sieve"
     filter_layer: int | None = None
-    filter_keep: Keep = 1024
+    filter_keep: Keep = DEFAULT_KEEP
     filter_min_tokens: int = 2048
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256

@@ -51,7 +51,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How many tokens a filter keeps: `low` to `high`, or `limit` where attention is diffuse."""
+    """How many tokens a filter keeps: `low` to `high`, or `limit` where attention is diffuse.
+
+    Where they differ, `low` counts what is chosen, not what is protected.
+    """
 
     low: int
     high: int
@@ -63,9 +66,9 @@ class FilterParams:
     """How a prompt is filtered.
 
     `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up; "auto": what
-    the attention asks for, at most an eighth of the prompt. `fallback`: where attention is diffuse,
-    keep what fits, all of the prompt if possible. `layer`: the 0-based layer whose queries and keys
-    choose; None: the server's.
+    the attention asks for, at most an eighth of the prompt or 64 tokens. `fallback`: where
+    attention is diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer
+    whose queries and keys choose; None: the server's.
     """
 
     method: FilterMethod

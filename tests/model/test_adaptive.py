@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,8 +25,10 @@ from gemserve.types import (
     FilterParams,
     FilterReport,
     Finished,
+    Priority,
     Request,
     SamplingParams,
+    Span,
     TextDelta,
 )
 from tests import models
@@ -60,6 +63,39 @@ def test_auto_keeps_little_where_attention_is_focused() -> None:
         assert BUDGET.low <= len(kept) <= BUDGET.high
         assert kept == sorted(set(kept))
     assert len(one.positions) < len(several.positions) < BUDGET.high
+
+
+def test_auto_keeps_whole_chunks() -> None:
+    """It kept the one token with most of the attention, and so half a number."""
+    kept = set(Sieve().choose(evidence(700), BUDGET, PARAMS).positions.tolist())
+    assert set(range(700 - 8, 700 + 9)) <= kept
+    free = [p for p in kept if 0 < p < NUM_TOKENS - 64]
+    assert len(free) >= BUDGET.low
+
+
+def test_a_head_that_rests_on_the_first_token_is_not_diffuse() -> None:
+    """Most heads of large models do: what little they look at otherwise is what counts."""
+    resting = evidence(700, sharpness=12.0)
+    resting.keys[0, 0, 0] = 1.04  # 12 · 1.04: 0.6 of the attention, the needle gets the rest
+    choice = Sieve().choose(resting, BUDGET, PARAMS)
+    assert not choice.is_diffuse
+    assert choice.coverage is not None
+    assert choice.coverage > 0.9
+    asleep = evidence(sharpness=60.0)  # nothing but the first token
+    asleep.keys[0, 0, 0] = 1.0
+    assert Sieve().choose(asleep, BUDGET, PARAMS).is_diffuse
+
+
+def test_a_question_that_fills_the_budget_is_not_called_diffuse() -> None:
+    question = replace(evidence(300), protected=(Span(500, NUM_TOKENS, Priority.QUESTION),))
+    choice = Sieve().choose(question, Budget(low=64, high=64, limit=NUM_TOKENS), PARAMS)
+    assert (len(choice.positions), choice.coverage, choice.is_diffuse) == (64, None, False)
+
+
+def test_nothing_is_called_widened_that_was_not() -> None:
+    choice = Sieve().choose(evidence(sharpness=0.0), Budget(low=256, high=256, limit=256), PARAMS)
+    assert not choice.is_diffuse
+    assert len(choice.positions) == 256
 
 
 def test_diffuse_attention_keeps_what_fits() -> None:

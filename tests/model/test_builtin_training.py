@@ -17,7 +17,7 @@ from gemserve.builtin.corpus import Batch, Corpus, Guide, Recipe
 from gemserve.builtin.curriculum import STAGES, choose_stages
 from gemserve.model.loader import BUILTIN_PATH
 
-SHAPE = training.Shape(num_layers=7, hidden_size=64, filter_layer=3)
+SHAPE = training.Shape(num_layers=7, hidden_size=96, filter_layer=3)
 SENTENCES = tuple(f"Sentence {i} says that the river runs past {i} houses." for i in range(200))
 RECIPE = Recipe(
     num_tokens=600,

@@ -31,12 +31,12 @@ def results(*figures: tuple[float, float]) -> list[LayerResult]:
 
 
 def test_the_earliest_layer_about_as_good_as_the_best_is_picked() -> None:
-    assert choose_layer(results((0.1, 0), (0.95, 0), (0.955, 0), (0.9, 0))) == 1
-    assert choose_layer(results((0.1, 0), (0.94, 0), (0.955, 0), (0.9, 0))) == 2
+    assert choose_layer(results((0.1, 0), (0.95, 0), (0.955, 0), (0.9, 0)), 0.01) == 1
+    assert choose_layer(results((0.1, 0), (0.94, 0), (0.955, 0), (0.9, 0)), 0.01) == 2
 
 
 def test_a_model_that_answers_nothing_is_judged_by_what_was_kept() -> None:
-    assert choose_layer(results((0.1, 0.2), (0.0, 0.9), (0.0, 0.4))) == 1
+    assert choose_layer(results((0.1, 0.2), (0.0, 0.9), (0.0, 0.4)), 0.01) == 1
 
 
 def test_what_is_written_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,10 @@ def test_3_chunks_of_code_end_with_its_lines() -> None:
     assert chunk_ids(8, 4, 4, ((2, 99),))[0].tolist()[2:] == [1] * 6
 
 
-@pytest.mark.parametrize("text", ["```\na\n", "~~~py\na\n~~~\nb", "x ``` y", "````\n```\n````\nb"])
+@pytest.mark.parametrize(
+    "text",
+    ["```\na\n", "~~~py\na\n~~~\nb", "x ``` y", "````\n```\n````\nb", "```ls``` lists\nfiles"],
+)
 def test_3_fences_are_found_as_markdown_has_them(core: Core, text: str) -> None:
     prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": text}])
     blocks = [
@@ -167,6 +170,7 @@ def test_3_fences_are_found_as_markdown_has_them(core: Core, text: str) -> None:
         "```\na\n": ["```\na"],
         "~~~py\na\n~~~\nb": ["~~~py\na\n~~~\n"],
         "x ``` y": [],
+        "```ls``` lists\nfiles": [],
         "````\n```\n````\nb": ["````\n```\n````\n"],
     }
     assert [b.strip() for b in blocks] == [e.strip() for e in expected[text]]

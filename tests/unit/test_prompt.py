@@ -226,3 +226,15 @@ def test_a_template_that_refuses_is_the_caller_s_error(tokenizer: Any) -> None:
     changed.chat_template = None
     with pytest.raises(RequestError, match="no chat template"):
         chat_prompt(changed, [message("user", "Hi")])
+
+
+@pytest.mark.parametrize("blank", ["\n\n", "\r\n\r\n", "\n  \n", "\n\n\n"])
+@pytest.mark.parametrize("end", ["", "\n", "\n\nAnswer:"])
+def test_the_question_is_the_last_paragraph(tokenizer: Any, blank: str, end: str) -> None:
+    """Whatever ends its lines; a lone "Answer:" is not one."""
+    asked = "Which bell rings at noon?"
+    text = "The bells ring in the morning. " * 50 + blank + asked + end
+    prompt = text_prompt(tokenizer, text)
+    (question,) = [s for s in prompt.protected if s.priority is Priority.QUESTION]
+    said = tokenizer.decode(prompt.ids[question.start : question.stop])
+    assert said.strip().startswith(asked)

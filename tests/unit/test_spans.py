@@ -12,6 +12,7 @@ from gemserve.filtering.spans import (
     plain_spans,
     protected_positions,
     question_spans,
+    reserved_positions,
 )
 from gemserve.types import Priority, Span
 
@@ -39,6 +40,24 @@ def test_budget_and_order_hold_for_random_spans() -> None:
         best = {p: min(s.priority for s in spans if s.start <= p < s.stop) for p in covered}
         ranks = [best[p] for p in chosen]
         assert ranks == sorted(ranks), seed
+
+
+def test_what_is_protected_leaves_room_for_what_is_found() -> None:
+    """A system prompt, tool results or a hundred turns used up the budget: the filter was blind."""
+    long = 10_000
+    question = Span(long - 20, long, Priority.QUESTION)
+    for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.REST, 0.5)):
+        spans = [BOS, Span(1, 5000, priority), question]
+        chosen = reserved_positions(spans, long, 400)
+        assert len(chosen) == 400 * share
+        assert {0, *range(long - 20, long)} <= set(chosen)
+        assert reserved_positions(spans, long, 20) == protected_positions(spans, long, 20)
+    everything = [BOS, Span(1, 101, Priority.SYSTEM), Span(200, 9000, Priority.REST), question]
+    chosen = set(reserved_positions(everything, long, 400))
+    assert set(range(101)) | set(range(long - 20, long)) <= chosen
+    assert len(chosen) == 200
+    assert reserved_positions([Span(0, 900, Priority.QUESTION)], long, 400)[0] == 899
+    assert len(reserved_positions([Span(0, 900, Priority.QUESTION)], long, 400)) == 400
 
 
 def test_the_order_of_spans_does_not_matter() -> None:

@@ -96,7 +96,7 @@ class RequestObserver:
             m._queue.observe(event.started_s - self._arrived_s)
             m._prompt.inc(event.report.prompt_tokens)
             m._kept.inc(event.report.kept_tokens)
-            if event.report.applied:
+            if event.report.filter_ms:
                 m._filter.observe(event.filtered_s - event.started_s)
         elif isinstance(event, TextDelta) and event.token_ids:
             m._generated.inc(len(event.token_ids))

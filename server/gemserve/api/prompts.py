@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from gemserve.api.schemas import ChatBody, CompletionBody, FilterBody, Generation
-from gemserve.config import EngineConfig
+from gemserve.config import DEFAULT_KEEP, EngineConfig
 from gemserve.engine.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.errors import PromptTooLong, RequestError, shown
-from gemserve.filtering.table import EVICTORS, SELECTORS, check_adaptive
+from gemserve.filtering.table import ADAPTIVE, EVICTORS, SELECTORS, check_adaptive
 from gemserve.types import FilterParams, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096
+_LEAST_ANSWER = 512
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 # Passed on as they are; what is not given keeps the default of SamplingParams.
 _SAMPLING_FIELDS = (
@@ -83,6 +84,9 @@ class PromptBuilder:
         self._check_window(params, num_tokens)
         room = self.context_tokens - self._generated_from(params, num_tokens)
         max_tokens = min(default_tokens, room)
+        whole = self.context_tokens - num_tokens
+        if params.fallback and whole >= _LEAST_ANSWER:  # so that the fallback can keep everything
+            max_tokens = min(max_tokens, whole)
         for name in ("max_tokens", "max_completion_tokens"):  # the newer name wins
             given = getattr(body, name, None)
             if given is None:
@@ -168,6 +172,12 @@ class PromptBuilder:
                 param="filter.pooling",
             )
         keep = self.config.filter_keep if body.keep is None else body.keep
+        if body.keep is None and keep == "auto" and method not in ADAPTIVE:
+            keep = DEFAULT_KEEP
+        if body.fallback and method == "none":
+            raise RequestError(
+                "filter.fallback=true: method none keeps everything", param="filter.fallback"
+            )
         params = FilterParams(
             method=method,
             keep=keep,

@@ -41,7 +41,8 @@ class Guide(IntEnum):
 
     FILTER: where answers begin, to all that a filter must keep. COPY: before each token of an
     answer, to where it is copied from, or, after the last item, to the sequence's first token.
-    LINK: in the document, from what a variable is assigned to its name. COUNT: from one of several
+    LINK: from what a variable is assigned to its name, from a name in a question to the one before
+    it. COUNT: from one of several
     values to those before it and the sequence's first token, whose share tells how many. ECHO: from
     the end of an item of an answer to its end in the document; ORDER: the same, one layer on. ASK:
     from there to the name of the next item in the question. NAME: from a value to its subject's
@@ -195,6 +196,8 @@ class Corpus:
         for turn in turns:
             answer = [*(token for item in turn.items for token in item), special(END)]
             first = start + turn.first - 1
+            if first + len(answer) >= recipe.num_tokens:
+                break  # the document's statements left no room
             scored += [(first + i, token, i == len(answer) - 1) for i, token in enumerate(answer)]
             sources = placed[id(turn.problem)]
             if turn.problem.kind == "common_words":
@@ -222,7 +225,7 @@ class Corpus:
         return _Sequence(
             tokens=tokens,
             positions=self._positions(recipe, len(head), len(body), spans, rng),
-            scored=[s for s in scored if s[0] + 1 < recipe.num_tokens],
+            scored=scored,
             pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
         )
 

@@ -59,8 +59,9 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=10,
-        steps=1200,
+        steps=2600,
         lr=1e-3,
+        lr_end=1e-4,
         goal=0.95,
     ),
     Stage(

@@ -1,10 +1,10 @@
 """Train the built-in model on CPU: `python -m gemserve.builtin.train --work DIR [--out DIR]`.
 
-The curriculum lengthens step by step: bare needles, then prose, then long documents with skipped
-positions. Beside the loss on answers, one auxiliary loss points some heads of the filter layer at
-the value being asked for (the share of their attention that reaches it), since a filter can only
-see what that layer's queries and keys show. Every step's data follows from (seed, step), and the
-state is saved every few minutes: a stopped run resumes where it was.
+The curriculum lengthens step by step: bare facts, then prose, then long documents with skipped
+positions. Beside the loss on answers, guided heads are taught where to look at each step of a skill
+(`corpus.Guide`), those of the filter layer at all that an answer needs: a filter can only see what
+that layer's queries and keys show. Every step's data follows from (seed, step), and the state is
+saved every few minutes: a stopped run resumes where it was.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -253,8 +253,11 @@ def train(
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     state_file = work / "state.pt"
     state = {"stage": 0, "step": 0, "total": 0, "average": 0.0}
+    run = {"seed": seed, "shape": asdict(shape), "stages": [stage.name for stage in stages]}
     if state_file.exists():
         saved = torch.load(state_file, weights_only=True)
+        if saved["run"] != run:
+            raise SystemExit(f"{state_file}: of another run, {saved['run']}, not {run}")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         state = saved["state"]
@@ -268,6 +271,7 @@ def train(
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "state": dict(state),
+                "run": run,
             },
             partial,
         )
@@ -343,6 +347,10 @@ def main() -> None:
     parser.add_argument("--last-stage", choices=[stage.name for stage in STAGES], help="stop there")
     arguments = parser.parse_args()
     np.seterr(all="raise")
+    if not 1 <= arguments.filter_layer <= arguments.layers - 4:
+        parser.error(f"--filter-layer {arguments.filter_layer}: must be from 1 to layers − 4")
+    if arguments.hidden % HEAD_DIM or arguments.hidden < 3 * HEAD_DIM:
+        parser.error(f"--hidden {arguments.hidden}: must be a multiple of {HEAD_DIM}, at least 96")
     shape = Shape(
         num_layers=arguments.layers,
         hidden_size=arguments.hidden,

@@ -63,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         prompt_ids=prompt.ids,
         sampling=SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0),
         filter=FilterParams(
-            method=config.filter_method, keep=config.filter_keep, return_selection=True
+            method=config.filter_method,
+            keep=config.filter_keep,
+            fallback=config.filter_keep == "auto",
+            return_selection=True,
         ),
         protected=prompt.protected,
         code_blocks=prompt.code_blocks,

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.cli.evaluate import Progress, read_lengths
-from gemserve.cli.options import MODEL_OPTIONS, add_options, number, read_keep, read_options
+from gemserve.cli.options import (
+    MEMORY_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    number,
+    read_keep,
+    read_options,
+)
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
@@ -23,7 +30,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="write the figures and pictures there")
     parser.add_argument("--json", action="store_true", help="last line of output is the result")
-    add_options(parser, MODEL_OPTIONS)
+    add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)
     parser.set_defaults(run=run)
 
 
@@ -43,12 +50,16 @@ def run(arguments: argparse.Namespace) -> int:
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     loaded = load(model)
     # the layer does not matter here: every layer is tried
-    core = assemble(loaded, replace(EngineConfig(), filter_layer=0, filter_method="none"))
+    engine: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
+    core = assemble(loaded, replace(engine, filter_layer=0, filter_method="none"))
     limit = core.config.max_prompt_tokens
     assert limit is not None
     for length in lengths:
         if length > limit:
             raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")
+    windows = [core.model.window_of(layer) for layer in range(core.model.num_layers)]
+    if all(window is not None and window < max(lengths) for window in windows):
+        raise ConfigError(f"lengths={max(lengths)}: no layer of this model sees that far back")
     draws = [
         Draw(seed=arguments.seed, num_tokens=length, index=index, samples=samples)
         for length in lengths

@@ -11,7 +11,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.options import MODEL_OPTIONS, add_options, number, read_keep, read_options
+from gemserve.cli.options import (
+    MEMORY_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    number,
+    read_keep,
+    read_options,
+)
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
@@ -53,7 +60,7 @@ def add_command(commands: Any) -> None:
         "--out", type=Path, help="write outcomes, tables and pictures there; resumes what is there"
     )
     parser.add_argument("--json", action="store_true", help="last line of output is the result")
-    add_options(parser, MODEL_OPTIONS)
+    add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)
     parser.set_defaults(run=run)
 
 
@@ -75,7 +82,7 @@ MakeBatches = Callable[["Core"], list[Batch]]
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.engine.assemble import build_core
     from gemserve.evaluation.cases import pool_lengths
-    from gemserve.evaluation.score import Outcomes, average, evaluate
+    from gemserve.evaluation.score import Outcomes, average, evaluate, fingerprint
 
     methods = _methods(arguments.methods)
     keep = _read("keep", arguments.keep, read_keep)
@@ -86,7 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     make_batches = _read_files(arguments, methods) if is_read else _generated(arguments)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     # evaluation filters every prompt it can, however short
-    engine = replace(EngineConfig(), filter_min_tokens=0, filter_layer=layer)
+    given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
+    engine = replace(given, filter_min_tokens=0, filter_layer=layer)
     core = build_core(model, engine)
     batches = make_batches(core)
 
@@ -98,6 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         "model": model.model,
         "seed": arguments.seed,
         "layer": core.config.filter_layer,
+        "weights": fingerprint(core.model),
     }
     progress = Progress(sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods))
     done = []
@@ -267,6 +276,8 @@ def _print_comparisons(comparisons: list[Any]) -> None:
 def _print_fallback(outcomes: Any) -> None:
     from gemserve.evaluation.compare import judge_fallback
 
+    if any(o.score not in (0, 1) for o in outcomes):
+        return  # graded answers are not right or wrong
     verdict = judge_fallback(outcomes)
     print(
         f"the fallback fired on {verdict.needed_fired} of {verdict.needed} examples that none gets "
@@ -277,7 +288,7 @@ def _print_fallback(outcomes: Any) -> None:
 def _methods(text: str) -> list[str]:
     from gemserve.evaluation.arms import ARMS
 
-    methods = text.split(",")
+    methods = list(dict.fromkeys(text.split(",")))
     for method in methods:
         if method not in ARMS:
             raise ConfigError(f"methods={method}: must be among {', '.join(ARMS)}")
@@ -287,7 +298,8 @@ def _methods(text: str) -> list[str]:
 
 
 def _subtasks(arguments: argparse.Namespace) -> list[str] | None:
-    return None if arguments.subtasks is None else arguments.subtasks.split(",")
+    given: str | None = arguments.subtasks
+    return None if given is None else list(dict.fromkeys(given.split(",")))
 
 
 def read_lengths(text: str) -> list[int]:
@@ -296,6 +308,8 @@ def read_lengths(text: str) -> list[int]:
     for length in lengths:
         if length < 128:
             raise ConfigError(f"lengths={length}: must be at least 128")
+    if len(set(lengths)) < len(lengths):
+        raise ConfigError(f"lengths={text}: one of them stands there twice")
     return lengths
 
 

@@ -118,6 +118,8 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--max-queue", "max_queue", number(1), "requests that may wait"),
     Option("--max-prompt-tokens", "max_prompt_tokens", number(1), "longest prompt accepted"),
 )
+# What commands that run requests one at a time take of these.
+MEMORY_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.flag == "--kv-memory")
 SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--host", "host", str, "address to listen on"),
     Option("--port", "port", number(0, 65535), "port to listen on"),

@@ -6,7 +6,7 @@ from gemserve.calibration import read_filter_layer
 from gemserve.config import EngineConfig, ModelConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.filtering.table import SELECTORS
+from gemserve.filtering.table import ADAPTIVE, SELECTORS
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import Loaded, load
 
@@ -28,6 +28,8 @@ def assemble(loaded: Loaded, engine: EngineConfig) -> Core:
         model_filter_layer=read_filter_layer(loaded.source),
     )
     _check_filter_layer(causal, resolved)
+    if resolved.filter_keep == "auto" and resolved.filter_method not in ADAPTIVE:
+        raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
     return Core(
         model=causal,
         tokenizer=loaded.tokenizer,

@@ -308,12 +308,12 @@ class Core:
         self, job: Job, reason: FinishReason, count: int, error: str | None = None
     ) -> Finished:
         unit, layers = self.model.shape.unit_bytes, self.model.num_layers
-        has_run = job.started_s is not None
+        is_generating = bool(job.sequence.generated)
         return Finished(
             reason=reason,
             completion_tokens=count,
-            peak_kv_bytes=job.sequence.peak_units(layers) * unit if has_run else 0,
-            decode_kv_bytes=job.sequence.kept_units(layers) * unit if has_run else 0,
+            peak_kv_bytes=job.sequence.most_held * unit,
+            decode_kv_bytes=job.sequence.kept_units(layers) * unit if is_generating else 0,
             error=error,
         )
 

@@ -14,7 +14,9 @@ from gemserve.types import Priority, Span
 
 Message = dict[str, str]
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
-_FENCE = re.compile(r"[ \t]*(```+|~~~+)")
+_FENCE = re.compile(r"[ \t]*(?:(```+)[^`\r\n]*$|(~~~+))", re.MULTILINE)
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_SHORTEST_QUESTION = 12  # characters
 _MARK = re.compile("\ue000(\\d+)\ue001")
 
 
@@ -51,7 +53,7 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     ids = encoding.ids
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     # counted apart: offsets of a long prompt are slow to read, and only its end matters
-    end = _encode(tokenizer, _last_paragraph(text[-_END_CHARS:]), add_special_tokens=False)
+    end = _encode(tokenizer, _last_paragraph(text), add_special_tokens=False)
     spans = plain_spans(len(ids), has_bos, len(ids) - len(end))
     return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding))
 
@@ -140,11 +142,9 @@ def _code_lines(at: int, text: str) -> list[list[int]]:
     fence = ""
     for line in text.splitlines(keepends=True):
         mark = _FENCE.match(line)
-        is_closing = bool(fence and mark and line.strip().startswith(fence)) and not (
-            line.strip(fence[0] + " \t\r\n")
-        )
+        is_closing = bool(fence) and line.strip() == fence[0] * max(len(fence), len(line.strip()))
         if mark and not fence:
-            fence = mark[1]
+            fence = mark[1] or mark[2]
             blocks.append([])
         if fence:
             blocks[-1].append(at)
@@ -202,8 +202,13 @@ def _message_end(text: str, at: int, content: str, after: str, *, is_last: bool)
 
 
 def _last_paragraph(text: str) -> str:
-    """What follows the last blank line, however the text ends."""
-    return text[text.rstrip().rfind("\n\n") + 1 :]
+    """What follows the last blank line that leaves more than a word or two such as "Answer:"."""
+    end = text[-_END_CHARS:]
+    starts = [match.end() for match in _BLANK_LINE.finditer(end)]
+    for start in reversed(starts):
+        if len(end[start:].strip()) >= _SHORTEST_QUESTION:
+            return end[start:]
+    return end
 
 
 def _encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:

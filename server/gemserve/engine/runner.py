@@ -207,7 +207,11 @@ class Runner:
             protected=sequence.request.protected,
             code_blocks=sequence.request.code_blocks,
         )
-        return SELECTORS[params.method].choose(evidence, sequence.budget, params)
+        choice = SELECTORS[params.method].choose(evidence, sequence.budget, params)
+        count, budget = len(choice.positions), sequence.budget
+        if not (min(budget.low, budget.high) <= count <= budget.limit):
+            raise ValueError(f"{params.method} kept {count} tokens of a budget of {budget}")
+        return choice
 
     def _evict(self, sequence: Sequence, window: WindowTap) -> None:
         """Keep of each layer's keys and values what its evictor chooses, packed for generation."""

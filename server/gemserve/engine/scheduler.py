@@ -2,7 +2,8 @@
 
 A step is one token of every decoding sequence, or a slice of one prompt's pass: over a chunk of
 tokens, which may take several steps to get through its layers. Admission reserves a request's peak
-memory, so nothing that runs can starve for it and no two requests can wait for each other.
+memory, so nothing that runs can starve for it and no two requests can wait for each other. One that
+turns out to need more gives back what it has, and is admitted again.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.span = span
+            sequence.most_held = max(sequence.most_held, size)
             sequence.done = 0
             has_chosen = sequence.filter_layer is None or sequence.chosen is not None
             sequence.state = State.PREFILLING if has_chosen else State.FILTERING
@@ -223,7 +225,7 @@ class Scheduler:
     def _keep(self, sequence: Sequence, kept: Ids[int]) -> None:
         """Go on with what a filter has chosen; with more than was reserved for, once that fits."""
         assert sequence.span is not None
-        assert sequence.budget.low <= len(kept) <= sequence.budget.limit
+        assert 0 < len(kept) <= sequence.budget.limit
         sequence.chosen = kept
         sequence.num_kept = len(kept)
         sequence.ids = [sequence.request.prompt_ids[p] for p in kept]

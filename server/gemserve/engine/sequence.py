@@ -43,6 +43,7 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     chosen: Ids[int] | None = None  # positions kept, by a filter pass or without one
     span: Span | None = None
+    most_held: int = 0  # units of memory, at any time so far
     times_passed: int = 0  # requests behind this one that were admitted before it
 
     @property

@@ -18,7 +18,7 @@ from gemserve.evaluation.score import generate, recall
 from gemserve.filtering.table import SELECTORS
 from gemserve.types import Budget, FilterParams
 
-# A layer this close to the best is as good; the earliest such layer is the fastest.
+# A layer this close to the best, or by one probe, is as good; the earliest is the fastest.
 TOLERANCE = 0.01
 # Below this share of right answers a model cannot be judged by them, only by what was kept.
 ANSWERING = 0.2
@@ -79,19 +79,19 @@ def calibrate(
         if len(results) == len(full)
     ]
     return Calibration(
-        filter_layer=choose_layer(layers),
+        filter_layer=choose_layer(layers, max(TOLERANCE, 1.5 / len(full))),
         full_score=_mean(full),
         num_probes=len(full),
         layers=tuple(layers),
     )
 
 
-def choose_layer(layers: Sequence[LayerResult]) -> int:
+def choose_layer(layers: Sequence[LayerResult], tolerance: float) -> int:
     """The earliest layer about as good as the best: by answers, or by recall if there are none."""
     is_answering = max(r.score for r in layers) >= ANSWERING
     values = {r.layer: r.score if is_answering else r.recall for r in layers}
     best = max(values.values())
-    return min(layer for layer, value in values.items() if value >= best - TOLERANCE)
+    return min(layer for layer, value in values.items() if value >= best - tolerance)
 
 
 def _try_layers(

@@ -46,9 +46,9 @@ class FallbackVerdict:
 
 def judge_fallback(outcomes: Iterable[Outcome]) -> FallbackVerdict:
     """From the outcomes of `none`, `sieve` and `sieve:fallback` on the same examples."""
-    seen: dict[tuple[str, int, int], dict[str, Outcome]] = {}
+    seen: dict[tuple[str, int, int, int], dict[str, Outcome]] = {}
     for o in outcomes:
-        seen.setdefault((o.subtask, o.prompt_tokens, o.index), {})[o.method] = o
+        seen.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o
     fired: dict[bool, list[bool]] = {True: [], False: []}
     for by_method in seen.values():
         if not {"none", "sieve", "sieve:fallback"} <= set(by_method):
@@ -68,18 +68,19 @@ def judge_fallback(outcomes: Iterable[Outcome]) -> FallbackVerdict:
 
 def compare(outcomes: Iterable[Outcome], method: str, other: str) -> Comparison:
     """Raises `ValueError` if the two share no example."""
-    scores: dict[tuple[str, int, int], dict[str, float]] = {}
+    scores: dict[tuple[str, int, int, int], dict[str, float]] = {}
     for o in outcomes:
-        scores.setdefault((o.subtask, o.prompt_tokens, o.index), {})[o.method] = o.score
+        scores.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o.score
     cells: dict[tuple[str, int], list[float]] = {}
-    for (subtask, length, _), seen in scores.items():
+    for (subtask, length, _, _), seen in scores.items():
         if method in seen and other in seen:
             cells.setdefault((subtask, length), []).append(seen[method] - seen[other])
     if not cells:
         raise ValueError(f"no example has both {method} and {other}")
     pooled = np.array([d for differences in cells.values() for d in differences])
-    draws = np.random.default_rng(0).integers(0, len(pooled), (_RESAMPLES, len(pooled)))
-    low, high = np.percentile(pooled[draws].mean(axis=1), [2.5, 97.5])
+    rng = np.random.default_rng(0)
+    resampled = [rng.choice(pooled, len(pooled)).mean() for _ in range(_RESAMPLES)]
+    low, high = np.percentile(resampled, [2.5, 97.5])
     means = {cell: float(np.mean(differences)) for cell, differences in cells.items()}
     worst_cell = min(means, key=lambda cell: means[cell])
     return Comparison(

@@ -200,14 +200,19 @@ def read_file(path: Path, name: str) -> CaseFile:
 def read_case(record: Record, dataset: Dataset) -> Case:
     context, asked = record.text("context"), record.text("input")
     gap = "\n\n" if dataset.is_chat else ""
+    answers = read_answers(record, dataset.metric)
+    labels = record.texts("all_classes") if dataset.metric == "classification" else ()
+    for answer in answers if labels else ():
+        if answer not in labels:
+            raise record.error("answers", f"must be among all_classes, {len(labels)} labels")
     return Case(
         document=f"{dataset.before}{gap}{context}",
         task=dataset.after.replace("{input}", asked),
         question=asked if asked.strip() else dataset.after,
-        answers=read_answers(record, dataset.metric),
+        answers=answers,
         metric=dataset.metric,
         max_tokens=dataset.max_tokens,
-        labels=record.texts("all_classes") if dataset.metric == "classification" else (),
+        labels=labels,
         is_chat=dataset.is_chat,
         is_one_line=dataset.is_one_line,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,11 +14,13 @@ from gemserve.evaluation.arms import OUTSIDE, params_of
 from gemserve.evaluation.example import Draw, Example, Subtasks
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.whole import read_whole
+from gemserve.model.causal import CausalModel
 from gemserve.types import (
     Filtered,
     FilterParams,
     FilterReport,
     Finished,
+    Keep,
     Request,
     SamplingParams,
     TextDelta,
@@ -55,7 +58,7 @@ class Row:
     method: str
     subtask: str
     prompt_tokens: int
-    keep: int | float
+    keep: Keep
     score: float
     recall: float | None
     kept_tokens: float
@@ -71,7 +74,7 @@ Key = tuple[str, int, int, int, str, int | float]
 class Outcomes:
     """All outcomes of a run, by what they are of; in a file too, so that a stopped run resumes.
 
-    Lines of other runs (another model, seed, task or filter layer) in the file are left alone.
+    Lines of other runs (other weights, another seed, task or filter layer) are left alone.
     """
 
     def __init__(self, path: Path | None, run: dict[str, object]) -> None:
@@ -79,7 +82,11 @@ class Outcomes:
         self._known: dict[Key, Outcome] = {}
         names = {field.name for field in fields(Outcome)}
         if path is not None and path.exists():
-            for line in path.read_text().splitlines():
+            text = path.read_text()
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:  # a run was killed while it wrote
+                path.write_text(whole)
+            for line in whole.splitlines():
                 entry = json.loads(line)
                 if entry.pop("run") == run and set(entry) == names:
                     self._remember(Outcome(**entry))
@@ -125,6 +132,17 @@ def evaluate(
     return wanted
 
 
+def fingerprint(model: CausalModel) -> str:
+    """Tells models apart that go by one name: of some numbers of every weight, and their type."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.hf.named_parameters()):
+        numbers = parameter.detach().flatten()
+        some = numbers[:: max(1, len(numbers) // 64)].float().cpu().numpy()
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(some.tobytes())
+    return digest.hexdigest()[:16]
+
+
 def average(outcomes: Iterable[Outcome]) -> list[Row]:
     """One row per subtask, length and method, in the order of first appearance."""
     groups: dict[tuple[str, int, str], list[Outcome]] = {}
@@ -139,7 +157,7 @@ def average(outcomes: Iterable[Outcome]) -> list[Row]:
                 method=method,
                 subtask=subtask,
                 prompt_tokens=num_tokens,
-                keep=seen[0].keep,
+                keep="auto" if method == "sieve:auto" else seen[0].keep,
                 score=round(_mean([o.score for o in seen]), 4),
                 recall=round(_mean(recalls), 4) if recalls else None,
                 kept_tokens=round(_mean([o.kept_tokens for o in seen]), 1),

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from gemserve.filtering.selector import Choice, Evidence, finite
 from gemserve.filtering.spans import reserved_positions
 from gemserve.types import Budget, FilterParams
 from gemserve_kernels import window_attention
+
+_AWAKE = 0.1  # least attention away from the first token that tells anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +42,34 @@ class Sieve:
         seen = window_attention(
             evidence.queries, evidence.keys, scale=evidence.scale, softcap=evidence.softcap
         )
-        order = self._order(finite(seen.largest), evidence.code_blocks)
+        order, groups = self._order(finite(seen.largest), evidence.code_blocks)
         protected = reserved_positions(evidence.protected, num_tokens, budget.high)
         first = torch.tensor(protected, dtype=torch.long, device=order.device)
         is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
         is_free[first] = False
-        order = order[is_free[order]]
+        order, groups = order[is_free[order]], groups[is_free[order]]
+        within = budget.high - len(protected)
+        if within == 0:
+            return Choice(positions=first.sort().values)
 
-        # coverage[i]: what the first i + 1 free tokens get of the most focused head's attention
-        coverage = seen.last[:, order].cumsum(dim=1).amax(dim=0)
-        within = max(0, budget.high - len(protected))
-        reached = round(float(coverage[within - 1]), 4) if within else 0.0
-        if params.fallback and reached < self.diffuse:
+        coverage = _coverage(seen.last, order)
+        reached = round(float(coverage[within - 1]), 4)
+        if params.fallback and reached < self.diffuse and budget.limit > budget.high:
             ranked = torch.cat([first, order])[: budget.limit]
             return Choice(positions=ranked.sort().values, coverage=reached, is_diffuse=True)
         if budget.low < budget.high:
-            enough = int((coverage[:within] < self.focus * reached).sum()) + 1
-            within = min(within, max(enough, budget.low - len(protected)))
+            enough = int((coverage[:within] < self.focus * reached).sum())
+            whole_chunks = int((groups <= groups[enough]).sum())
+            within = min(within, max(whole_chunks, budget.low))
         kept = torch.cat([first, order[:within]])
         return Choice(positions=kept.sort().values, coverage=reached)
 
-    def _order(self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]) -> torch.Tensor:
-        """All positions, best first: by chunk rank (with margins), then by score within a chunk.
+    def _order(
+        self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All positions, best first, and the rank of each one's chunk.
+
+        By chunk rank (a margin has its chunk's), then by score.
 
         Chunks of code have no margins, which would cut its lines, and are larger instead.
         """
@@ -74,14 +83,28 @@ class Sieve:
         rank[best.sort(descending=True, stable=True).indices] = torch.arange(
             len(best), device=scores.device
         )
-        own = mine = rank[chunks]
-        positions = torch.arange(num_tokens, device=scores.device)
-        for shift in (-self.margin, self.margin):  # the rank of a chunk whose margin reaches here
-            neighbour = chunks[(positions + shift).clamp(0, num_tokens - 1)]
-            mine = torch.minimum(mine, rank[neighbour])
-        mine = torch.where(torch.from_numpy(is_code).to(scores.device), own, mine)
+        own = rank[chunks]
+        if self.margin:  # the best rank of the chunks whose margins reach here
+            window = -F.max_pool1d(
+                -own[None, None].double(), 2 * self.margin + 1, stride=1, padding=self.margin
+            )
+            is_text = torch.from_numpy(~is_code).to(scores.device)
+            own = torch.where(is_text, window[0, 0].long(), own)
         by_score = scores.sort(descending=True, stable=True).indices
-        return by_score[mine[by_score].sort(stable=True).indices]
+        order = by_score[own[by_score].sort(stable=True).indices]
+        return order, own[order]
+
+
+def _coverage(last: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """What the first i + 1 free tokens get of the most focused head's attention: [free].
+
+    `last`: [heads, keys], one row's probabilities; `order`: the free tokens, best first. Attention
+    to the first token is none: there heads rest that look for nothing (an attention sink), and one
+    that rests almost entirely is not asked.
+    """
+    awake = 1 - last[:, 0]
+    shares = last[:, order].cumsum(dim=1) / awake.clamp_min(_AWAKE)[:, None]
+    return shares.amax(dim=0)
 
 
 def chunk_ids(
@@ -96,6 +119,8 @@ def chunk_ids(
     is_code = np.zeros(num_tokens, dtype=np.bool_)
     cuts[::size] = 1
     for block in code_blocks:
+        if len(block) < 2:
+            continue
         lines = [min(line, num_tokens) for line in block]
         cuts[lines[0] + 1 : lines[-1]] = 0
         is_code[lines[0] : lines[-1]] = True

@@ -50,15 +50,17 @@ def message_spans(start: int, stop: int, priority: Priority) -> list[Span]:
 
 
 def reserved_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> list[int]:
-    """What is kept of `budget` tokens before any is chosen: all that matters, half of it the rest.
+    """What is kept of `budget` tokens before any is chosen, most important first.
 
-    What is protected only in case it matters must not crowd out what attention finds.
+    The question; then system, tools and the template up to three quarters of the budget, the rest
+    up to half of it: a filter that may not choose is blind.
     """
-    first = [s for s in spans if s.priority is not Priority.REST]
-    chosen = protected_positions(first, num_tokens, budget)
-    if 2 * len(chosen) >= budget:
-        return chosen
-    return protected_positions(spans, num_tokens, budget // 2)
+    chosen: list[int] = []
+    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.REST, 0.5)):
+        allowed = [s for s in spans if s.priority <= last]
+        most = max(len(chosen), int(share * budget))
+        chosen = protected_positions(allowed, num_tokens, most)
+    return chosen
 
 
 def protected_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> list[int]:

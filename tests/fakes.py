@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -143,6 +145,27 @@ def report_for(request: Request) -> FilterReport:
         filter_ms=1.5 if applied else 0.0,
         selection=((0, kept),) if params.return_selection else None,
     )
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def hash_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def replace_file(path: Path, *lines: str) -> str:
+    """Replace a key file in one step, as an operator should; its name."""
+    new = path.with_suffix(".new")
+    new.write_text("\n".join(lines), encoding="utf-8")
+    new.replace(path)
+    return str(path)
 
 
 class CountingTokenizer:

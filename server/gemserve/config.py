@@ -56,7 +56,9 @@ class ServerConfig:
     """Where and how the HTTP server listens.
 
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
-    which a stream gets a comment, so that proxies keep it open.
+    which a stream gets a comment, so that proxies keep it open. `api_key_file` None: no key is
+    needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the web
+    pages whose scripts may read replies; "*" for all.
     """
 
     host: str = "127.0.0.1"
@@ -64,6 +66,18 @@ class ServerConfig:
     served_model_name: str | None = None
     max_body_bytes: int = 64 << 20
     keep_alive_s: float = 10.0
+    api_key_file: str | None = None
+    admin_key_file: str | None = None
+    requests_per_minute: int | None = None
+    concurrency_per_key: int | None = None
+    cors_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for what would have no effect without keys."""
+        for name in ("admin_key_file", "requests_per_minute", "concurrency_per_key"):
+            value = getattr(self, name)
+            if value is not None and self.api_key_file is None:
+                raise ConfigError(f"{name}={value}: needs api_key_file, without it no key is asked")
 
 
 def resolve_engine(

@@ -7,6 +7,8 @@
     │   ├── PromptTooLong
     │   ├── CapacityExceeded
     │   └── ModelNotFound    (404)
+    ├── InvalidKey           (401)
+    ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
     └── EngineDead           (503)
 
@@ -79,6 +81,21 @@ class ModelNotFound(RequestError):
             param="model",
             code="model_not_found",
         )
+
+
+class InvalidKey(GemserveError):
+    """A request without a valid API key. The message never holds what was sent."""
+
+    code = "invalid_api_key"
+
+
+class QuotaExceeded(GemserveError):
+    """A request beyond what its API key may do now."""
+
+    def __init__(self, message: str, *, code: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class QueueFull(GemserveError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,25 @@ def test_the_environment_is_read() -> None:
     assert isinstance(config.filter_keep, int)
 
 
+def test_origins_may_be_repeated_or_listed() -> None:
+    listed = ("https://a.example", "http://localhost:3000", "http://[::1]:80")
+    flags = ["--cors-origin", f"{listed[0]}, {listed[1]}", "--cors-origin", listed[2]]
+    assert read(2, flags).cors_origins == listed
+    environment = {"GEMSERVE_CORS_ORIGIN": ",".join(listed)}
+    assert read(2, environment=environment).cors_origins == listed
+    assert read(2, ["--cors-origin", "*"], environment).cors_origins == ("*",)
+    with pytest.raises(ConfigError, match="alone"):
+        read(2, ["--cors-origin", "*", "--cors-origin", listed[0]])
+
+
+def test_limits_per_key_need_keys() -> None:
+    flags = ["--requests-per-minute", "60", "--concurrency-per-key", "4"]
+    config = read(2, flags, {"GEMSERVE_API_KEY_FILE": "keys"})
+    assert (config.requests_per_minute, config.concurrency_per_key) == (60, 4)
+    with pytest.raises(ConfigError, match="requests_per_minute=60: needs api_key_file"):
+        read(2, flags)
+
+
 def test_a_flag_beats_the_environment_and_the_environment_the_default() -> None:
     environment = {"GEMSERVE_PORT": "1", "GEMSERVE_HOST": "0.0.0.0"}
     config = read(2, ["--port", "2"], environment)
@@ -92,6 +112,15 @@ WRONG = [
     (1, "--filter-keep", "inf"),
     (1, "--filter-keep", "many"),
     (1, "--max-queue", "1e3"),
+    (2, "--requests-per-minute", "many"),
+    (2, "--cors-origin", ""),
+    (2, "--cors-origin", "example.org"),
+    (2, "--cors-origin", "https://Example.org"),
+    (2, "--cors-origin", "https://example.org/"),
+    (2, "--cors-origin", "https://*.example.org"),
+    (2, "--cors-origin", "null"),
+    (2, "--cors-origin", "https://example.org,"),
+    (2, "--cors-origin", "*,https://example.org"),
     (0, "--dtype", "int8"),
     (0, "--trust-remote-code", "maybe"),
 ]
@@ -114,6 +143,8 @@ OUT_OF_RANGE = [
     (2, "--port", "-1"),
     (2, "--port", "65536"),
     (2, "--max-body-bytes", "0"),
+    (2, "--requests-per-minute", "0"),
+    (2, "--concurrency-per-key", "0"),
     (1, "--filter-min-tokens", "-1"),
     (1, "--max-queue", "0"),
     (1, "--max-running", "0"),
@@ -139,6 +170,18 @@ def test_the_command_ends_with_status_2_and_one_line(
     monkeypatch.setenv("GEMSERVE_PORT", "http")
     assert main(["serve"]) == 2
     assert "GEMSERVE_PORT=http" in capsys.readouterr().err
+
+
+def test_a_wrong_key_file_is_an_error_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("fine\nnot fine\n")
+    assert main(["serve", "--api-key-file", str(path), "--model", "/nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{path}: line 2: " in error
+    assert "not fine" not in error
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,15 +14,19 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 import gemserve
 from gemserve.api.errors import error_body, error_response, from_validation, unknown_field
 from gemserve.api.exchange import reply
 from gemserve.api.formats import ChatFormat, CompletionFormat, Format
+from gemserve.api.gate import Gate
+from gemserve.api.keys import open_keys
 from gemserve.api.limits import BodyLimit, RequestId, request_id_of
 from gemserve.api.metrics import Metrics
 from gemserve.api.prompts import PromptBuilder
+from gemserve.api.quota import Quota
 from gemserve.api.schemas import ChatBody, CompletionBody, Generation
 from gemserve.config import ServerConfig
 from gemserve.engine.engine import Engine
@@ -30,6 +34,12 @@ from gemserve.errors import GemserveError, ModelNotFound, QueueFull, RequestErro
 from gemserve.types import Request as EngineRequest
 
 BodyT = TypeVar("BodyT", bound=Generation)
+EXPOSED_HEADERS = (  # that scripts of other origins may read
+    "Retry-After",
+    "X-Request-Id",
+    "X-Gemserve-Prompt-Tokens",
+    "X-Gemserve-Kept-Tokens",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +53,11 @@ class Serving:
 
 
 def create_app(serving: Serving) -> FastAPI:
-    """The application over one engine; usable in process through an ASGI transport."""
-    engine, prompts = serving.engine, serving.prompts
+    """The application over one engine; usable in process through an ASGI transport.
+
+    Raises `ConfigError` if its key files are wrong.
+    """
+    engine, prompts, config = serving.engine, serving.prompts, serving.config
     metrics = Metrics(engine, serving.model_name)
     created = int(time.time())
 
@@ -54,8 +67,7 @@ def create_app(serving: Serving) -> FastAPI:
         await to_thread.run_sync(engine.stop)
 
     app = FastAPI(title="gemserve", version=gemserve.__version__, lifespan=lifespan)
-    app.add_middleware(BodyLimit, max_bytes=serving.config.max_body_bytes)
-    app.add_middleware(RequestId)
+    _add_middleware(app, config, metrics)
 
     @app.exception_handler(GemserveError)
     async def _own_error(_: Request, error: GemserveError) -> JSONResponse:
@@ -94,7 +106,7 @@ def create_app(serving: Serving) -> FastAPI:
             stream,
             answer_format,
             metrics.observer(arrived_s),
-            keep_alive_s=serving.config.keep_alive_s,
+            keep_alive_s=config.keep_alive_s,
             model=serving.model_name,
         )
 
@@ -137,6 +149,30 @@ def create_app(serving: Serving) -> FastAPI:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
+
+
+def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
+    """From the inside out: the last one added sees a request first and a reply last."""
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    keys = open_keys(config)
+    if keys is not None:
+        quota = Quota(
+            requests_per_minute=config.requests_per_minute,
+            concurrency_per_key=config.concurrency_per_key,
+        )
+        count = metrics.rejections
+        app.add_middleware(
+            Gate, keys=keys, quota=quota, refused=lambda code: count.labels(code).inc()
+        )
+    if config.cors_origins:  # outside the gate: a browser's preflight carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    app.add_middleware(RequestId)
 
 
 def _parse_and_build(

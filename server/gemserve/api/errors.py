@@ -11,8 +11,10 @@ from gemserve.api.schemas import UNSUPPORTED
 from gemserve.errors import (
     EngineDead,
     GemserveError,
+    InvalidKey,
     ModelNotFound,
     QueueFull,
+    QuotaExceeded,
     RequestError,
     shown,
 )
@@ -34,6 +36,13 @@ def error_response(error: GemserveError) -> JSONResponse:
             str(error), kind="invalid_request_error", param=error.param, code=error.code
         )
         return JSONResponse(body, status_code=status)
+    if isinstance(error, InvalidKey):
+        body = error_body(str(error), kind="invalid_request_error", code=error.code)
+        return JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+    if isinstance(error, QuotaExceeded):
+        body = error_body(str(error), kind="requests", code=error.code)
+        headers = {"Retry-After": str(error.retry_after_s)}
+        return JSONResponse(body, status_code=429, headers=headers)
     if isinstance(error, QueueFull):
         body = error_body(str(error), kind="overloaded_error", code="queue_full")
         return JSONResponse(body, status_code=503, headers={"Retry-After": "1"})

@@ -22,6 +22,8 @@ class Option:
     field: str
     read: Callable[[str], Any]
     help: str
+    unset: str = "auto"  # what the help calls a default of nothing
+    repeats: bool = False  # given several times, the texts are joined by commas
 
     @property
     def variable(self) -> str:
@@ -75,6 +77,16 @@ def read_bytes(text: str) -> int:
     return size
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(origin.strip() for origin in text.split(","))
+    if origins != ("*",) and not all(map(_ORIGIN.fullmatch, origins)):
+        raise ValueError("must be * alone, or origins such as https://example.org, without a path")
+    return origins
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1", "true", "false"):
         raise ValueError("must be true or false")
@@ -126,6 +138,30 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--served-model-name", "served_model_name", str, "name clients use, or that of --model"),
     Option("--keep-alive", "keep_alive_s", number(0.01, 3600, float), "seconds of silence allowed"),
     Option("--max-body-bytes", "max_body_bytes", number(1), "largest request body accepted"),
+    Option("--api-key-file", "api_key_file", str, "keys that clients must have one of", "none"),
+    Option("--admin-key-file", "admin_key_file", str, "further keys, of administrators", "none"),
+    Option(
+        "--requests-per-minute",
+        "requests_per_minute",
+        number(1, 1_000_000),
+        "most that one key may send",
+        "no limit",
+    ),
+    Option(
+        "--concurrency-per-key",
+        "concurrency_per_key",
+        number(1),
+        "most of one key's requests at once",
+        "no limit",
+    ),
+    Option(
+        "--cors-origin",
+        "cors_origins",
+        _origins,
+        "web origin whose pages may call the server, or * for all; several by commas",
+        "none",
+        repeats=True,
+    ),
 )
 
 
@@ -136,9 +172,10 @@ def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) ->
     defaults = {**vars_of(ModelConfig()), **vars_of(EngineConfig()), **vars_of(ServerConfig())}
     for option in (o for table in tables for o in table):
         default = defaults[option.field]
-        shown = "auto" if default is None else default
+        shown = option.unset if default in (None, ()) else default
         parser.add_argument(
             option.flag,
+            action="append" if option.repeats else "store",
             dest=option.field,
             metavar=option.flag.removeprefix("--").upper().replace("-", "_"),
             help=f"{option.help} (default: {shown}; {option.variable})",
@@ -182,6 +219,8 @@ def read_options(
     values: dict[str, Any] = {}
     for option in table:
         text, name = getattr(arguments, option.field, None), option.flag
+        if option.repeats and text is not None:
+            text = ",".join(text)
         if text is None:
             text, name = environment.get(option.variable), option.variable
         if text is None:

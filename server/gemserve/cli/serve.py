@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     import uvicorn
 
     from gemserve.api.app import create_app
+    from gemserve.api.keys import open_keys
     from gemserve.api.serving import build_serving
     from gemserve.engine.assemble import build_core
 
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    _check_free(server)  # before minutes are spent on loading
+    open_keys(server)  # this and the next: before minutes are spent on loading
+    _check_free(server)
     core = build_core(model, engine)
     name = server.served_model_name or model.model
     shown = core.config

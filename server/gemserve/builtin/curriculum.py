@@ -59,9 +59,9 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=10,
-        steps=2600,
+        steps=1800,
         lr=1e-3,
-        lr_end=1e-4,
+        lr_end=3e-4,
         goal=0.95,
     ),
     Stage(
@@ -79,7 +79,7 @@ STAGES: tuple[Stage, ...] = (
         ),
         batch=5,
         steps=400,
-        lr=8e-4,
+        lr=5e-4,
     ),
     Stage(
         name="long",
@@ -96,7 +96,7 @@ STAGES: tuple[Stage, ...] = (
         ),
         batch=1,
         steps=350,
-        lr=8e-4,
+        lr=5e-4,
         lr_end=2e-5,
         filter_recipe=Recipe(
             num_tokens=8192,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import COMPLETIONS, FakeCore, live_server, serving_over
+from tests.fakes import COMPLETIONS, FILTERED, FakeCore, live_server, serving_over
 
 # The promise is 100 ms. Three times that here, in the best of three tries: the machines that run
 # tests are shared and noisy, while what this guards against (tokenizing under the interpreter lock)
@@ -21,25 +21,24 @@ TRIES = 3
 MILLION = 1_000_000
 
 
-def slowest_health(url: str, body: bytes) -> tuple[int, float]:
+def slowest_health(url: str, body: bytes, path: str = COMPLETIONS) -> tuple[int, float]:
     """The reply's status and the longest time without a `/health`, in the calmest of the tries."""
     for _ in range(TRIES):
-        status, worst_s = slowest_health_once(url, body)
+        status, worst_s = slowest_health_once(url, body, path)
         if worst_s < SLOWEST_S:
             break
     return status, worst_s
 
 
-def slowest_health_once(url: str, body: bytes) -> tuple[int, float]:
+def slowest_health_once(url: str, body: bytes, path: str) -> tuple[int, float]:
     """Post `body`; the reply's status and the longest time without a `/health` meanwhile."""
     statuses: list[int] = []
 
     def post() -> None:
-        request = urllib.request.Request(
-            f"{url}{COMPLETIONS}", body, {"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(f"{url}{path}", body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:
+                reply.read()
                 statuses.append(reply.status)
         except urllib.error.HTTPError as error:
             statuses.append(error.code)
@@ -81,6 +80,50 @@ def test_tokenizing_a_long_prompt_delays_nobody(tokenizer: Any) -> None:
         status, worst_s = slowest_health(url, body_of(prompt=text_of_length(2 * MILLION)))
     assert status == 200
     assert worst_s < SLOWEST_S
+
+
+TOKENIZING: dict[str, dict[str, Any]] = {
+    "/tokenize": {"prompt": text_of_length(2 * MILLION), "return_token_strs": True},
+    "/detokenize": {"tokens": [300, 301, 302, 303] * (MILLION // 4)},
+}
+
+
+@pytest.mark.parametrize("path", TOKENIZING)
+def test_a_long_text_to_tokenize_delays_nobody(tokenizer: Any, path: str) -> None:
+    """Far beyond the context; so is the reply, whose JSON must not be made in one go either."""
+    with live_server(serving_over(FakeCore(), tokenizer)) as url:
+        status, worst_s = slowest_health(url, body_of(**TOKENIZING[path]), path)
+    assert status == 200
+    assert worst_s < SLOWEST_S
+
+
+def longest_pause(url: str) -> float:
+    """The longest time without a chunk of a stream while a long text is tokenized."""
+    body = body_of(prompt="Hi", stream=True)
+    is_tokenized = threading.Event()
+
+    def tokenize() -> None:
+        slowest_health_once(url, body_of(**TOKENIZING["/tokenize"]), "/tokenize")
+        is_tokenized.set()
+
+    worst_s = 0.0
+    thread = threading.Thread(target=tokenize)
+    with urllib.request.urlopen(f"{url}{COMPLETIONS}", body, timeout=60) as stream:
+        assert stream.readline()
+        thread.start()
+        last_s = time.monotonic()
+        while not is_tokenized.is_set():
+            assert stream.readline()  # else the stream has ended first
+            now_s = time.monotonic()
+            worst_s, last_s = max(worst_s, now_s - last_s), now_s
+    thread.join(60)
+    return worst_s
+
+
+def test_a_stream_goes_on_while_a_long_text_is_tokenized(tokenizer: Any) -> None:
+    core = FakeCore(FILTERED, *["word ", 0.01] * 6000)  # a minute
+    with live_server(serving_over(core, tokenizer)) as url:
+        assert any(longest_pause(url) < SLOWEST_S for _ in range(TRIES))
 
 
 WRONG: list[dict[str, Any]] = [

@@ -11,29 +11,29 @@ from typing import Any, TypeVar
 from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 import gemserve
-from gemserve.api.errors import error_body, error_response, from_validation, unknown_field
+from gemserve.api.errors import error_body, error_response
 from gemserve.api.exchange import reply
 from gemserve.api.formats import ChatFormat, CompletionFormat, Format
 from gemserve.api.gate import Gate
 from gemserve.api.keys import open_keys
 from gemserve.api.limits import BodyLimit, RequestId, request_id_of
 from gemserve.api.metrics import Metrics
+from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.quota import Quota
 from gemserve.api.schemas import ChatBody, CompletionBody, Generation
+from gemserve.api.tokenizing import tokenizing_routes
 from gemserve.config import ServerConfig
 from gemserve.engine.engine import Engine
 from gemserve.errors import GemserveError, ModelNotFound, QueueFull, RequestError
 from gemserve.types import Request as EngineRequest
 
-BodyT = TypeVar("BodyT", bound=Generation)
+GenerationT = TypeVar("GenerationT", bound=Generation)
 EXPOSED_HEADERS = (  # that scripts of other origins may read
     "Retry-After",
     "X-Request-Id",
@@ -80,8 +80,8 @@ def create_app(serving: Serving) -> FastAPI:
 
     async def answer(
         http: Request,
-        body_type: type[BodyT],
-        build: Callable[[BodyT, str], EngineRequest],
+        body_type: type[GenerationT],
+        build: Callable[[GenerationT, str], EngineRequest],
         answer_format: Format,
     ) -> Response:
         arrived_s = time.monotonic()
@@ -117,6 +117,8 @@ def create_app(serving: Serving) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
         return await answer(http, ChatBody, prompts.chat, ChatFormat())
+
+    app.include_router(tokenizing_routes(prompts, serving.model_name))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -177,29 +179,13 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
 
 def _parse_and_build(
     raw: bytes,
-    body_type: type[BodyT],
-    build: Callable[[BodyT, str], EngineRequest],
+    body_type: type[GenerationT],
+    build: Callable[[GenerationT, str], EngineRequest],
     request_id: str,
     model_name: str,
-) -> tuple[BodyT, EngineRequest]:
+) -> tuple[GenerationT, EngineRequest]:
     """Everything slow about a request's arrival; runs off the event loop."""
-    try:
-        content = from_json(raw)
-    except ValueError as error:
-        raise RequestError(
-            f"the body is not valid JSON: {error}", param=None, code="invalid_json"
-        ) from error
-    if not isinstance(content, dict):
-        raise RequestError("the body must be a JSON object", param=None, code="invalid_json")
-    for name in content:  # before validation, which would collect an error for each of them
-        if name not in body_type.model_fields:
-            raise unknown_field(name)
-    try:
-        body = body_type.model_validate(content)
-    except ValidationError as error:
-        raise from_validation(error, content) from error
-    if body.model != model_name:
-        raise ModelNotFound(model=body.model, served=model_name)
+    body = parse(raw, body_type, model_name)
     return body, build(body, request_id)
 
 

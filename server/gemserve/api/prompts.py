@@ -55,12 +55,12 @@ class PromptBuilder:
             built = text_prompt(self.tokenizer, prompt)
         else:
             ids = cast(list[int], prompt)
-            self._check_ids(ids, "prompt")
+            self.check_ids(ids, "prompt")
             built = ids_prompt(self.tokenizer, ids)
         return self._request(body, request_id, built, "prompt", DEFAULT_COMPLETION_TOKENS)
 
     def chat(self, body: ChatBody, request_id: str) -> Request:
-        messages = [{"role": m.role, "content": m.text} for m in body.messages]
+        messages = [message.plain for message in body.messages]
         if not any(m["content"].strip() for m in messages):
             raise RequestError("messages: must not all be empty", param="messages")
         self._check_chars(sum(len(m["content"]) for m in messages), "messages")
@@ -125,8 +125,8 @@ class PromptBuilder:
                     f"logit_bias.{key[:40]}: not a token id", param=f"logit_bias.{key[:40]}"
                 )
             bias.append((int(key), value))
-        self._check_ids([token for token, _ in bias], "logit_bias")
-        self._check_ids(body.stop_token_ids or [], "stop_token_ids")
+        self.check_ids([token for token, _ in bias], "logit_bias")
+        self.check_ids(body.stop_token_ids or [], "stop_token_ids")
         if body.min_tokens is not None and body.min_tokens > max_tokens:
             raise RequestError(
                 f"min_tokens={body.min_tokens}: more than max_tokens={max_tokens}",
@@ -189,7 +189,8 @@ class PromptBuilder:
         check_adaptive(params)
         return params
 
-    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+    def check_ids(self, ids: Sequence[int], field: str) -> None:
+        """Refuse what is not in the model's vocabulary."""
         for index, token in enumerate(ids):
             if not 0 <= token < self.vocab_size:
                 raise RequestError(

@@ -141,6 +141,11 @@ class Message(Body):
             return self.content
         return "".join(part.text for part in self.content)
 
+    @property
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        return {"role": self.role, "content": self.text}
+
 
 class ResponseFormat(Body):
     type: Literal["text"]
@@ -156,3 +161,21 @@ class ChatBody(Generation):
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
+
+
+class TokenizerBody(Body):
+    """What the tokenizer's endpoints take. vLLM's clients may leave out the model."""
+
+    model: str | None = None
+
+
+class TokenizeBody(TokenizerBody):
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(TokenizerBody):
+    tokens: Annotated[list[int], Field(fail_fast=True)]

@@ -49,11 +49,11 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int]) -> Prompt:
 
 def text_prompt(tokenizer: Any, text: str) -> Prompt:
     """A plain prompt, with the special tokens the tokenizer adds (BOS)."""
-    encoding = _encode(tokenizer, text, add_special_tokens=True)
+    encoding = encode(tokenizer, text, add_special_tokens=True)
     ids = encoding.ids
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     # counted apart: offsets of a long prompt are slow to read, and only its end matters
-    end = _encode(tokenizer, _last_paragraph(text), add_special_tokens=False)
+    end = encode(tokenizer, _last_paragraph(text), add_special_tokens=False)
     spans = plain_spans(len(ids), has_bos, len(ids) - len(end))
     return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding))
 
@@ -66,12 +66,8 @@ def chat_prompt(
     Raises `RequestError` if there is no template, if it refuses the messages, or if they come to
     more than `max_tokens` tokens, its own text included.
     """
-    if tokenizer.chat_template is None:
-        raise RequestError(
-            "messages: this model has no chat template; use /v1/completions", param="messages"
-        )
-    text = _render(tokenizer, messages)
-    encoding = _encode(tokenizer, text, add_special_tokens=False)
+    text = render_chat(tokenizer, messages)
+    encoding = encode(tokenizer, text, add_special_tokens=False)
     if max_tokens is not None and len(encoding) > max_tokens:
         raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param="messages")
     places = find_messages(tokenizer, text, messages)
@@ -169,7 +165,7 @@ def find_messages(
     marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
     marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
     try:
-        frame = _render(tokenizer, marked)
+        frame = render_chat(tokenizer, marked)
     except RequestError:
         return []
     found = list(_MARK.finditer(frame))
@@ -211,16 +207,35 @@ def _last_paragraph(text: str) -> str:
     return end
 
 
-def _encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:
+def encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:
+    """The text's `tokenizers.Encoding`."""
     # a batch of one: unlike `encode`, it lets go of the interpreter lock while it works
     backend = tokenizer.backend_tokenizer
     return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
-def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of these tokens, special ones included."""
+    # a batch of one, as above
+    text: str = tokenizer.backend_tokenizer.decode_batch([ids], skip_special_tokens=False)[0]
+    return text
+
+
+def render_chat(
+    tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = True
+) -> str:
+    """Messages through the model's chat template, up to where the answer begins unless told not to.
+
+    Raises `RequestError` if there is no template, or if it refuses the messages.
+    """
+    if tokenizer.chat_template is None:
+        raise RequestError(
+            "messages: this model has no chat template; send a prompt (/v1/completions)",
+            param="messages",
+        )
     try:
         text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
     except Exception as error:  # templates raise whatever their author chose
         raise RequestError(

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import BloomConfig, BloomForCausalLM, GptOssConfig, GptOssForCausalLM
 
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import assemble
+from gemserve.engine.prompt import text_prompt
 from gemserve.errors import ConfigError, ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
@@ -30,6 +32,17 @@ def test_bfloat16_loads(tmp_path: Path) -> None:
     directory = models.save("llama", tmp_path)
     loaded = load(ModelConfig(model=str(directory), device="cpu", dtype="bfloat16"))
     assert loaded.model.shape.element_bytes == 2
+
+
+def test_a_checkpoint_s_truncation_does_not_cut_prompts(tmp_path: Path) -> None:
+    directory = models.save("llama", tmp_path)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    loaded = load(ModelConfig(model=str(directory), device="cpu"))
+    assert len(text_prompt(loaded.tokenizer, "river " * 50).ids) > 50
+    assert len(text_prompt(loaded.tokenizer, "river").ids) < 16
 
 
 def test_missing_directory() -> None:

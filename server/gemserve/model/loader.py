@@ -57,6 +57,9 @@ def load(config: ModelConfig) -> Loaded:
     check_servable(model)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
+    # a checkpoint may come with its training's settings, which would cut prompts without a word
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
     return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source)
 

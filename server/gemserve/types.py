@@ -146,6 +146,7 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     filter: FilterParams
+    selects_only: bool = False  # it ends when the filter has chosen
     protected: tuple[Span, ...] = ()
     code_blocks: tuple[tuple[int, ...], ...] = ()
 

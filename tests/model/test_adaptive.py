@@ -219,3 +219,33 @@ def test_methods_that_cannot_tell_refuse_auto(method: Any) -> None:
         serve(build(), FilterParams(method=method, keep="auto"))
     with pytest.raises(RequestError, match=r"filter.fallback=true: only method sieve"):
         serve(build(), FilterParams(method=method, keep=64, fallback=True))
+
+
+@pytest.mark.parametrize("method", ["sieve", "gemfilter", "position", "random", "none"])
+def test_a_selection_is_what_an_answer_would_be_generated_from(method: Any) -> None:
+    core = build()
+    params = FilterParams(method=method, keep=64, return_selection=True)
+    expected, _ = serve(core, params)
+    ids = torch.randint(3, models.VOCAB, (600,), generator=torch.Generator().manual_seed(1))
+    prompt = ids_prompt(core.tokenizer, ids.tolist())
+    request = Request(
+        request_id="r",
+        prompt_ids=prompt.ids,
+        sampling=SamplingParams(max_tokens=1),
+        filter=params,
+        selects_only=True,
+        protected=prompt.protected,
+    )
+    filtered, finished = core.run_alone(request)
+    assert isinstance(filtered, Filtered)
+    assert isinstance(finished, Finished)
+    assert replace(filtered.report, filter_ms=0.0) == replace(expected, filter_ms=0.0)
+    assert (finished.reason, finished.completion_tokens) == ("stop", 0)
+    core.check_integrity()
+    assert core.kv_bytes_used == 0
+    job = core.add(request)
+    core.check_integrity()
+    ((_, ended),) = core.cancel(job)
+    assert isinstance(ended, Finished)
+    assert ended.reason == "abort"
+    assert core.is_idle

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from anyio import to_thread
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 import gemserve
 from gemserve.api.errors import error_body, error_response
-from gemserve.api.exchange import reply
+from gemserve.api.exchange import reply, reply_selection
 from gemserve.api.formats import ChatFormat, CompletionFormat, Format
 from gemserve.api.gate import Gate
 from gemserve.api.keys import open_keys
@@ -26,13 +27,15 @@ from gemserve.api.metrics import Metrics
 from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.quota import Quota
-from gemserve.api.schemas import ChatBody, CompletionBody, Generation
+from gemserve.api.schemas import ChatBody, CompletionBody, Filterable, Generation, SelectionBody
 from gemserve.api.tokenizing import tokenizing_routes
 from gemserve.config import ServerConfig
-from gemserve.engine.engine import Engine
+from gemserve.engine.engine import Engine, Stream
+from gemserve.engine.prompt import decode
 from gemserve.errors import GemserveError, ModelNotFound, QueueFull, RequestError
 from gemserve.types import Request as EngineRequest
 
+FilteredT = TypeVar("FilteredT", bound=Filterable)
 GenerationT = TypeVar("GenerationT", bound=Generation)
 EXPOSED_HEADERS = (  # that scripts of other origins may read
     "Retry-After",
@@ -78,6 +81,27 @@ def create_app(serving: Serving) -> FastAPI:
         body = error_body(str(error.detail), kind="invalid_request_error")
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
+    async def submit(
+        http: Request,
+        body_type: type[FilteredT],
+        build: Callable[[FilteredT, str], EngineRequest],
+    ) -> tuple[FilteredT, Stream]:
+        try:
+            engine.check_room()  # a full queue answers before anything is parsed or tokenized
+            raw = await http.body()
+            body, request = await to_thread.run_sync(
+                _parse_and_build, raw, body_type, build, request_id_of(http), serving.model_name
+            )
+            return body, engine.submit(request)
+        except ClientDisconnect as error:
+            raise HTTPException(499, "the client left") from error  # nobody reads it
+        except QueueFull:
+            metrics.rejections.labels("queue_full").inc()
+            raise
+        except RequestError as error:
+            metrics.rejections.labels(_reason(error)).inc()
+            raise
+
     async def answer(
         http: Request,
         body_type: type[GenerationT],
@@ -85,21 +109,7 @@ def create_app(serving: Serving) -> FastAPI:
         answer_format: Format,
     ) -> Response:
         arrived_s = time.monotonic()
-        try:
-            engine.check_room()  # a full queue answers before anything is parsed or tokenized
-            raw = await http.body()
-            body, request = await to_thread.run_sync(
-                _parse_and_build, raw, body_type, build, request_id_of(http), serving.model_name
-            )
-            stream = engine.submit(request)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
-        except QueueFull:
-            metrics.rejections.labels("queue_full").inc()
-            raise
-        except RequestError as error:
-            metrics.rejections.labels(_reason(error)).inc()
-            raise
+        body, stream = await submit(http, body_type, build)
         return await reply(
             http,
             body,
@@ -117,6 +127,18 @@ def create_app(serving: Serving) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
         return await answer(http, ChatBody, prompts.chat, ChatFormat())
+
+    @app.post("/v1/filter")
+    async def select(http: Request) -> Response:
+        arrived_s = time.monotonic()
+        body, stream = await submit(http, SelectionBody, prompts.selection)
+        return await reply_selection(
+            http,
+            stream,
+            metrics.observer(arrived_s),
+            partial(decode, prompts.tokenizer, skip_special_tokens=True),
+            is_selection_shown=body.filter is not None and body.filter.return_selection,
+        )
 
     app.include_router(tokenizing_routes(prompts, serving.model_name))
 
@@ -179,11 +201,11 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
 
 def _parse_and_build(
     raw: bytes,
-    body_type: type[GenerationT],
-    build: Callable[[GenerationT, str], EngineRequest],
+    body_type: type[FilteredT],
+    build: Callable[[FilteredT, str], EngineRequest],
     request_id: str,
     model_name: str,
-) -> tuple[GenerationT, EngineRequest]:
+) -> tuple[FilteredT, EngineRequest]:
     """Everything slow about a request's arrival; runs off the event loop."""
     body = parse(raw, body_type, model_name)
     return body, build(body, request_id)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
+from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
@@ -49,6 +51,37 @@ async def reply(
     )
 
 
+async def reply_selection(
+    http: Request,
+    stream: Stream,
+    observer: RequestObserver,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    is_selection_shown: bool,
+) -> Response:
+    """Answer `http` with what a filter keeps of the stream's prompt, and its text."""
+    report: FilterReport | None = None
+    finished: Finished | None = None
+    async for event in _watched(http, stream, observer):
+        if isinstance(event, Filtered):
+            report = event.report
+        elif isinstance(event, Finished):
+            finished = event
+    assert finished is not None
+    if finished.reason in ("error", "abort") or report is None:
+        return _failed(finished)
+    assert report.selection is not None
+    ids = stream.request.prompt_ids
+    kept = [ids[p] for start, stop in report.selection for p in range(start, stop)]
+    shown = report if is_selection_shown else replace(report, selection=None)
+    content = {
+        "filter": filter_json(shown),
+        "text": await to_thread.run_sync(decode, kept),
+        "usage": usage_json(report, 0),
+    }
+    return JSONResponse(content, headers=_counts(report))
+
+
 async def _watched(
     http: Request, stream: Stream, observer: RequestObserver
 ) -> AsyncGenerator[Event]:
@@ -83,19 +116,14 @@ async def _whole(events: AsyncIterator[Event], answer_format: Format, common: Js
             finished = event
     assert finished is not None
     if finished.reason in ("error", "abort") or report is None:
-        status = 503 if finished.reason == "abort" else 500
-        return JSONResponse(_failure(finished), status_code=status)
+        return _failed(finished)
     content = {
         **common,
         **answer_format.whole("".join(text), finished.reason),
         "usage": usage_json(report, finished.completion_tokens),
         "filter": filter_json(report),
     }
-    headers = {
-        "X-Gemserve-Prompt-Tokens": str(report.prompt_tokens),
-        "X-Gemserve-Kept-Tokens": str(report.kept_tokens),
-    }
-    return JSONResponse(content, headers=headers)
+    return JSONResponse(content, headers=_counts(report))
 
 
 async def _chunks(
@@ -153,6 +181,17 @@ async def _with_pauses(
             pending.cancel()
             await asyncio.gather(pending, return_exceptions=True)
         await events.aclose()
+
+
+def _counts(report: FilterReport) -> dict[str, str]:
+    return {
+        "X-Gemserve-Prompt-Tokens": str(report.prompt_tokens),
+        "X-Gemserve-Kept-Tokens": str(report.kept_tokens),
+    }
+
+
+def _failed(finished: Finished) -> JSONResponse:
+    return JSONResponse(_failure(finished), status_code=503 if finished.reason == "abort" else 500)
 
 
 def _failure(finished: Finished) -> Json:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from gemserve.api.schemas import ChatBody, CompletionBody, FilterBody, Generation
+from gemserve.api.schemas import (
+    ChatBody,
+    CompletionBody,
+    Filterable,
+    FilterBody,
+    Generation,
+    Message,
+    SelectionBody,
+)
 from gemserve.config import DEFAULT_KEEP, EngineConfig
 from gemserve.engine.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.errors import PromptTooLong, RequestError, shown
@@ -45,27 +53,68 @@ class PromptBuilder:
     windows: tuple[int | None, ...]  # tokens each layer sees back; None: all
 
     def completion(self, body: CompletionBody, request_id: str) -> Request:
-        prompt = body.prompt
+        built = self._plain(body.prompt)
+        return self._request(body, request_id, built, "prompt", DEFAULT_COMPLETION_TOKENS)
+
+    def chat(self, body: ChatBody, request_id: str) -> Request:
+        built = self._chat(body.messages)
+        return self._request(body, request_id, built, "messages", DEFAULT_CHAT_TOKENS)
+
+    def selection(self, body: SelectionBody, request_id: str) -> Request:
+        """A request that ends once the filter has chosen, with its selection."""
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("prompt: give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            field, prompt = "messages", self._chat(body.messages)
+        else:
+            assert body.prompt is not None
+            field, prompt = "prompt", self._plain(body.prompt)
+        params = replace(self._checked_filter(body, prompt, field), return_selection=True)
+        if params.method in EVICTORS:
+            raise RequestError(
+                f"filter.method={params.method}: keeps other tokens in every layer, so there is no "
+                "selection",
+                param="filter.method",
+            )
+        return Request(
+            request_id=request_id,
+            prompt_ids=prompt.ids,
+            sampling=SamplingParams(max_tokens=1),
+            filter=params,
+            selects_only=True,
+            protected=prompt.protected,
+            code_blocks=prompt.code_blocks,
+        )
+
+    def _plain(self, prompt: str | list[int] | list[str]) -> Prompt:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
             prompt = prompt[0]
         if not prompt:
             raise RequestError("prompt: must not be empty", param="prompt")
         if isinstance(prompt, str):
             self._check_chars(len(prompt), "prompt")
-            built = text_prompt(self.tokenizer, prompt)
-        else:
-            ids = cast(list[int], prompt)
-            self.check_ids(ids, "prompt")
-            built = ids_prompt(self.tokenizer, ids)
-        return self._request(body, request_id, built, "prompt", DEFAULT_COMPLETION_TOKENS)
+            return text_prompt(self.tokenizer, prompt)
+        ids = cast(list[int], prompt)
+        self.check_ids(ids, "prompt")
+        return ids_prompt(self.tokenizer, ids)
 
-    def chat(self, body: ChatBody, request_id: str) -> Request:
-        messages = [message.plain for message in body.messages]
+    def _chat(self, said: Sequence[Message]) -> Prompt:
+        messages = [message.plain for message in said]
         if not any(m["content"].strip() for m in messages):
             raise RequestError("messages: must not all be empty", param="messages")
         self._check_chars(sum(len(m["content"]) for m in messages), "messages")
-        built = chat_prompt(self.tokenizer, messages, self.config.max_prompt_tokens)
-        return self._request(body, request_id, built, "messages", DEFAULT_CHAT_TOKENS)
+        return chat_prompt(self.tokenizer, messages, self.config.max_prompt_tokens)
+
+    def _checked_filter(self, body: Filterable, prompt: Prompt, field: str) -> FilterParams:
+        """What to filter with, of a prompt that is short enough."""
+        limit = self.config.max_prompt_tokens
+        assert limit is not None
+        num_tokens = len(prompt.ids)
+        if num_tokens > limit:
+            raise PromptTooLong(tokens=num_tokens, limit=limit, param=field)
+        params = self._filter_params(body.filter)
+        self._check_window(params, num_tokens)
+        return params
 
     def _request(
         self,
@@ -75,13 +124,7 @@ class PromptBuilder:
         field: str,
         default_tokens: int,
     ) -> Request:
-        limit = self.config.max_prompt_tokens
-        assert limit is not None
-        num_tokens = len(prompt.ids)
-        if num_tokens > limit:
-            raise PromptTooLong(tokens=num_tokens, limit=limit, param=field)
-        params = self._filter_params(body.filter)
-        self._check_window(params, num_tokens)
+        params, num_tokens = self._checked_filter(body, prompt, field), len(prompt.ids)
         room = self.context_tokens - self._generated_from(params, num_tokens)
         max_tokens = min(default_tokens, room)
         whole = self.context_tokens - num_tokens

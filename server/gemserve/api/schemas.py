@@ -48,10 +48,25 @@ class FieldsWithoutEffect(Body):
     prompt_cache_key: str | None = None
 
 
-class Generation(FieldsWithoutEffect):
-    """What both completion endpoints take."""
+class Filterable(FieldsWithoutEffect):
+    """What every endpoint that filters takes."""
 
     model: str
+    filter: FilterBody | None = None  # null: the server's default filter, as if omitted
+
+    @field_validator("filter", mode="before")
+    @classmethod
+    def _expand_shorthand(cls, value: object) -> object:
+        if isinstance(value, str):
+            if value not in FILTER_METHODS:
+                raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
+            return {"method": value}
+        return value
+
+
+class Generation(Filterable):
+    """What both completion endpoints take."""
+
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -67,18 +82,8 @@ class Generation(FieldsWithoutEffect):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
-    filter: FilterBody | None = None  # null: the server's default filter, as if omitted
     # Whose only supported value changes nothing.
     n: Literal[1] | None = None
-
-    @field_validator("filter", mode="before")
-    @classmethod
-    def _expand_shorthand(cls, value: object) -> object:
-        if isinstance(value, str):
-            if value not in FILTER_METHODS:
-                raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
-            return {"method": value}
-        return value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -110,12 +115,15 @@ UNSUPPORTED = (
 )
 
 
+Prompt = (
+    str
+    | Annotated[list[int], Field(fail_fast=True)]
+    | Annotated[list[str], Field(max_length=1, fail_fast=True)]
+)
+
+
 class CompletionBody(Generation):
-    prompt: (
-        str
-        | Annotated[list[int], Field(fail_fast=True)]
-        | Annotated[list[str], Field(max_length=1, fail_fast=True)]
-    )
+    prompt: Prompt
     max_tokens: Count | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
@@ -145,6 +153,13 @@ class Message(Body):
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
         return {"role": self.role, "content": self.text}
+
+
+class SelectionBody(Filterable):
+    """A prompt or messages to be filtered, and not answered."""
+
+    prompt: Prompt | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
 
 
 class ResponseFormat(Body):

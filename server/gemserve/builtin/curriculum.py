@@ -78,8 +78,9 @@ STAGES: tuple[Stage, ...] = (
             noise=0.1,
         ),
         batch=5,
-        steps=400,
-        lr=5e-4,
+        steps=2400,
+        lr=6e-4,
+        lr_end=1e-4,
     ),
     Stage(
         name="long",

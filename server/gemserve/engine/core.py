@@ -70,6 +70,7 @@ class Core:
         )
         self._pace = Pace(target_s=config.step_target_s)
         self._jobs: dict[Sequence, Job] = {}
+        self._decided: list[Job] = []  # whose choice is all that was asked for, and needs no pass
         self._num_added = 0
 
     @property
@@ -90,10 +91,12 @@ class Core:
 
     @property
     def is_idle(self) -> bool:
-        return self._scheduler.is_idle
+        return self._scheduler.is_idle and not self._decided
 
     def step(self) -> Emitted:
         """A token of every decoding sequence, or a slice of an unfinished prompt."""
+        if self._decided:
+            return self._tell_decided()
         is_decoding, pace = self._is_decoding, self._pace
         piece_cost = pace.piece_cost(is_decoding)
         plan = self._scheduler.schedule(
@@ -135,14 +138,20 @@ class Core:
             reason=reason,
         )
         self._jobs[sequence] = job
-        self._scheduler.add(sequence)
+        if request.selects_only and sequence.filter_layer is None:
+            self._decided.append(job)
+        else:
+            self._scheduler.add(sequence)
         return job
 
     def cancel(self, job: Job) -> Emitted:
         """End a request at once and free its memory. Idempotent."""
         if job.sequence not in self._jobs:
             return []
-        self._scheduler.finish(job.sequence)
+        if job in self._decided:
+            self._decided.remove(job)
+        else:
+            self._scheduler.finish(job.sequence)
         emitted: Emitted = [(job, self._finished(job, "abort", len(job.sequence.generated)))]
         self._forget_finished(emitted)
         return emitted
@@ -165,7 +174,18 @@ class Core:
     def check_integrity(self) -> None:
         """Prove that states and memory agree. Raises `AssertionError`."""
         self._scheduler.check_integrity()
-        assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting}
+        decided = [job.sequence for job in self._decided]
+        assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting, *decided}
+
+    def _tell_decided(self) -> Emitted:
+        emitted: Emitted = []
+        for job in self._decided:
+            job.started_s = time.monotonic()
+            emitted.append((job, self._filtered(job, job.sequence.chosen, job.started_s)))
+            emitted.append((job, self._finished(job, "stop", 0)))
+        self._decided = []
+        self._forget_finished(emitted)
+        return emitted
 
     @property
     def _is_decoding(self) -> bool:
@@ -237,6 +257,8 @@ class Core:
         for sequence, choice in out.chosen.items():
             job = self._jobs[sequence]
             emitted.append((job, self._chosen(job, choice, now)))
+            if job.request.selects_only:
+                emitted.append((job, self._finished(job, "stop", 0)))
         for sequence in out.evicted:
             emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], None, now)))
         for sequence, drawn in out.draws.items():

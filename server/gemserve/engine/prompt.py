@@ -214,10 +214,10 @@ def encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:
     return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of these tokens, special ones included."""
-    # a batch of one, as above
-    text: str = tokenizer.backend_tokenizer.decode_batch([ids], skip_special_tokens=False)[0]
+def decode(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of these tokens."""
+    backend = tokenizer.backend_tokenizer  # a batch of one, as above
+    text: str = backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
     return text
 
 

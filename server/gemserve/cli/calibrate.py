@@ -17,6 +17,7 @@ from gemserve.cli.options import (
     number,
     read_keep,
     read_options,
+    read_value,
 )
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
@@ -43,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.model.loader import load
 
     lengths = read_lengths(arguments.lengths)
-    samples = _read("samples", arguments.samples, number(1))
-    keep = _read("keep", arguments.keep, read_keep)
+    samples = read_value("samples", arguments.samples, number(1))
+    keep = read_value("keep", arguments.keep, read_keep)
     if keep == "auto":
         raise ConfigError("keep=auto: layers are compared at one budget; must be a number")
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
@@ -91,10 +92,3 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result))
     return 0
-
-
-def _read(name: str, text: str, reader: Any) -> Any:
-    try:
-        return reader(text)
-    except ValueError as error:
-        raise ConfigError(f"{name}={text}: {error}") from error

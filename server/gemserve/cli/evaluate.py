@@ -18,6 +18,7 @@ from gemserve.cli.options import (
     number,
     read_keep,
     read_options,
+    read_value,
 )
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
@@ -85,10 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.evaluation.score import Outcomes, average, evaluate, fingerprint
 
     methods = _methods(arguments.methods)
-    keep = _read("keep", arguments.keep, read_keep)
+    keep = read_value("keep", arguments.keep, read_keep)
     if keep == "auto":
         raise ConfigError("keep=auto: methods are compared at one budget; see method sieve:auto")
-    layer = None if arguments.layer == "auto" else _read("layer", arguments.layer, int)
+    layer = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
     is_read = arguments.task in READ_TASKS
     make_batches = _read_files(arguments, methods) if is_read else _generated(arguments)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
@@ -186,7 +187,7 @@ def _read_files(arguments: argparse.Namespace, methods: list[str]) -> MakeBatche
     if "oracle" in methods:
         raise ConfigError(f"methods=oracle: {task} does not say where in a prompt its answer is")
     given = arguments.samples
-    count = None if given is None else _read("samples", given, number(1))
+    count = None if given is None else read_value("samples", given, number(1))
     files = FILE_TASKS[task](arguments.data, _subtasks(arguments))
     files = [file.first(count) for file in files]
     check_packages(files)
@@ -304,7 +305,7 @@ def _subtasks(arguments: argparse.Namespace) -> list[str] | None:
 
 def read_lengths(text: str) -> list[int]:
     """Prompt lengths such as "1024,4096". Raises `ConfigError`."""
-    lengths = [_read("lengths", part, int) for part in text.split(",")]
+    lengths = [read_value("lengths", part, int) for part in text.split(",")]
     for length in lengths:
         if length < 128:
             raise ConfigError(f"lengths={length}: must be at least 128")
@@ -314,7 +315,7 @@ def read_lengths(text: str) -> list[int]:
 
 
 def _samples(text: str, lengths: list[int]) -> list[int]:
-    counts = [_read("samples", part, int) for part in text.split(",")]
+    counts = [read_value("samples", part, int) for part in text.split(",")]
     if len(counts) == 1:
         counts *= len(lengths)
     if len(counts) != len(lengths):
@@ -323,10 +324,3 @@ def _samples(text: str, lengths: list[int]) -> list[int]:
         if count < 1:
             raise ConfigError(f"samples={count}: must be at least 1")
     return counts
-
-
-def _read(name: str, text: str, reader: Any) -> Any:
-    try:
-        return reader(text)
-    except ValueError as error:
-        raise ConfigError(f"{name}={text}: {error}") from error

@@ -56,12 +56,20 @@ def _layer(text: str) -> int | None:
     return None if text == "auto" else int(number(0)(text))
 
 
+def read_value(name: str, text: str, read: Callable[[str], Any]) -> Any:
+    """An option that is in no table. Raises `ConfigError` naming it, what was given and why not."""
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text}: {error}") from error
+
+
 def read_keep(text: str) -> Keep:
-    """A `keep` from the command line: "512" or "0.05"."""
+    """A `keep` from the command line: "512", "0.05" or "auto"."""
     try:
         return parse_keep(text if text == "auto" else float(text))
     except RequestError as error:
-        raise ValueError(str(error).removeprefix("filter.")) from error
+        raise ValueError(str(error).partition(": ")[2]) from error
 
 
 def read_bytes(text: str) -> int:

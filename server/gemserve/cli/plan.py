@@ -8,7 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from gemserve.calibration import read_filter_layer
-from gemserve.cli.options import MODEL_OPTIONS, add_options, read_bytes, read_keep, read_options
+from gemserve.cli.options import (
+    MODEL_OPTIONS,
+    add_options,
+    read_bytes,
+    read_keep,
+    read_options,
+    read_value,
+)
 from gemserve.config import ModelConfig, find_filter_layer
 from gemserve.cost import MethodPlan, ModelShape, plan_methods
 from gemserve.errors import ConfigError
@@ -30,16 +37,16 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.model.loader import shape_from_config
 
-    num_tokens = _read("tokens", arguments.tokens, int)
-    keep = _read("keep", arguments.keep, read_keep)
-    max_tokens = _read("max_tokens", arguments.max_tokens, int)
-    memory = _read("kv_memory", arguments.kv_memory, read_bytes)
+    num_tokens = read_value("tokens", arguments.tokens, int)
+    keep = read_value("keep", arguments.keep, read_keep)
+    max_tokens = read_value("max_tokens", arguments.max_tokens, int)
+    memory = read_value("kv_memory", arguments.kv_memory, read_bytes)
     for name, value in (("tokens", num_tokens), ("max_tokens", max_tokens)):
         if value < 1:
             raise ConfigError(f"{name}={value}: must be at least 1")
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     shape, source = shape_from_config(model)
-    given = None if arguments.layer == "auto" else _read("layer", arguments.layer, int)
+    given = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
     layer = find_filter_layer(
         given,
         num_layers=shape.num_layers,
@@ -91,10 +98,3 @@ def _print_table(
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes else "–"
-
-
-def _read(name: str, text: str, reader: Any) -> Any:
-    try:
-        return reader(text)
-    except ValueError as error:
-        raise ConfigError(f"{name}={text}: {error}") from error

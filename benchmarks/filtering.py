@@ -31,6 +31,8 @@ def main() -> None:
     for folder in arguments.folders:
         for line in (folder / "outcomes.jsonl").read_text().splitlines():
             entry = json.loads(line)
+            if not names <= set(entry):
+                continue  # of an older version
             made = Outcome(**{name: entry[name] for name in names})
             if made.keep == arguments.keep:
                 outcomes.append(made)

@@ -12,15 +12,15 @@ from gemserve.errors import ConfigError
 _FILE = "calibration.json"
 
 
-def read_filter_layer(source: str) -> int | None:
+def read_filter_layer(source: str, num_layers: int) -> int | None:
     """The calibrated filter layer of the model at a directory or hub id, if there is one.
 
-    Raises `ConfigError` if the file that should tell does not.
+    Raises `ConfigError` if the file that should tell does not, or not of a model like this.
     """
     for path in (_cached(source), Path(source) / _FILE):
         try:
             if path.is_file():
-                return _read(path)
+                return _read(path, num_layers)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error})") from error
     return None
@@ -56,11 +56,16 @@ def _cached(source: str) -> Path:
     return cache / "gemserve" / re.sub(r"[^\w.-]+", "--", name.strip("/")) / _FILE
 
 
-def _read(path: Path) -> int:
+def _read(path: Path, num_layers: int) -> int:
     try:
         layer = json.loads(path.read_text())["filter_layer"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise ConfigError(f"{path}: filter_layer={layer!r} must be an integer")
+    if not 0 <= layer < num_layers:
+        raise ConfigError(
+            f"{path}: filter_layer={layer}: the model has {num_layers} layers; gemserve calibrate "
+            "finds it anew"
+        )
     return layer

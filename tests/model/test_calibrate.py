@@ -44,20 +44,26 @@ def test_what_is_written_is_read_again(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = tmp_path / "model"
     model.mkdir()
-    assert read_filter_layer(str(model)) is None
+    assert read_filter_layer(str(model), 40) is None
     assert write_calibration(str(model), {"filter_layer": 3}) == model / "calibration.json"
-    assert read_filter_layer(str(model)) == 3
+    assert read_filter_layer(str(model), 40) == 3
     for hub_id in ("some/model", "some-other/model"):
-        assert read_filter_layer(hub_id) is None
+        assert read_filter_layer(hub_id, 40) is None
         path = write_calibration(hub_id, {"filter_layer": len(hub_id)})
         assert path.is_relative_to(tmp_path / "cache" / "gemserve")
-        assert read_filter_layer(hub_id) == len(hub_id)
+        assert read_filter_layer(hub_id, 40) == len(hub_id)
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "calibration.json").write_text('{"layer": 3}')
     with pytest.raises(ConfigError, match=r"calibration\.json: no readable filter_layer"):
-        read_filter_layer(str(tmp_path))
+        read_filter_layer(str(tmp_path), 40)
+
+
+def test_a_file_of_another_model_is_named(tmp_path: Path) -> None:
+    write_calibration(str(tmp_path), {"filter_layer": 9})
+    with pytest.raises(ConfigError, match=r"calibration\.json: filter_layer=9: the model has 7"):
+        read_filter_layer(str(tmp_path), 7)
 
 
 def test_every_layer_shows_what_the_engine_s_own_filter_pass_sees() -> None:
@@ -92,7 +98,7 @@ def test_the_command_writes_figures_and_the_file(
     )
     assert status == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert read_filter_layer(str(model)) == last["filter_layer"]
+    assert read_filter_layer(str(model), 40) == last["filter_layer"]
     assert last["num_probes"] == 4
     assert [row["layer"] for row in last["layers"]] == list(range(8))
     works = [row["work"] for row in last["layers"]]

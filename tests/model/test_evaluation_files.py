@@ -109,7 +109,7 @@ def test_prompts_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = ["eval", "jsonl", "--data", str(data), "--methods", "position", "--json"]
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert "1 of 2 prompts are too long for this model: " in error
+    assert "1 of 2 prompts are too long for this model or its KV memory: " in error
     assert "a.jsonl, line 2 has " in error
     assert " tokens; 8 leave room for an answer of 32760; --skip-too-long runs" in error
     assert main([*arguments, "--skip-too-long"]) == 0

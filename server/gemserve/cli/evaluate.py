@@ -212,7 +212,7 @@ def _tell_too_long(refused: list[TooLong], total: int, is_skipping: bool) -> Non
         return
     first = refused[0]
     text = (
-        f"{len(refused)} of {total} prompts are too long for this model: {first.path}, line "
+        f"{len(refused)} of {total} prompts are too long for this model or its KV memory: {first.path}, line "
         f"{first.line} has {first.tokens} tokens; {first.limit} leave room for an answer of "
         f"{first.max_tokens}"
     )

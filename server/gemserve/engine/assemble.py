@@ -19,13 +19,16 @@ def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
 def assemble(loaded: Loaded, engine: EngineConfig) -> Core:
     """An engine core over a loaded model."""
     causal = loaded.model
+    calibrated = None
+    if engine.filter_layer is None:
+        calibrated = read_filter_layer(loaded.source, causal.num_layers)
     resolved = resolve_engine(
         engine,
         num_layers=causal.num_layers,
         hidden_size=causal.config.hidden_size,
         vocab_size=causal.vocab_size,
         context_tokens=causal.context_tokens,
-        model_filter_layer=read_filter_layer(loaded.source),
+        model_filter_layer=calibrated,
     )
     _check_filter_layer(causal, resolved)
     if resolved.filter_keep == "auto" and resolved.filter_method not in ADAPTIVE:

@@ -82,6 +82,12 @@ class Core:
         return len(self._scheduler.waiting)
 
     @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence, prompt and completion, that fits if read whole."""
+        held = self._pool.capacity // (2 * self.model.num_layers)
+        return min(held, self.model.context_tokens)
+
+    @property
     def kv_usage_ratio(self) -> float:
         return self._pool.used / self._pool.capacity
 
@@ -229,8 +235,7 @@ class Core:
         low = AUTO_MIN_KEEP if params.keep == "auto" else keep
         if not params.fallback:
             return Budget(low=low, high=keep, limit=keep)
-        fitting = min(self._pool.capacity // (2 * self.model.num_layers), self.model.context_tokens)
-        limit = min(num_tokens, fitting - request.sampling.max_tokens)
+        limit = min(num_tokens, self.longest_sequence - request.sampling.max_tokens)
         return Budget(low=low, high=keep, limit=max(keep, limit))
 
     def _check_fits(self, sequence: Sequence) -> None:

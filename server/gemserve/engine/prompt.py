@@ -82,10 +82,10 @@ def chat_spans(
     text: str,
     encoding: Any,
 ) -> tuple[Span, ...]:
-    """Protected token spans of a rendered chat: everything but the long middle of what was said.
+    """Protected token spans of a rendered chat: what frames and asks, not what else was said.
 
-    Template scaffolding, system and tool messages, and the last user turn (its ends, if it is the
-    document itself). `places`: see `find_messages`; with none, as for a plain prompt.
+    Template scaffolding, system messages, tool messages (of long ones the ends), and the last user
+    turn (its ends, if it is the document itself). `places`: see `find_messages`; with none, as for a plain prompt.
     """
     num_tokens = len(encoding)
     if not places:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from gemserve.evaluation.example import Example
 from gemserve.filtering.spans import reserved_positions
+from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS
 from gemserve.types import FILTER_METHODS, FilterMethod, FilterParams
 
 PASSAGE_TOKENS = 64
@@ -64,6 +65,12 @@ OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
 }
 ADAPTIVE = ("sieve:auto", "sieve:fallback")
 ARMS: tuple[str, ...] = (*FILTER_METHODS, *ADAPTIVE, *OUTSIDE)
+
+
+def constants_of(arm: str) -> str:
+    """What an arm's method is set to, beside what a request says."""
+    method = cast(FilterMethod, arm.partition(":")[0])
+    return repr(SELECTORS.get(method) or BLIND.get(method) or EVICTORS.get(method))
 
 
 def params_of(arm: str, keep: int | float) -> FilterParams:

@@ -78,7 +78,7 @@ class CaseFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLong:
-    """A line whose prompt leaves the model no room for the answer."""
+    """A line whose prompt leaves no room for the answer, in the model or its KV memory."""
 
     path: Path
     line: int
@@ -95,7 +95,7 @@ def measure(core: Core, file: CaseFile, seed: int) -> tuple[list[Draw], list[Too
     assert longest is not None
     for line, case in file.cases.items():
         num_tokens = len(case.prompt(core.tokenizer).ids)
-        limit = min(longest, core.model.context_tokens - case.max_tokens)
+        limit = min(longest, core.longest_sequence - case.max_tokens)
         if num_tokens > limit:
             refused.append(
                 TooLong(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.engine.core import Core
-from gemserve.evaluation.arms import OUTSIDE, params_of
+from gemserve.evaluation.arms import OUTSIDE, constants_of, params_of
 from gemserve.evaluation.example import Draw, Example, Subtasks
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.whole import read_whole
@@ -74,7 +74,8 @@ Key = tuple[str, int, int, int, str, int | float]
 class Outcomes:
     """All outcomes of a run, by what they are of; in a file too, so that a stopped run resumes.
 
-    Lines of other runs (other weights, another seed, task or filter layer) are left alone.
+    Lines of other runs (other weights, another seed, task or filter layer) are left alone, and so
+    are those of a method whose constants have changed since.
     """
 
     def __init__(self, path: Path | None, run: dict[str, object]) -> None:
@@ -88,7 +89,9 @@ class Outcomes:
                 path.write_text(whole)
             for line in whole.splitlines():
                 entry = json.loads(line)
-                if entry.pop("run") == run and set(entry) == names:
+                is_same = entry.pop("run") == run
+                constants = entry.pop("constants", None)
+                if is_same and set(entry) == names and constants == constants_of(entry["method"]):
                     self._remember(Outcome(**entry))
 
     def get(self, draw: Draw, subtask: str, method: str, keep: int | float) -> Outcome | None:
@@ -98,7 +101,8 @@ class Outcomes:
         self._remember(outcome)
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps({"run": self._run, **asdict(outcome)}) + "\n")
+                written = {"run": self._run, "constants": constants_of(outcome.method)}
+                file.write(json.dumps(written | asdict(outcome)) + "\n")
 
     def _remember(self, o: Outcome) -> None:
         self._known[(o.subtask, o.prompt_tokens, o.samples, o.index, o.method, o.keep)] = o

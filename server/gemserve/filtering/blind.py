@@ -6,6 +6,7 @@ Both keep the protected spans, as sieve does: what a method adds by looking is w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -23,6 +24,7 @@ class BlindSelector(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class Position:
     """The first and the last tokens, half each."""
 
@@ -33,6 +35,7 @@ class Position:
         return _filled(reserved_positions(protected, num_tokens, keep), ends, keep)
 
 
+@dataclass(frozen=True, slots=True)
 class Uniform:
     """Any tokens, each as likely as the other; the same ones for the same seed."""
 

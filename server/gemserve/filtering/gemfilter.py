@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from gemserve.filtering.selector import Choice, Evidence, finite
@@ -9,6 +11,7 @@ from gemserve.types import Budget, FilterParams
 from gemserve_kernels import pooled, raw_scores
 
 
+@dataclass(frozen=True, slots=True)
 class GemFilter:
     """Top-k of the pooled sum over heads of the last token's raw scores. Protects nothing."""
 

@@ -212,9 +212,9 @@ def _tell_too_long(refused: list[TooLong], total: int, is_skipping: bool) -> Non
         return
     first = refused[0]
     text = (
-        f"{len(refused)} of {total} prompts are too long for this model or its KV memory: {first.path}, line "
-        f"{first.line} has {first.tokens} tokens; {first.limit} leave room for an answer of "
-        f"{first.max_tokens}"
+        f"{len(refused)} of {total} prompts are too long for this model or its KV memory: "
+        f"{first.path}, line {first.line} has {first.tokens} tokens; {first.limit} leave room for "
+        f"an answer of {first.max_tokens}"
     )
     if len(refused) == total:
         raise ConfigError(text)

@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        model_filter_layer=read_filter_layer(source),
+        model_filter_layer=None
+        if given is not None
+        else read_filter_layer(source, shape.num_layers),
     )
     kept = FilterParams(method="sieve", keep=keep).kept_count(num_tokens)
     rows = plan_methods(

@@ -32,16 +32,19 @@ class ModelConfig:
 class EngineConfig:
     """Defaults for requests and limits of the engine.
 
-    `filter_layer` None: automatic, see `resolve_engine`. `kv_memory_bytes`: the pool that all
-    requests' keys and values share. `max_running`: requests in progress at once. `step_target_s`:
-    how long a step of prompt work aims to last; cancellations are seen between steps.
-    `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt goes through the layers at once.
+    `filter_layer` None: automatic, see `resolve_engine`. `filter_on_error`: what becomes of a
+    request whose filter pass fails: an error, or an answer to the whole prompt. `kv_memory_bytes`:
+    the pool that all requests' keys and values share. `max_running`: requests in progress at once.
+    `step_target_s`: how long a step of prompt work aims to last; cancellations are seen between
+    steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt goes through the layers at
+    once.
     """
 
     filter_method: FilterMethod = "sieve"
     filter_layer: int | None = None
     filter_keep: Keep = DEFAULT_KEEP
     filter_min_tokens: int = 2048
+    filter_on_error: Literal["reject", "full"] = "reject"
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256
     step_target_s: float = 0.25

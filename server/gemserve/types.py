@@ -22,7 +22,9 @@ FILTER_METHODS: tuple[FilterMethod, ...] = (
 )
 Keep = int | float | Literal["auto"]
 # Why a prompt was not filtered or, `widened`, why more than asked for was kept of it.
-FilterReason = Literal["short_prompt", "disabled", "diffuse_attention", "widened"]
+FilterReason = Literal[
+    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
+]
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 64
@@ -138,6 +140,8 @@ class SamplingParams:
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
 
+    One whose tokens are to be scored (`prompt_logprobs`) is read whole, whatever its filter.
+
     `code_blocks`: of each block of fenced code, where its lines start, and its end. What lies
     between two of these is better kept or dropped together.
     """
@@ -147,6 +151,7 @@ class Request:
     sampling: SamplingParams
     filter: FilterParams
     selects_only: bool = False  # it ends when the filter has chosen
+    prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[Span, ...] = ()
     code_blocks: tuple[tuple[int, ...], ...] = ()
 
@@ -181,7 +186,7 @@ class Filtered:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A drawn token's log-probability under the model itself, before temperature and penalties.
+    """A token's log-probability under the model itself, before temperature and penalties.
 
     `top`: the likeliest tokens and theirs, best first.
     """
@@ -201,6 +206,13 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of a prompt's tokens, all but the first; precedes every `TextDelta`."""
+
+    logprobs: tuple[TokenLogprob, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The one terminal event of a request. `error` is set exactly if the reason is `error`.
@@ -215,4 +227,4 @@ class Finished:
     error: str | None = None
 
 
-Event = Filtered | TextDelta | Finished
+Event = Filtered | PromptScored | TextDelta | Finished

@@ -130,11 +130,15 @@ def test_scores_that_are_not_numbers_are_an_error(selector: Any) -> None:
         selector.choose(broken, Budget(low=32, high=32, limit=32), PARAMS)
 
 
-def build(units: int | None = None) -> Core:
+def build(units: int | None = None, **settings: Any) -> Core:
     model = CausalModel(models.build("llama"))
     size = model.shape.unit_bytes * units if units else 64 << 20
     config = EngineConfig(
-        kv_memory_bytes=size, filter_min_tokens=0, filter_layer=1, max_prompt_tokens=8000
+        kv_memory_bytes=size,
+        filter_min_tokens=0,
+        filter_layer=1,
+        max_prompt_tokens=8000,
+        **settings,
     )
     return Core(model=model, tokenizer=TOKENIZER, config=config, eos_ids=frozenset())
 
@@ -249,3 +253,36 @@ def test_a_selection_is_what_an_answer_would_be_generated_from(method: Any) -> N
     assert isinstance(ended, Finished)
     assert ended.reason == "abort"
     assert core.is_idle
+
+
+@pytest.mark.parametrize("where", ["filter_chunk", "choose"])
+@pytest.mark.parametrize("method", ["sieve", "gemfilter"])
+def test_a_filter_that_fails_open_reads_everything(
+    where: str, method: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of its pass or at its end; by default the request ends in an error."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    core = build(filter_on_error="full", min_chunk_tokens=128, max_chunk_tokens=128)
+    monkeypatch.setattr(*((core.model, where) if where != "choose" else (Sieve, where)), fail)
+    monkeypatch.setattr(*((core.model, where) if where != "choose" else (GemFilter, where)), fail)
+    params = FilterParams(method=method, keep=64)
+    report, tokens = serve(core, params)
+    assert (report.applied, report.reason, report.kept_tokens) == (False, "error", 600)
+    assert "out of memory" in caplog.text
+    strict = build(max_chunk_tokens=128)
+    _, expected = serve(strict, FilterParams(method="none", keep=16))
+    assert tokens == expected
+    monkeypatch.setattr(*((strict.model, where) if where != "choose" else (Sieve, where)), fail)
+    with pytest.raises(AssertionError, match="out of memory"):
+        serve(strict, params)
+
+
+def test_what_cannot_fail_open_fails() -> None:
+    """The whole prompt would not fit the memory."""
+    core = build(units=2 * 4 * 400, filter_on_error="full")
+    core._runner._choose = None  # type: ignore[method-assign,assignment]
+    with pytest.raises(AssertionError, match="not callable"):
+        serve(core, FilterParams(method="sieve", keep=64))

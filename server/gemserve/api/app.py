@@ -17,12 +17,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 import gemserve
+from gemserve.api.asked import Asked
 from gemserve.api.errors import error_body, error_response
 from gemserve.api.exchange import reply, reply_selection
 from gemserve.api.formats import ChatFormat, CompletionFormat, Format
 from gemserve.api.gate import Gate
 from gemserve.api.keys import open_keys
 from gemserve.api.limits import BodyLimit, RequestId, request_id_of
+from gemserve.api.logprobs import Vocabulary
 from gemserve.api.metrics import Metrics
 from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
@@ -33,7 +35,6 @@ from gemserve.config import ServerConfig
 from gemserve.engine.engine import Engine, Stream
 from gemserve.engine.prompt import decode
 from gemserve.errors import GemserveError, ModelNotFound, QueueFull, RequestError
-from gemserve.types import Request as EngineRequest
 
 FilteredT = TypeVar("FilteredT", bound=Filterable)
 GenerationT = TypeVar("GenerationT", bound=Generation)
@@ -63,6 +64,7 @@ def create_app(serving: Serving) -> FastAPI:
     engine, prompts, config = serving.engine, serving.prompts, serving.config
     metrics = Metrics(engine, serving.model_name)
     created = int(time.time())
+    vocabulary = Vocabulary(prompts.tokenizer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -84,15 +86,15 @@ def create_app(serving: Serving) -> FastAPI:
     async def submit(
         http: Request,
         body_type: type[FilteredT],
-        build: Callable[[FilteredT, str], EngineRequest],
-    ) -> tuple[FilteredT, Stream]:
+        build: Callable[[FilteredT, str], Asked],
+    ) -> tuple[FilteredT, Asked, list[Stream]]:
         try:
             engine.check_room()  # a full queue answers before anything is parsed or tokenized
             raw = await http.body()
-            body, request = await to_thread.run_sync(
+            body, asked = await to_thread.run_sync(
                 _parse_and_build, raw, body_type, build, request_id_of(http), serving.model_name
             )
-            return body, engine.submit(request)
+            return body, asked, engine.submit_all(asked.requests)
         except ClientDisconnect as error:
             raise HTTPException(499, "the client left") from error  # nobody reads it
         except QueueFull:
@@ -105,33 +107,34 @@ def create_app(serving: Serving) -> FastAPI:
     async def answer(
         http: Request,
         body_type: type[GenerationT],
-        build: Callable[[GenerationT, str], EngineRequest],
+        build: Callable[[GenerationT, str], Asked],
         answer_format: Format,
     ) -> Response:
         arrived_s = time.monotonic()
-        body, stream = await submit(http, body_type, build)
+        body, asked, streams = await submit(http, body_type, build)
         return await reply(
             http,
             body,
-            stream,
+            asked,
+            streams,
             answer_format,
-            metrics.observer(arrived_s),
+            [metrics.observer(arrived_s) for _ in streams],
             keep_alive_s=config.keep_alive_s,
             model=serving.model_name,
         )
 
     @app.post("/v1/completions")
     async def completions(http: Request) -> Response:
-        return await answer(http, CompletionBody, prompts.completion, CompletionFormat())
+        return await answer(http, CompletionBody, prompts.completion, CompletionFormat(vocabulary))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
-        return await answer(http, ChatBody, prompts.chat, ChatFormat())
+        return await answer(http, ChatBody, prompts.chat, ChatFormat(vocabulary))
 
     @app.post("/v1/filter")
     async def select(http: Request) -> Response:
         arrived_s = time.monotonic()
-        body, stream = await submit(http, SelectionBody, prompts.selection)
+        body, _, (stream,) = await submit(http, SelectionBody, prompts.selection)
         return await reply_selection(
             http,
             stream,
@@ -202,10 +205,10 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
 def _parse_and_build(
     raw: bytes,
     body_type: type[FilteredT],
-    build: Callable[[FilteredT, str], EngineRequest],
+    build: Callable[[FilteredT, str], Asked],
     request_id: str,
     model_name: str,
-) -> tuple[FilteredT, EngineRequest]:
+) -> tuple[FilteredT, Asked]:
     """Everything slow about a request's arrival; runs off the event loop."""
     body = parse(raw, body_type, model_name)
     return body, build(body, request_id)

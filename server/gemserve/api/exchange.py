@@ -1,4 +1,4 @@
-"""One reply from one event stream: `stream` true or false, disconnects and keep-alive, once."""
+"""One reply from its choices' event streams: `stream` true or false, disconnects, keep-alive."""
 
 from __future__ import annotations
 
@@ -6,46 +6,55 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from gemserve.api.asked import Asked
 from gemserve.api.errors import error_body
-from gemserve.api.formats import Format, Json, filter_json, usage_json
+from gemserve.api.formats import Choice, Format, Json, filter_json, usage_json
 from gemserve.api.metrics import RequestObserver
 from gemserve.api.prompts import new_id
 from gemserve.api.schemas import Generation
 from gemserve.engine.engine import Stream
-from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
+from gemserve.types import Event, Filtered, FilterReport, Finished, PromptScored, TextDelta
 
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
+Arrival = tuple[int, Event] | None
 
 
 async def reply(
     http: Request,
     body: Generation,
-    stream: Stream,
+    asked: Asked,
+    streams: Sequence[Stream],
     answer_format: Format,
-    observer: RequestObserver,
+    observers: Sequence[RequestObserver],
     *,
     keep_alive_s: float,
     model: str,
 ) -> Response:
-    """Answer `http` from `stream`. A client that goes away cancels it."""
+    """Answer `http` from `streams`, one per choice. A client that goes away cancels them."""
     common: Json = {
         "id": new_id(answer_format.prefix),
         "created": int(time.time()),
         "model": model,
     }
-    events = _watched(http, stream, observer)
+    choices = [
+        Choice(index=index, echo=asked.echo_of(index), first_token=stream.request.prompt_ids[0])
+        for index, stream in enumerate(streams)
+    ]
     if not body.stream:
-        return await _whole(events, answer_format, common)
+        arrivals = _watched(http, streams, observers, pause_s=None)
+        return await _whole(arrivals, choices, asked, answer_format, common)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
+    arrivals = _watched(http, streams, observers, keep_alive_s)
     return StreamingResponse(
-        _chunks(events, answer_format, common, include_usage, keep_alive_s),
+        _chunks(arrivals, choices, asked, answer_format, common, include_usage),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
@@ -62,13 +71,15 @@ async def reply_selection(
     """Answer `http` with what a filter keeps of the stream's prompt, and its text."""
     report: FilterReport | None = None
     finished: Finished | None = None
-    async for event in _watched(http, stream, observer):
-        if isinstance(event, Filtered):
-            report = event.report
-        elif isinstance(event, Finished):
-            finished = event
+    async with aclosing(_watched(http, [stream], [observer], pause_s=None)) as arrivals:
+        async for arrival in arrivals:
+            assert arrival is not None
+            if isinstance(arrival[1], Filtered):
+                report = arrival[1].report
+            elif isinstance(arrival[1], Finished):
+                finished = arrival[1]
     assert finished is not None
-    if finished.reason in ("error", "abort") or report is None:
+    if _is_failure(finished) or report is None:
         return _failed(finished)
     assert report.selection is not None
     ids = stream.request.prompt_ids
@@ -77,117 +88,161 @@ async def reply_selection(
     content = {
         "filter": filter_json(shown),
         "text": await to_thread.run_sync(decode, kept),
-        "usage": usage_json(report, 0),
+        "usage": usage_json(report.prompt_tokens, 0),
     }
-    return JSONResponse(content, headers=_counts(report))
+    return JSONResponse(content, headers=_counts([report]))
+
+
+async def _whole(
+    arrivals: AsyncGenerator[Arrival],
+    choices: Sequence[Choice],
+    asked: Asked,
+    answer_format: Format,
+    common: Json,
+) -> JSONResponse:
+    """All choices, or the error of the first that fails, which ends the others."""
+    async with aclosing(arrivals):
+        async for arrival in arrivals:
+            assert arrival is not None
+            index, event = arrival
+            _take(choices[index], event)
+            if isinstance(event, Finished) and _is_failure(event):
+                return _failed(event)
+    reports = _reports(choices, asked)
+    shown = [filter_json(report) for report in reports]
+    content = {
+        **common,
+        "object": answer_format.whole_object,
+        "choices": [answer_format.whole(choice) for choice in choices],
+        "usage": _usage(choices, reports),
+        "filter": shown[0] if asked.is_one_prompt else shown,
+    }
+    return JSONResponse(content, headers=_counts(reports))
+
+
+async def _chunks(
+    arrivals: AsyncGenerator[Arrival],
+    choices: Sequence[Choice],
+    asked: Asked,
+    answer_format: Format,
+    common: Json,
+    include_usage: bool,
+) -> AsyncIterator[str]:
+    """Server-sent events. A choice's first chunk carries its filter report; `[DONE]` comes once."""
+    slot: Json = {"usage": None} if include_usage else {}
+    common = {**common, "object": answer_format.chunk_object}
+
+    def chunk(entry: Json, **more: object) -> str:
+        return _data({**common, "choices": [entry], **slot, **more})
+
+    async with aclosing(arrivals):
+        async for arrival in arrivals:
+            if arrival is None:
+                yield KEEP_ALIVE
+                continue
+            choice, event = choices[arrival[0]], arrival[1]
+            _take(choice, event)
+            if isinstance(event, Filtered):
+                yield chunk(answer_format.opening(choice), filter=filter_json(event.report))
+            elif isinstance(event, PromptScored):
+                yield chunk(answer_format.echo(choice))
+            elif isinstance(event, TextDelta):
+                if event.text or event.logprobs:
+                    yield chunk(answer_format.delta(choice, event))
+            elif _is_failure(event):
+                yield _data(_failure(event))
+                yield DONE
+                return
+            else:
+                yield chunk(answer_format.closing(choice))
+    if include_usage:
+        usage = _usage(choices, _reports(choices, asked))
+        yield _data({**common, "choices": [], "usage": usage})
+    yield DONE
 
 
 async def _watched(
-    http: Request, stream: Stream, observer: RequestObserver
-) -> AsyncGenerator[Event]:
-    """The stream's events, observed; cancels the stream when the client goes or reading stops."""
+    http: Request,
+    streams: Sequence[Stream],
+    observers: Sequence[RequestObserver],
+    pause_s: float | None,
+) -> AsyncGenerator[Arrival]:
+    """The streams' events as they come, observed; None wherever none came for `pause_s` seconds.
+
+    Cancels the streams when the client goes or reading stops.
+    """
 
     async def cancel_on_disconnect() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
-        stream.cancel()
+        for stream in streams:
+            stream.cancel()
 
     watcher = asyncio.create_task(cancel_on_disconnect())
+    readers = [aiter(stream) for stream in streams]
+    pending = {asyncio.ensure_future(anext(r)): index for index, r in enumerate(readers)}
     try:
-        async for event in stream:
-            observer.see(event)
-            yield event
-    finally:
-        watcher.cancel()
-        stream.cancel()
-        observer.close()
-
-
-async def _whole(events: AsyncIterator[Event], answer_format: Format, common: Json) -> JSONResponse:
-    report: FilterReport | None = None
-    text: list[str] = []
-    finished: Finished | None = None
-    async for event in events:
-        if isinstance(event, Filtered):
-            report = event.report
-        elif isinstance(event, TextDelta):
-            text.append(event.text)
-        else:
-            finished = event
-    assert finished is not None
-    if finished.reason in ("error", "abort") or report is None:
-        return _failed(finished)
-    content = {
-        **common,
-        **answer_format.whole("".join(text), finished.reason),
-        "usage": usage_json(report, finished.completion_tokens),
-        "filter": filter_json(report),
-    }
-    return JSONResponse(content, headers=_counts(report))
-
-
-async def _chunks(
-    events: AsyncGenerator[Event],
-    answer_format: Format,
-    common: Json,
-    include_usage: bool,
-    keep_alive_s: float,
-) -> AsyncIterator[str]:
-    """Server-sent events; the first data chunk carries the filter report, `[DONE]` comes once."""
-    report: FilterReport | None = None
-    usage_slot: Json = {"usage": None} if include_usage else {}
-    async for event in _with_pauses(events, keep_alive_s):
-        if event is None:
-            yield KEEP_ALIVE
-        elif isinstance(event, Filtered):
-            report = event.report
-            opening = {**common, **answer_format.opening(), **usage_slot}
-            yield _data({**opening, "filter": filter_json(report)})
-        elif isinstance(event, TextDelta):
-            if event.text:
-                yield _data({**common, **answer_format.delta(event.text), **usage_slot})
-        elif event.reason in ("error", "abort") or report is None:
-            yield _data(_failure(event))
-        else:
-            yield _data({**common, **answer_format.closing(event.reason), **usage_slot})
-            if include_usage:
-                empty = {**answer_format.closing(event.reason), "choices": []}
-                usage = usage_json(report, event.completion_tokens)
-                yield _data({**common, **empty, "usage": usage})
-    yield DONE
-
-
-async def _with_pauses(
-    events: AsyncGenerator[Event], pause_s: float
-) -> AsyncIterator[Event | None]:
-    """The events, with None wherever none came for `pause_s` seconds."""
-    pending: asyncio.Task[Event] | None = None
-    try:
-        while True:
-            if pending is None:
-                pending = asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({pending}, timeout=pause_s)
+        while pending:
+            done, _ = await asyncio.wait(
+                pending, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if not done:
                 yield None
-                continue
-            task, pending = pending, None
-            try:
-                event = task.result()
-            except StopAsyncIteration:
-                return
-            yield event
+            for task in sorted(done, key=pending.__getitem__):
+                index = pending.pop(task)
+                try:
+                    event = task.result()
+                except StopAsyncIteration:
+                    continue
+                observers[index].see(event)
+                pending[asyncio.ensure_future(anext(readers[index]))] = index
+                yield index, event
     finally:
-        if pending is not None:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
-        await events.aclose()
+        watcher.cancel()
+        for stream, observer in zip(streams, observers, strict=True):
+            stream.cancel()
+            observer.close()
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
-def _counts(report: FilterReport) -> dict[str, str]:
+def _take(choice: Choice, event: Event) -> None:
+    if isinstance(event, Filtered):
+        choice.report = event.report
+    elif isinstance(event, PromptScored):
+        choice.scored = event
+    elif isinstance(event, TextDelta):
+        choice.text.append(event.text)
+        choice.logprobs += event.logprobs
+    else:
+        choice.finished = event
+
+
+def _reports(choices: Sequence[Choice], asked: Asked) -> list[FilterReport]:
+    """One per prompt, whose choices have all finished well."""
+    reports = [choice.report for choice in choices[:: asked.n]]
+    return [report for report in reports if report is not None]
+
+
+def _usage(choices: Sequence[Choice], reports: Sequence[FilterReport]) -> Json:
+    """Each prompt counts once, however many choices it has."""
+    finished = [choice.finished for choice in choices if choice.finished is not None]
+    return usage_json(
+        sum(report.prompt_tokens for report in reports),
+        sum(event.completion_tokens for event in finished),
+    )
+
+
+def _counts(reports: Sequence[FilterReport]) -> dict[str, str]:
     return {
-        "X-Gemserve-Prompt-Tokens": str(report.prompt_tokens),
-        "X-Gemserve-Kept-Tokens": str(report.kept_tokens),
+        "X-Gemserve-Prompt-Tokens": str(sum(r.prompt_tokens for r in reports)),
+        "X-Gemserve-Kept-Tokens": str(sum(r.kept_tokens for r in reports)),
     }
+
+
+def _is_failure(finished: Finished) -> bool:
+    return finished.reason in ("error", "abort")
 
 
 def _failed(finished: Finished) -> JSONResponse:

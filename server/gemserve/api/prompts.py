@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from gemserve.api.asked import Asked, ask
 from gemserve.api.schemas import (
     ChatBody,
     CompletionBody,
@@ -15,10 +16,11 @@ from gemserve.api.schemas import (
     FilterBody,
     Generation,
     Message,
+    Prompts,
     SelectionBody,
 )
 from gemserve.config import DEFAULT_KEEP, EngineConfig
-from gemserve.engine.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
+from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.table import ADAPTIVE, EVICTORS, SELECTORS, check_adaptive
 from gemserve.types import FilterParams, Request, SamplingParams
@@ -52,15 +54,50 @@ class PromptBuilder:
     longest_token_chars: int
     windows: tuple[int | None, ...]  # tokens each layer sees back; None: all
 
-    def completion(self, body: CompletionBody, request_id: str) -> Request:
-        built = self._plain(body.prompt)
-        return self._request(body, request_id, built, "prompt", DEFAULT_COMPLETION_TOKENS)
+    def completion(self, body: CompletionBody, request_id: str) -> Asked:
+        _check_best_of(body)
+        is_scored = bool(body.echo) and body.logprobs is not None
+        if is_scored and body.filter is not None and body.filter.method != "none":
+            raise RequestError(
+                "filter: not with echo and logprobs, which score every token of the prompt",
+                param="filter",
+            )
+        prompts = _by_prompt(body.prompt)
+        fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
+        requests: list[Request] = []
+        for prompt, field in zip(prompts, fields, strict=True):
+            built = self._plain(prompt, field)
+            requests.append(
+                self._request(
+                    body,
+                    request_id,
+                    built,
+                    field,
+                    DEFAULT_COMPLETION_TOKENS,
+                    logprobs=body.logprobs,
+                    is_prompt_scored=is_scored,
+                )
+            )
+        echoes = [self._text(prompt) for prompt in prompts] if body.echo else []
+        return ask(requests, body.n or 1, echoes)
 
-    def chat(self, body: ChatBody, request_id: str) -> Request:
+    def chat(self, body: ChatBody, request_id: str) -> Asked:
+        if body.top_logprobs is not None and not body.logprobs:
+            raise RequestError(
+                f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
+            )
         built = self._chat(body.messages)
-        return self._request(body, request_id, built, "messages", DEFAULT_CHAT_TOKENS)
+        request = self._request(
+            body,
+            request_id,
+            built,
+            "messages",
+            DEFAULT_CHAT_TOKENS,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
+        return ask([request], body.n or 1)
 
-    def selection(self, body: SelectionBody, request_id: str) -> Request:
+    def selection(self, body: SelectionBody, request_id: str) -> Asked:
         """A request that ends once the filter has chosen, with its selection."""
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt: give either prompt or messages", param="prompt")
@@ -68,7 +105,7 @@ class PromptBuilder:
             field, prompt = "messages", self._chat(body.messages)
         else:
             assert body.prompt is not None
-            field, prompt = "prompt", self._plain(body.prompt)
+            field, prompt = "prompt", self._plain(body.prompt, "prompt")
         params = replace(self._checked_filter(body, prompt, field), return_selection=True)
         if params.method in EVICTORS:
             raise RequestError(
@@ -76,7 +113,7 @@ class PromptBuilder:
                 "selection",
                 param="filter.method",
             )
-        return Request(
+        request = Request(
             request_id=request_id,
             prompt_ids=prompt.ids,
             sampling=SamplingParams(max_tokens=1),
@@ -85,18 +122,21 @@ class PromptBuilder:
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
         )
+        return ask([request], 1)
 
-    def _plain(self, prompt: str | list[int] | list[str]) -> Prompt:
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
-            prompt = prompt[0]
+    def _plain(self, prompt: str | list[int], field: str) -> Prompt:
         if not prompt:
-            raise RequestError("prompt: must not be empty", param="prompt")
+            raise RequestError(f"{field}: must not be empty", param=field)
         if isinstance(prompt, str):
-            self._check_chars(len(prompt), "prompt")
+            self._check_chars(len(prompt), field)
             return text_prompt(self.tokenizer, prompt)
-        ids = cast(list[int], prompt)
-        self.check_ids(ids, "prompt")
-        return ids_prompt(self.tokenizer, ids)
+        self.check_ids(prompt, field)
+        return ids_prompt(self.tokenizer, prompt)
+
+    def _text(self, prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return decode(self.tokenizer, prompt, skip_special_tokens=True)
 
     def _chat(self, said: Sequence[Message]) -> Prompt:
         messages = [message.plain for message in said]
@@ -123,9 +163,13 @@ class PromptBuilder:
         prompt: Prompt,
         field: str,
         default_tokens: int,
+        *,
+        logprobs: int | None,
+        is_prompt_scored: bool = False,
     ) -> Request:
         params, num_tokens = self._checked_filter(body, prompt, field), len(prompt.ids)
-        room = self.context_tokens - self._generated_from(params, num_tokens)
+        read = num_tokens if is_prompt_scored else self._generated_from(params, num_tokens)
+        room = self.context_tokens - read
         max_tokens = min(default_tokens, room)
         whole = self.context_tokens - num_tokens
         if params.fallback and whole >= _LEAST_ANSWER:  # so that the fallback can keep everything
@@ -141,12 +185,14 @@ class PromptBuilder:
                     param=name,
                 )
             max_tokens = given
-        sampling = self._sampling(body, max_tokens)
+        count = None if logprobs is None else min(logprobs, self.vocab_size)
+        sampling = replace(self._sampling(body, max_tokens), logprobs=count)
         return Request(
             request_id=request_id,
             prompt_ids=prompt.ids,
             sampling=sampling,
             filter=params,
+            prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
         )
@@ -249,6 +295,20 @@ class PromptBuilder:
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
             raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field)
+
+
+def _by_prompt(given: Prompts) -> list[str | list[int]]:
+    """One prompt or several as a list of them."""
+    if isinstance(given, str) or not given or isinstance(given[0], int):
+        return [cast(str | list[int], given)]
+    return cast(list[str | list[int]], given)
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError(
+            f"best_of={body.best_of}: not supported, other than n={body.n or 1}", param="best_of"
+        )
 
 
 def new_id(prefix: str) -> str:

@@ -12,6 +12,8 @@ from gemserve.types import FILTER_METHODS, FilterMethod, Keep, parse_keep
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
+MAX_CHOICES = 128  # of one request: prompts times n
+MAX_LOGPROBS = 20
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
@@ -82,8 +84,7 @@ class Generation(Filterable):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
-    # Whose only supported value changes nothing.
-    n: Literal[1] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -108,26 +109,26 @@ UNSUPPORTED = (
     "tools",
     "tool_choice",
     "response_format",
-    "logprobs",
-    "top_logprobs",
-    "echo",
     "suffix",
 )
 
 
-Prompt = (
-    str
-    | Annotated[list[int], Field(fail_fast=True)]
-    | Annotated[list[str], Field(max_length=1, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Prompt = str | TokenIds
+Prompts = (
+    Prompt
+    | Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
+    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)]
 )
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class CompletionBody(Generation):
-    prompt: Prompt
+    prompt: Prompts
     max_tokens: Count | None = None
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
-    logprobs: None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: NumTop | None = None
     suffix: None = None
 
 
@@ -170,8 +171,8 @@ class ChatBody(Generation):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumTop | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None

@@ -125,6 +125,12 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "--filter-keep", "filter_keep", read_keep, "tokens to keep, a fraction in (0, 1), or auto"
     ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "shorter prompts are read whole"),
+    Option(
+        "--filter-on-error",
+        "filter_on_error",
+        _choice("reject", "full"),
+        "full reads the whole prompt where a filter fails",
+    ),
     Option("--kv-memory", "kv_memory_bytes", read_bytes, "for all requests' keys and values"),
     Option("--min-chunk-tokens", "min_chunk_tokens", number(1), "least of a prompt read at once"),
     Option("--max-chunk-tokens", "max_chunk_tokens", number(1), "most of a prompt read at once"),

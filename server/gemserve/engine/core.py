@@ -29,6 +29,7 @@ from gemserve.types import (
     FilterReport,
     Finished,
     FinishReason,
+    PromptScored,
     Request,
     TextDelta,
 )
@@ -120,7 +121,7 @@ class Core:
             pace.observe_decode(out.taken_s)
         if plan.chunk is not None:
             pace.observe_slice(out.taken_s)
-            if out.is_chunk_done:
+            if out.pass_s:
                 pace.observe_pass(out.pass_s, self._cost(plan.chunk))
         self._forget_finished(emitted)
         return emitted
@@ -194,6 +195,10 @@ class Core:
         return emitted
 
     @property
+    def _fails_open(self) -> bool:
+        return self.config.filter_on_error == "full"
+
+    @property
     def _is_decoding(self) -> bool:
         return any(s.state is State.DECODING for s in self._scheduler.running)
 
@@ -206,6 +211,8 @@ class Core:
         reason: FilterReason | None = None
         if params.method == "none":
             reason = "disabled"
+        elif request.prompt_logprobs is not None:
+            reason = "prompt_logprobs"
         elif num_tokens <= self.config.filter_min_tokens or num_tokens <= keep:
             reason = "short_prompt"
         self._num_added += 1
@@ -218,22 +225,24 @@ class Core:
                 param="filter.method",
             )
         is_filtered = reason is None and params.method in SELECTORS
+        budget = self._budget(request, keep)
         sequence = Sequence(
             request=request,
             filter_layer=layer if is_filtered else None,
             num_kept=keep if reason is None else num_tokens,
             order=self._num_added,
-            budget=self._budget(request, keep),
+            budget=budget,
+            fails_open=self._fails_open and budget.limit == num_tokens,
             evicts=is_evicted,
             ids=request.prompt_ids,
         )
         return sequence, reason
 
     def _budget(self, request: Request, keep: int) -> Budget:
-        """How much a filter may keep; where attention is diffuse, all that fits."""
+        """How much a filter may keep; where attention is diffuse or it fails, all that fits."""
         params, num_tokens = request.filter, len(request.prompt_ids)
         low = AUTO_MIN_KEEP if params.keep == "auto" else keep
-        if not params.fallback:
+        if not params.fallback and not self._fails_open:
             return Budget(low=low, high=keep, limit=keep)
         limit = min(num_tokens, self.longest_sequence - request.sampling.max_tokens)
         return Budget(low=low, high=keep, limit=max(keep, limit))
@@ -264,6 +273,8 @@ class Core:
             emitted.append((job, self._chosen(job, choice, now)))
             if job.request.selects_only:
                 emitted.append((job, self._finished(job, "stop", 0)))
+        for sequence, logprobs in out.scored.items():
+            emitted.append((self._jobs[sequence], PromptScored(logprobs)))
         for sequence in out.evicted:
             emitted.append((self._jobs[sequence], self._filtered(self._jobs[sequence], None, now)))
         for sequence, drawn in out.draws.items():
@@ -303,7 +314,9 @@ class Core:
     def _chosen(self, job: Job, choice: Choice, now: float) -> Filtered:
         """What a filter pass has found."""
         kept = choice.positions.tolist()
-        if choice.is_diffuse:
+        if choice.has_failed:
+            job.reason = "error"
+        elif choice.is_diffuse:
             is_whole = len(kept) == job.sequence.num_prompt
             job.reason = "diffuse_attention" if is_whole else "widened"
         return self._filtered(job, kept, now, choice.coverage)

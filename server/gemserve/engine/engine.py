@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
-from gemserve.errors import EngineDead, GemserveError, QueueFull
+from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
 from gemserve.types import Event, Finished, Request
 
 log = logging.getLogger("gemserve.engine")
@@ -101,27 +101,40 @@ class Engine:
         """Why the worker is dead, or None while it lives."""
         return self._death
 
-    def check_room(self) -> None:
-        """Raise `QueueFull` or `EngineDead` if `submit` would; costs nothing."""
+    def check_room(self, count: int = 1) -> None:
+        """Raise `QueueFull` or `EngineDead` if submitting `count` would; costs nothing."""
         if self._death is not None:
             raise EngineDead(self._death)
-        if self.num_waiting >= self._max_queue:
+        if self.num_waiting + count > self._max_queue:
             raise QueueFull(waiting=self.num_waiting, limit=self._max_queue)
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request; call it on the event loop that will read the stream.
+        """Queue one request: see `submit_all`."""
+        (stream,) = self.submit_all([request])
+        return stream
 
-        Raises `CapacityExceeded` if it could not run even alone, `QueueFull`, `EngineDead`.
+    def submit_all(self, requests: Sequence[Request]) -> list[Stream]:
+        """Queue all requests or none; call it on the event loop that will read the streams.
+
+        Raises `CapacityExceeded` if one could not run even alone, `QueueFull`, `EngineDead`;
+        `RequestError` if there are more than the queue ever holds.
         """
-        self._core.check_fits(request)
-        stream = Stream(request, asyncio.get_running_loop())
+        if len(requests) > self._max_queue:
+            raise RequestError(
+                f"n={len(requests)}: so many choices never fit the queue of {self._max_queue}",
+                param="n",
+            )
+        for request in requests:
+            self._core.check_fits(request)
+        loop = asyncio.get_running_loop()
+        streams = [Stream(request, loop) for request in requests]
         with self._changed:
-            self.check_room()
+            self.check_room(len(requests))
             if self._is_stopping or self._is_draining:
                 raise EngineDead("shutting down")
-            self._inbox.append(stream)
+            self._inbox += streams
             self._changed.notify()
-        return stream
+        return streams
 
     @property
     def is_draining(self) -> bool:

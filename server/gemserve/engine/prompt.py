@@ -85,8 +85,8 @@ def chat_spans(
     """Protected token spans of a rendered chat: what frames and asks, not what else was said.
 
     Template scaffolding, system messages, tool messages (of long ones the ends), and the last user
-    turn (its ends, if it is the document itself). `places`: see `find_messages`; with none, as for a
-    plain prompt.
+    turn (its ends, if it is the document itself). `places`: see `find_messages`; with none, as for
+    a plain prompt.
     """
     num_tokens = len(encoding)
     if not places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from gemserve.engine.passes import Pass
-from gemserve.engine.sampling import Draw, InvalidLogits, SamplerState, draw
+from gemserve.engine.sampling import Draw, InvalidLogits, SamplerState, draw, score_tokens
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
 from gemserve.filtering.selector import Choice, Evidence
@@ -19,7 +20,9 @@ from gemserve.filtering.table import EVICTORS, SELECTORS
 from gemserve.model.causal import CausalModel
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.seam import FilterTap, WindowTap
+from gemserve.types import TokenLogprob
 
+log = logging.getLogger("gemserve.engine")
 T = TypeVar("T")
 Forward = Callable[..., torch.Tensor | None]
 
@@ -28,14 +31,15 @@ Forward = Callable[..., torch.Tensor | None]
 class RunOutput:
     """What a plan's sequences got: a token each, a choice of positions, or the error they hit.
 
-    `evicted`: those whose keys and values were thinned out, which leaves no one set of positions.
-    `is_chunk_done`: the plan's chunk is through; `pass_s`: seconds it took in all its steps.
-    `taken_s`: seconds the model ran in this step.
+    `scored`: log-probabilities of prompts read whole. `evicted`: those whose keys and values were
+    thinned out, which leaves no one set of positions. `is_chunk_done`: the plan's chunk is through;
+    `pass_s`: seconds it took in all its steps. `taken_s`: seconds the model ran in this step.
     """
 
     started_s: float
     draws: dict[Sequence, Draw] = field(default_factory=dict)
     chosen: dict[Sequence, Choice] = field(default_factory=dict)
+    scored: dict[Sequence, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     evicted: list[Sequence] = field(default_factory=list)
     failures: dict[Sequence, Exception] = field(default_factory=dict)
     is_chunk_done: bool = False
@@ -52,6 +56,7 @@ class Runner:
         self._passes: dict[Sequence, Pass] = {}
         self._taps: dict[Sequence, FilterTap] = {}
         self._windows: dict[Sequence, WindowTap] = {}
+        self._scores: dict[Sequence, list[TokenLogprob]] = {}
         self._kept: dict[Sequence, tuple[int, KVSpan]] = {}
 
     # one inference mode around everything: passes are left and re-entered in the middle of theirs
@@ -79,6 +84,8 @@ class Runner:
             self._alone(
                 plan.chunk.sequence, out, self._read, plan.chunk, slice_s, piece, logits, out
             )
+            if plan.chunk.is_filter and plan.chunk.sequence.fails_open:
+                self._open(plan.chunk.sequence, out)
         out.taken_s = time.monotonic() - out.started_s
         if logits:
             drawn = draw(torch.stack(list(logits.values())), [samplers[s] for s in logits])
@@ -96,6 +103,7 @@ class Runner:
             under_way.abandon()
         self._taps.pop(sequence, None)
         self._windows.pop(sequence, None)
+        self._scores.pop(sequence, None)
         self._kept.pop(sequence, None)
 
     def _decode(self, plan: Plan, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
@@ -142,6 +150,10 @@ class Runner:
             return
         del self._passes[sequence]
         out.pass_s = under_way.spent_s
+        count = sequence.request.prompt_logprobs
+        if count is not None:
+            assert under_way.result is not None
+            self._score(chunk, under_way.result, count)
         if not chunk.is_last:
             return
         if chunk.is_filter:
@@ -151,7 +163,31 @@ class Runner:
         if sequence.evicts:  # first: should it fail, no token has been drawn
             self._evict(sequence, self._windows.pop(sequence))
             out.evicted.append(sequence)
-        logits[sequence] = under_way.result[0]
+        if count is not None:
+            out.scored[sequence] = tuple(self._scores.pop(sequence))
+        logits[sequence] = under_way.result[-1]
+
+    def _open(self, sequence: Sequence, out: RunOutput) -> None:
+        """Let a sequence whose filter pass has failed go on with its whole prompt."""
+        error = out.failures.pop(sequence, None)
+        if error is None:
+            return
+        log.warning(
+            "request %s: read whole, its filter failed: %s: %s",
+            sequence.request.request_id,
+            type(error).__name__,
+            error,
+        )
+        self.forget(sequence)
+        out.chosen[sequence] = Choice(positions=torch.arange(sequence.num_prompt), has_failed=True)
+        out.is_chunk_done = True
+
+    def _score(self, chunk: Chunk, logits: torch.Tensor, count: int) -> None:
+        """Remember how likely the tokens are that follow each of the chunk's."""
+        sequence, start = chunk.sequence, chunk.start
+        following = list(sequence.ids[start + 1 : start + chunk.count + 1])
+        known = self._scores.setdefault(sequence, [])
+        known += score_tokens(logits[: len(following)], following, count)
 
     def _pass(self, chunk: Chunk, piece: int) -> Pass:
         forward = self._filtering(chunk) if chunk.is_filter else self._prefilling(chunk)
@@ -169,6 +205,7 @@ class Runner:
             kv=self._kept_kv(sequence),
             rope_tokens=sequence.rope_length,
             is_last=chunk.is_last,
+            is_scored=sequence.request.prompt_logprobs is not None,
             window=self._windows.get(sequence),
         )
 

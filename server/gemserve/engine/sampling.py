@@ -145,10 +145,21 @@ def _draw_random(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[i
     return tokens
 
 
-def _logprob(logits: torch.Tensor, token: int, count: int | None) -> TokenLogprob | None:
-    if count is None:
-        return None
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+    """Log-probabilities of `tokens`, one to each row of `logits` [tokens, vocab], float32.
+
+    With the `count` likeliest of each row.
+    """
     logprobs = logits.log_softmax(-1)
     top = logprobs.topk(count)
-    pairs = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    return TokenLogprob(token, float(logprobs[token]), pairs)
+    wanted = torch.tensor(tokens, dtype=torch.long, device=logits.device)
+    own = logprobs.gather(-1, wanted[:, None])[:, 0].tolist()
+    tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        TokenLogprob(token, value, tuple(zip(ids, values, strict=True)))
+        for token, value, (ids, values) in zip(tokens, own, tops, strict=True)
+    ]
+
+
+def _logprob(logits: torch.Tensor, token: int, count: int | None) -> TokenLogprob | None:
+    return None if count is None else score_tokens(logits[None], [token], count)[0]

@@ -17,6 +17,8 @@ from gemserve.engine.sequence import Sequence, State
 
 # A waiting request that this many later ones have overtaken is overtaken no more.
 MAX_TIMES_PASSED = 64
+# Of a prompt whose every token is scored: a row of logits each.
+MAX_SCORED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,8 @@ class Scheduler:
         if others and not self._is_oldest_next:
             sequence = min(others, key=lambda s: (s.open_tokens == 0, s.remaining))
         self._is_oldest_next = not self._is_oldest_next
+        if sequence.request.prompt_logprobs is not None:
+            chunk_tokens = min(chunk_tokens, MAX_SCORED_TOKENS)
         count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
         return Chunk(
             sequence=sequence,
@@ -210,11 +214,9 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.done += chunk.count
         sequence.open_tokens = 0
-        if not chunk.is_last:
-            return
-        if chunk.is_filter:
+        if sequence in output.kept:  # without the rest of its pass, if that has failed
             self._keep(sequence, output.kept[sequence])
-        else:
+        elif chunk.is_last:
             sequence.generated.append(output.tokens[sequence])
             sequence.state = State.DECODING
             if sequence.evicts:

@@ -25,9 +25,10 @@ class Sequence:
     `filter_layer` None: there is no filter pass. `budget`: how many tokens one may keep.
     `num_kept`: tokens the answer is generated from; until a filter has chosen, those it keeps at
     most, unless it finds attention diffuse.
-    `evicts`: the whole prompt is read first, and keys and values are dropped after that.
-    `done`: tokens of the current pass (filter or prefill) already run. `ids`: what the full pass
-    reads; a filter pass replaces them by what it has chosen.
+    `fails_open`: should its filter pass fail, all of the prompt is kept. `evicts`: the whole prompt
+    is read first, and keys and values are dropped after that. `done`: tokens of the current pass
+    (filter or prefill) already run. `ids`: what the full pass reads; a filter pass replaces them by
+    what it has chosen.
     """
 
     request: Request
@@ -35,6 +36,7 @@ class Sequence:
     num_kept: int
     order: int
     budget: Budget
+    fails_open: bool = False
     evicts: bool = False
     state: State = State.WAITING
     done: int = 0

@@ -37,12 +37,13 @@ class Choice:
 
     `coverage`: the share, 0 to 1, of the most focused head's attention to the document that the
     kept tokens get (within the budget, if it was widened); None if the method does not tell.
-    `is_diffuse`: that was too little.
+    `is_diffuse`: that was too little. `has_failed`: it is everything, for want of a choice.
     """
 
     positions: torch.Tensor
     coverage: float | None = None
     is_diffuse: bool = False
+    has_failed: bool = False
 
 
 def finite(scores: torch.Tensor) -> torch.Tensor:

@@ -122,24 +122,26 @@ class CausalModel:
         kv: KVSpan,
         rope_tokens: int,
         is_last: bool,
+        is_scored: bool = False,
         window: WindowTap | None = None,
         breaks: Breaks | None = None,
     ) -> torch.Tensor | None:
         """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
 
-        `rope_tokens`: the sequence's final length, which fixes length-dependent rope. `window`
-        gets the queries it collects.
+        Those of every token, [tokens, vocab], if `is_scored`. `rope_tokens`: the sequence's final
+        length, which fixes length-dependent rope. `window` gets the queries it collects.
         """
+        wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
         logits = self._forward(
             ids,
             range(start, start + len(ids)),
             Chunk(kv=kv, start=start),
             [rope_tokens],
-            logits_of=[len(ids) - 1] if is_last else [],
+            logits_of=wanted,
             window=window,
             breaks=breaks,
         )
-        return logits if is_last else None
+        return logits if wanted else None
 
     @torch.inference_mode()
     def decode(

@@ -1,9 +1,5 @@
 """Load test of any OpenAI-compatible server, over its streaming HTTP interface.
 
-    load.py --url http://127.0.0.1:8000 --requests 200 --concurrency 1,8,32 --out result
-    load.py --url http://127.0.0.1:8000 --requests 500 --rate 2,4 --prompt-tokens 4096~512
-    load.py --compare before/result.json after/result.json --out compared
-
 TTFT runs from the first byte sent to the first chunk with text, ITL from one such chunk to the
 next, E2E to `[DONE]`; TPOT = (E2E − TTFT) / (output tokens − 1), tokens as the server counts them.
 Before the first point one request measures how many characters the server takes for a token.
@@ -22,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import load_result
-from load_client import Client, Record
-from load_files import Saved, UnreadableResult, saved_point, write_csv, write_json
-from load_metrics import aligned, error_lines, point_name, summarize, table
-from load_options import Options, command_line, read_options, redact
-from load_run import Limits, Point, Progress
-from load_traffic import Job, Prompts, arrivals, jobs
+
+from gemserve_client.load import result_line
+from gemserve_client.load.client import Client, Record
+from gemserve_client.load.files import Saved, UnreadableResult, saved_point, write_csv, write_json
+from gemserve_client.load.metrics import aligned, error_lines, point_name, summarize, table
+from gemserve_client.load.options import Options, command_line, read_options, redact
+from gemserve_client.load.run import Limits, Point, Progress
+from gemserve_client.load.traffic import Job, Prompts, arrivals, jobs
 
 MAX_WARM_UP_TOKENS = 2048
 WARM_UP_ANSWER_TOKENS = 4
@@ -49,24 +46,28 @@ class Outcome:
     was_interrupted: bool = False
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    options = read_options(words)
-    command = command_line("benchmarks/load.py", words)
+def run(words: Sequence[str], program: str) -> int:
+    """Exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C.
+
+    `program`: what was typed before `words`; its last part begins every message.
+    """
+    options = read_options(words, program)
+    command = command_line(program, words)
     try:
         if not isinstance(options, Options):
-            from load_compare import compare
+            from gemserve_client.load.compare import compare
 
-            print(load_result.line(compare(options, command)))
+            print(result_line.line(compare(options, command)))
             return 0
         if options.out is not None:
+            from gemserve_client.load import report  # noqa: F401  # a missing library, found now
+
             options.out.mkdir(parents=True, exist_ok=True)
         started_at = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         outcome = asyncio.run(measure(options))
         return _finish(options, outcome, command, started_at)
     except (Unusable, UnreadableResult, OSError) as error:
-        print(f"load.py: {error}", file=sys.stderr)
+        print(f"{options.name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UnreadableResult) else 1
 
 
@@ -155,8 +156,8 @@ async def _calibrate(client: Client, options: Options, prompts: Prompts) -> None
         prompts.chars_per_token = len(prompt) / record.prompt_tokens
     else:
         print(
-            f"load.py: the server counts no prompt tokens; {prompts.chars_per_token:g} characters "
-            "are taken for one",
+            f"{options.name}: the server counts no prompt tokens; {prompts.chars_per_token:g} "
+            "characters are taken for one",
             file=sys.stderr,
         )
 
@@ -172,7 +173,7 @@ async def _run_points(
     for number, (rate, concurrency) in enumerate(settings):
         if limits.is_over:
             names = (point_name({"rate": r, "concurrency": c}) for r, c in settings[number:])
-            print(f"load.py: not measured: {', '.join(names)}", file=sys.stderr)
+            print(f"{options.name}: not measured: {', '.join(names)}", file=sys.stderr)
             break
         due_s = None
         if rate is not None:
@@ -197,16 +198,16 @@ async def _run_points(
 
 def _finish(options: Options, outcome: Outcome, command: str, started_at: str) -> int:
     rows = [point["row"] for point in outcome.points]
-    versions = {**load_result.versions("httpx", "numpy"), "server": outcome.server_version}
-    result = load_result.result("load", options.device, versions, rows)
+    versions = {**result_line.versions("httpx", "numpy"), "server": outcome.server_version}
+    result = result_line.result("load", options.device, versions, rows)
     if not options.json_only and rows:
         print(aligned(table([point_name(row) for row in rows], rows)))
         for place, kind, count, message in error_lines(outcome.points)[1:]:
             print(f"{place}: {count} × {kind}, first: {message}")
     for row in rows:
-        _warn(row)
+        _warn(options.name, row)
     if options.out is not None:
-        from load_report import write_report  # it draws: matplotlib is not needed without --out
+        from gemserve_client.load.report import write_report  # matplotlib: only with --out
 
         saved = {
             **{key: value for key, value in result.items() if key != "rows"},
@@ -219,13 +220,13 @@ def _finish(options: Options, outcome: Outcome, command: str, started_at: str) -
         write_json(options.out, saved)
         write_csv(options.out, outcome.points)
         write_report(options.out, saved, command)
-    print(load_result.line(result))
+    print(result_line.line(result))
     if outcome.was_interrupted:
         return 130
     return 0 if any(row["completed"] for row in rows) else 1
 
 
-def _warn(row: dict[str, Any]) -> None:
+def _warn(name: str, row: dict[str, Any]) -> None:
     """Say what makes a row's figures other than they look."""
     notes: list[str] = []
     late_ms = row["sent_late_p99_ms"]
@@ -234,7 +235,7 @@ def _warn(row: dict[str, Any]) -> None:
     if row["without_text"]:
         notes.append(f"answers without text, and so without TTFT: {row['without_text']}")
     for note in notes:
-        print(f"load.py: {point_name(row)}: {note}", file=sys.stderr)
+        print(f"{name}: {point_name(row)}: {note}", file=sys.stderr)
 
 
 def _settings(options: Options, model: str) -> dict[str, Any]:
@@ -258,7 +259,3 @@ def _settings(options: Options, model: str) -> dict[str, Any]:
         "timeout_s": options.timeout_s,
         "max_seconds": options.max_seconds,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Typed client of gemserve over the official `openai` SDK."""

@@ -1,0 +1,50 @@
+"""The SDK's replies with the `filter` object that gemserve adds, and the endpoints it adds.
+
+`filter` is None where a server sent none; in a stream all chunks but the first have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from openai import AsyncStream, BaseModel, Stream, types
+from openai.types import chat
+
+from gemserve_client.filters import FilterReport
+
+
+class ChatCompletion(chat.ChatCompletion):
+    filter: FilterReport | None = None
+
+
+class ChatCompletionChunk(chat.ChatCompletionChunk):
+    filter: FilterReport | None = None
+
+
+class Completion(types.Completion):
+    """A whole reply or a chunk. Of several prompts `filter` is a list, in their order."""
+
+    filter: FilterReport | list[FilterReport] | None = None
+
+
+class Selection(BaseModel):
+    """What a filter keeps of a prompt; `text` is the kept tokens'."""
+
+    filter: FilterReport
+    text: str
+    usage: types.CompletionUsage
+
+
+class Adapter(BaseModel):
+    name: str
+
+
+# What the SDK asks for, and what it is to build instead.
+TYPED: Final[dict[Any, Any]] = {
+    chat.ChatCompletion: ChatCompletion,
+    Stream[chat.ChatCompletionChunk]: Stream[ChatCompletionChunk],
+    AsyncStream[chat.ChatCompletionChunk]: AsyncStream[ChatCompletionChunk],
+    types.Completion: Completion,
+    Stream[types.Completion]: Stream[Completion],
+    AsyncStream[types.Completion]: AsyncStream[Completion],
+}

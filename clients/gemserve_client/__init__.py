@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from gemserve_client.client import AsyncGemserveClient as AsyncGemserveClient
     from gemserve_client.client import GemserveClient as GemserveClient
     from gemserve_client.filters import Filter as Filter
-    from gemserve_client.filters import FilterReport as FilterReport
     from gemserve_client.replies import Adapter as Adapter
     from gemserve_client.replies import ChatCompletion as ChatCompletion
     from gemserve_client.replies import ChatCompletionChunk as ChatCompletionChunk
     from gemserve_client.replies import Completion as Completion
+    from gemserve_client.replies import FilterReport as FilterReport
     from gemserve_client.replies import Selection as Selection
 
 __all__ = [

@@ -5,12 +5,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from openai import AsyncStream, BaseModel, Stream, types
 from openai.types import chat
 
-from gemserve_client.filters import FilterReport
+from gemserve_client.filters import FilterMethod
+
+FilterReason = Literal["short_prompt", "disabled", "diffuse_attention", "widened"]
+
+
+class FilterReport(BaseModel):
+    """What the filter did.
+
+    `selection`: the kept tokens as half-open ranges, if they were asked for. `coverage`: the share
+    of attention that they get, where the method tells.
+    """
+
+    method: FilterMethod
+    applied: bool
+    reason: FilterReason | None = None
+    layer: int | None = None
+    prompt_tokens: int
+    kept_tokens: int
+    cached_tokens: int
+    filter_ms: float
+    selection: list[list[int]] | None = None
+    coverage: float | None = None
 
 
 class ChatCompletion(chat.ChatCompletion):

@@ -15,7 +15,14 @@ import pytest
 
 import gemserve_client
 from gemserve import types
-from gemserve_client import AsyncGemserveClient, Filter, FilterReport, GemserveClient, filters
+from gemserve_client import (
+    AsyncGemserveClient,
+    Filter,
+    FilterReport,
+    GemserveClient,
+    filters,
+    replies,
+)
 from tests.fakes import FILTERED, FakeCore, live_server, serving_over
 
 TEXT = "Héllo 🌍!"
@@ -236,7 +243,7 @@ def test_addresses(given: str | None, asked: str, monkeypatch: pytest.MonkeyPatc
 
 def test_types_say_what_the_server_takes_and_sends() -> None:
     assert set(get_args(filters.FilterMethod)) == set(types.FILTER_METHODS)
-    assert set(get_args(filters.FilterReason)) == set(get_args(types.FilterReason))
+    assert set(get_args(replies.FilterReason)) == set(get_args(types.FilterReason))
     assert set(FilterReport.model_fields) == {field.name for field in fields(types.FilterReport)}
     from gemserve.api.schemas import FilterBody
 

@@ -11,7 +11,11 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
 ADDRESS = "http://127.0.0.1:8000"
-INTERPRETERS = {"python": (sys.executable, "-"), "sh": ("bash", "-e"), "js": ("node", "-")}
+INTERPRETERS = {
+    "python": (sys.executable, "-c"),
+    "sh": ("bash", "-ec"),
+    "js": ("node", "--input-type=module", "-e"),
+}
 
 
 def examples(heading: str, language: str) -> list[str]:
@@ -36,8 +40,8 @@ def run_example(
     # an installed script need not be on the path of whoever tests
     code = code.replace("gemserve-client ", f"{sys.executable} -m gemserve_client.cli.main ")
     done = subprocess.run(
-        interpreter or INTERPRETERS[language],
-        input=code,
+        [*(interpreter or INTERPRETERS[language]), code],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         cwd=folder,
         env={**os.environ, "GEMSERVE_URL": url, "PYTHONUTF8": "1", **(environment or {})},

@@ -1,6 +1,6 @@
 """The SDK's replies with the `filter` object that gemserve adds, and the endpoints it adds.
 
-`filter` is None where a server sent none; in a stream all chunks but the first have none.
+`filter` is None where a server sent none. In a stream the first chunk of each choice has it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from openai.types import chat
 
 from gemserve_client.filters import FilterMethod
 
-FilterReason = Literal["short_prompt", "disabled", "diffuse_attention", "widened"]
+FilterReason = Literal[
+    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
+]
 
 
 class FilterReport(BaseModel):
@@ -43,7 +45,7 @@ class ChatCompletionChunk(chat.ChatCompletionChunk):
 
 
 class Completion(types.Completion):
-    """A whole reply or a chunk. Of several prompts `filter` is a list, in their order."""
+    """A whole reply or a chunk. In a whole reply to a list of prompts `filter` is a list, too."""
 
     filter: FilterReport | list[FilterReport] | None = None
 

@@ -195,19 +195,19 @@ async def test_the_asynchronous_client(patient: AsyncGemserveClient) -> None:
     assert isinstance(patient.with_options(timeout=5), AsyncGemserveClient)
 
 
-def test_reports_of_several_prompts_are_a_list() -> None:
-    report: Any = {
-        "method": "sieve",
-        "applied": False,
-        "reason": "short_prompt",
-        "prompt_tokens": 3,
-        "kept_tokens": 3,
-        "cached_tokens": 0,
-        "filter_ms": 0.0,
-    }
-    many = gemserve_client.Completion.construct(filter=[report, report])
-    assert isinstance(many.filter, list)
-    assert [each.kept_tokens for each in many.filter] == [3, 3]
+def test_each_of_several_prompts_has_its_report(client: GemserveClient) -> None:
+    prompts = [IDS, IDS[:100]]
+    whole = client.completions.create(model="fake", prompt=prompts, filter=FILTER)
+    assert [choice.text for choice in whole.choices] == [TEXT, TEXT]
+    assert isinstance(whole.filter, list)
+    for report, length in zip(whole.filter, (200, 100), strict=True):
+        check(report, length)
+    with client.completions.create(
+        model="fake", prompt=prompts, stream=True, filter=FILTER
+    ) as stream:
+        reports = {c.choices[0].index: c.filter for c in stream if c.filter is not None}
+    check(reports[0], 200)
+    check(reports[1], 100)
 
 
 def test_the_key_of_another_service_is_not_sent(

@@ -78,6 +78,7 @@ extras = [project['optional-dependencies'][name] for name in sys.argv[1].split('
 print(*project['dependencies'], *sum(extras, []), sep='\n')" "${EXTRAS}" > requirements.txt \
     && pip install "torch==${TORCH_VERSION}" --requirement requirements.txt
 COPY README.md LICENSE ./
+COPY clients clients
 COPY kernels kernels
 COPY server server
 RUN --mount=type=cache,target=/root/.cache/pip \

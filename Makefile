@@ -7,8 +7,13 @@ STAMP := $(VENV)/.installed
 # The exact release matters: unpinned, pip takes gigabytes of CUDA libraries on a CPU machine.
 TORCH ?= torch==2.13.0
 export HF_HUB_OFFLINE = 1
+# Other projects' clients, each with its own environment: their requirements contradict each other.
+CLIENTS := $(patsubst tests/clients/%.txt,.venv-clients/%/.installed,$(wildcard tests/clients/*.txt))
+ifneq ($(shell command -v npm),)
+CLIENTS += .venv-clients/node/.installed
+endif
 
-.PHONY: setup demo test check serve bench clean
+.PHONY: setup demo test test-clients check serve bench clean
 
 setup: $(STAMP)
 
@@ -25,6 +30,20 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
+test-clients: setup $(CLIENTS)
+	$(BIN)/python -m pytest -q -rs tests/clients tests/contract/test_openai_node.py
+
+.venv-clients/node/.installed: tests/clients/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)
+	npm install --silent --no-audit --no-fund --prefix $(@D)
+	touch $@
+
+.venv-clients/%/.installed: tests/clients/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade --requirement $<
+	touch $@
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -39,5 +58,5 @@ bench: setup
 	$(BIN)/gemserve eval needle --methods none,gemfilter,sieve --lengths 1024,4096 --samples 10
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

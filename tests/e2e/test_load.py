@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import random
 import re
 import signal
@@ -14,15 +12,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gemserve_client.load import traffic
+from gemserve_client.load.client import EventDecoder
+from gemserve_client.load.main import main
+from gemserve_client.load.options import command_line, read_options
 from tests.load_stub import Stub
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "load.py"
 KINDS = ("http_503", "server_error", "truncated", "malformed", "timeout", "disconnect", "empty")
 
 
@@ -33,18 +34,8 @@ def stub() -> Iterator[Stub]:
     stub.close()
 
 
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
-
-
 def command(*words: object) -> list[str]:
-    return [sys.executable, str(BENCHMARKS / "load.py"), *map(str, words)]
+    return [sys.executable, str(SCRIPT), *map(str, words)]
 
 
 def run(*words: object, status: int = 0) -> tuple[list[dict[str, Any]], str]:
@@ -195,8 +186,8 @@ def test_ctrl_c_reports_what_was_completed(stub):
     assert row["cancelled"] == 2
 
 
-def test_arrivals_repeat_with_their_seed(module):
-    arrivals = module("load_traffic").arrivals
+def test_arrivals_repeat_with_their_seed():
+    arrivals = traffic.arrivals
     times = arrivals(4000, 5.0, "poisson", 7)
     assert times == arrivals(4000, 5.0, "poisson", 7)
     assert times != arrivals(4000, 5.0, "poisson", 8)
@@ -206,9 +197,8 @@ def test_arrivals_repeat_with_their_seed(module):
     assert arrivals(4, 2.0, "constant", 7) == [0, 0.5, 1.0, 1.5]
 
 
-def test_points_repeat_lengths_and_not_texts(module):
+def test_points_repeat_lengths_and_not_texts():
     """A prefix cache would otherwise answer the second point from the first."""
-    traffic = module("load_traffic")
 
     def made(point: int) -> list[Any]:
         lengths = traffic.read_lengths("100~30"), traffic.read_lengths("1:9")
@@ -224,17 +214,17 @@ def test_points_repeat_lengths_and_not_texts(module):
     assert sizes.mean() == pytest.approx(500, rel=0.1)
 
 
-def test_events_cut_anywhere(module):
+def test_events_cut_anywhere():
     stream = 'data: {"a": "é"}\r\n\r\n: ping\n\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]'.encode()
     for cut in range(len(stream)):
-        decoder = module("load_client").EventDecoder()
+        decoder = EventDecoder()
         pieces = (stream[:cut], stream[cut : cut + 1], stream[cut + 1 :])
         seen = [data for piece in pieces for data in decoder.feed(piece)]
         assert [*seen, *decoder.close()] == ['{"a": "é"}', "1\n2", "[DONE]"], cut
 
 
-def test_prompts_have_the_length_asked_for(module):
-    prompts = module("load_traffic").Prompts(("a", "longer", "b"), seed=0)
+def test_prompts_have_the_length_asked_for():
+    prompts = traffic.Prompts(("a", "longer", "b"), seed=0)
     prompts.chars_per_token = 2.0
     rng = random.Random(0)
     assert {prompts.make(1, rng) for _ in range(50)} == {"a", "longer", "b"}
@@ -257,26 +247,38 @@ def test_prompts_have_the_length_asked_for(module):
         (["--requests", "9", "--rate", "1", "--ramp", "5"], "--ramp: 5 s has no effect with"),
     ],
 )
-def test_mistakes_get_one_line(module, capsys, words, message):
+def test_mistakes_get_one_line(capsys, words, message):
     with pytest.raises(SystemExit) as stopped:
-        module("load_options").read_options(["--url", "http://127.0.0.1:1", *words])
+        read_options(["--url", "http://127.0.0.1:1", *words], "load.py")
     assert stopped.value.code == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
 
 
-def test_secrets_stay_out_of_the_command_line(module):
-    shown = module("load_options").command_line
+def test_secrets_stay_out_of_the_command_line():
     for words in (["--api-key", "s3cret"], ["--api-key=s3cret"], ["--api", "s3cret"]):
-        assert "s3cret" not in shown("load.py", words)
-    assert "pass" not in shown("load.py", ["--url", "http://me:pass@127.0.0.1:1"])
+        assert "s3cret" not in command_line("load.py", words)
+    assert "pass" not in command_line("load.py", ["--url", "http://me:pass@127.0.0.1:1"])
 
 
 def test_no_torch_and_no_pictures_without_need():
-    code = "import load, sys; assert not {'torch', 'matplotlib', 'gemserve'} & set(sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    unwanted = "{'torch', 'matplotlib', 'gemserve', 'openai'}"
+    code = f"import gemserve_client.load.program, sys; assert not {unwanted} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_missing_library_is_named_before_anything_is_measured(
+    stub, tmp_path, monkeypatch, capsys
+):
+    for name in ("pictures", "report"):
+        monkeypatch.delitem(sys.modules, f"gemserve_client.load.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["--url", stub.url, "--requests", "1", "--rate", "1", "--out", str(tmp_path)]
+    assert main(words, program="gemserve-client load") == 1
+    message = "gemserve-client load: needs matplotlib: pip install 'gemserve[bench]'\n"
+    assert capsys.readouterr().err == message
+    assert not stub.served
 
 
 def test_max_seconds_bounds_the_warm_up(stub):

@@ -17,6 +17,7 @@ from gemserve.cli.options import (
     Option,
     add_options,
     read_options,
+    refuse_unknown_variables,
 )
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
@@ -182,6 +183,14 @@ def test_a_wrong_key_file_is_an_error_before_a_model_is_loaded(
     assert error.count("\n") == 1
     assert f"{path}: line 2: " in error
     assert "not fine" not in error
+
+
+def test_an_unknown_variable_is_refused_and_the_client_s_address_is_not() -> None:
+    """A server started with a key that it does not read would stand open."""
+    refuse_unknown_variables({"GEMSERVE_PORT": "1", "GEMSERVE_URL": "http://127.0.0.1:1"})
+    for name in ("GEMSERVE_API_KEY", "GEMSERVE_PROT"):
+        with pytest.raises(ConfigError, match=f"{name}: no such setting"):
+            refuse_unknown_variables({name: "1"})
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

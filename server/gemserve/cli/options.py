@@ -200,6 +200,9 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
     """Raise `ConfigError` for a `GEMSERVE_…` variable that no setting of the server reads."""
     tables = (*MODEL_OPTIONS, *ENGINE_OPTIONS, *SERVER_OPTIONS)
     known = {option.variable for option in tables}
+    # The client's, which a shell may hold too. Not its GEMSERVE_API_KEY: whoever gives that to a
+    # server expects to be asked for it.
+    known.add("GEMSERVE_URL")
     for name in environment:
         if name.startswith("GEMSERVE_") and name not in known:
             raise ConfigError(f"{name}: no such setting; `gemserve serve --help` lists them all")

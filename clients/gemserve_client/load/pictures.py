@@ -9,13 +9,14 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from load_files import Saved
-from load_metrics import LATENCIES, point_name
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from gemserve_client.load.files import Saved
+from gemserve_client.load.metrics import LATENCIES, point_name
 
 MAX_CURVES = 8
 MAX_SAMPLES = 2000

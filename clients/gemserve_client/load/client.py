@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from load_traffic import Job
+
+from gemserve_client.load.traffic import Job
 
 MAX_EVENT_BYTES = 16 << 20
 MAX_MESSAGE_CHARS = 300

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from load_client import CANCELLED, Record
+
+from gemserve_client.load.client import CANCELLED, Record
 
 Row = dict[str, Any]
 STATISTICS = ("mean", "p50", "p95", "p99")

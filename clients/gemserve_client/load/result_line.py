@@ -37,7 +37,7 @@ def versions(*distributions: str) -> dict[str, str | None]:
 
 def commit() -> str:
     """Of the repository this file lies in, "-dirty" with changes; "unknown" outside one."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parent
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import load_result
-from load_files import Saved, UnreadableResult, read_json
-from load_metrics import METRICS, Row, aligned, cell, point_name
-from load_options import Comparison
+from gemserve_client.load import result_line
+from gemserve_client.load.files import Saved, UnreadableResult, read_json
+from gemserve_client.load.metrics import METRICS, Row, aligned, cell, point_name
+from gemserve_client.load.options import Comparison
 
 Pair = tuple[Saved, Saved]
 
@@ -31,7 +31,7 @@ def compare(options: Comparison, command: str) -> dict[str, Any]:
         options.out.mkdir(parents=True, exist_ok=True)
         _write(options.out, pairs, results, names, notes, command)
     rows = [_ratios(pair) for pair in pairs]
-    return load_result.result("load_compare", None, {}, rows)
+    return result_line.result("load_compare", None, {}, rows)
 
 
 def match(before: Sequence[Saved], after: Sequence[Saved]) -> tuple[list[Pair], list[str]]:
@@ -113,8 +113,8 @@ def _write(
     notes: Sequence[str],
     command: str,
 ) -> None:
-    import load_report as report
-    from load_pictures import Curve, cdfs, some, throughput
+    from gemserve_client.load import report
+    from gemserve_client.load.pictures import Curve, cdfs, some, throughput
 
     panels = [
         (point_name(pair[0]["row"]), [Curve(n, [p]) for n, p in zip(names, pair, strict=True)])

@@ -9,12 +9,13 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, NoReturn, TypeVar
 
 import httpx
-from load_metrics import Slo
-from load_traffic import ArrivalKind, Lengths, read_lengths
+
+from gemserve_client.load.metrics import Slo
+from gemserve_client.load.traffic import ArrivalKind, Lengths, read_lengths
 
 MAX_REQUESTS = 100_000
 MAX_CONCURRENCY = 10_000
@@ -29,8 +30,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A load test, complete. Exactly one of `rates` and `concurrencies` is empty."""
+    """A load test, complete. Exactly one of `rates` and `concurrencies` is empty.
 
+    `name` begins every message.
+    """
+
+    name: str
     url: str
     requests: int
     rates: tuple[float, ...]
@@ -60,6 +65,7 @@ class Options:
 class Comparison:
     """Two result files to set side by side."""
 
+    name: str
     before: Path
     after: Path
     out: Path | None
@@ -72,13 +78,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def read_options(argv: list[str] | None = None) -> Options | Comparison:
+def read_options(words: Sequence[str], program: str) -> Options | Comparison:
     """Parse and check; ends the program with status 2 on a mistake."""
-    parser = _parser()
-    given = parser.parse_args(argv)
+    parser = _parser(PurePath(program).name)
+    given = parser.parse_args(words)
     if given.compare is not None:
         before, after = given.compare
-        return Comparison(before=before, after=after, out=given.out, json_only=given.json)
+        return Comparison(
+            name=parser.prog, before=before, after=after, out=given.out, json_only=given.json
+        )
     if given.url is None or given.requests is None:
         parser.error("needs --url and --requests (or --compare A.json B.json)")
     if (given.rate is None) == (given.concurrency is None):
@@ -86,6 +94,7 @@ def read_options(argv: list[str] | None = None) -> Options | Comparison:
     if given.rate is not None and given.ramp:
         parser.error(f"argument --ramp: {given.ramp:g} s has no effect with --rate")
     return Options(
+        name=parser.prog,
         url=given.url,
         requests=given.requests,
         rates=given.rate or (),
@@ -112,17 +121,17 @@ def read_options(argv: list[str] | None = None) -> Options | Comparison:
     )
 
 
-def command_line(program: str, argv: Sequence[str]) -> str:
+def command_line(program: str, words: Sequence[str]) -> str:
     """What was typed, without secrets."""
     shown: list[str] = []
     hides_next = False
-    for word in argv:
+    for word in words:
         flag, equals, _ = word.partition("=")
         # argparse takes any unambiguous beginning of a flag for the flag
         is_secret = len(flag) > 3 and any(name.startswith(flag) for name in SECRET_FLAGS)
         shown.append("***" if hides_next else f"{flag}=***" if is_secret and equals else word)
         hides_next = is_secret and not equals
-    return redact(shlex.join(["python", program, *shown]))
+    return redact(f"{program} {shlex.join(shown)}")
 
 
 def redact(content: str) -> str:
@@ -130,9 +139,9 @@ def redact(content: str) -> str:
     return re.sub(r"(?<=//)[^/@\s]+@", "***@", content)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(name: str) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="load.py",
+        prog=name,
         description="Load test of any OpenAI-compatible server: TTFT, TPOT, ITL, E2E, goodput.",
         epilog="Lengths are N, LOW:HIGH (uniform) or MEAN~SD (normal). Several values of --rate or "
         "--concurrency, with commas, give one row each.",
@@ -202,7 +211,7 @@ def _number(kind: type[T], low: float, high: float) -> Callable[[str], T]:
             value = math.nan
         if not low <= value <= high or math.isinf(value):
             raise ValueError(f"must be {noun} {limit}")
-        return value  # type: ignore[no-any-return]
+        return value
 
     return _checked(read)
 

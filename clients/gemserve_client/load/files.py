@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from load_client import Record
+from gemserve_client.load.client import Record
 
 Saved = dict[str, Any]  # a point: {"row", "began_s", "requests": [one dict a request]}
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from load_client import CANCELLED, Client, Record
-from load_traffic import Job
+from gemserve_client.load.client import CANCELLED, Client, Record
+from gemserve_client.load.traffic import Job
 
 BAR_CHARS = 24
 

@@ -1,0 +1,46 @@
+"""`client.adapters`: what can be put on the model, by name. A server without them answers 404."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from openai import AsyncOpenAI, OpenAI
+from openai.pagination import AsyncPage, SyncPage
+
+from gemserve_client.replies import Adapter
+
+_PATH = "/adapters"
+
+
+def _path_of(name: str) -> str:
+    return f"{_PATH}/{quote(name, safe='')}"
+
+
+class Adapters:
+    def __init__(self, client: OpenAI) -> None:
+        self._client = client
+
+    def list(self) -> SyncPage[Adapter]:
+        return self._client.get_api_list(_PATH, page=SyncPage[Adapter], model=Adapter)
+
+    def load(self, *, name: str, path: str) -> Adapter:
+        """`path` is relative to the server's adapter directory."""
+        return self._client.post(_PATH, cast_to=Adapter, body={"name": name, "path": path})
+
+    def unload(self, name: str) -> None:
+        self._client.delete(_path_of(name), cast_to=object)
+
+
+class AsyncAdapters:
+    def __init__(self, client: AsyncOpenAI) -> None:
+        self._client = client
+
+    async def list(self) -> AsyncPage[Adapter]:
+        return await self._client.get_api_list(_PATH, page=AsyncPage[Adapter], model=Adapter)
+
+    async def load(self, *, name: str, path: str) -> Adapter:
+        """`path` is relative to the server's adapter directory."""
+        return await self._client.post(_PATH, cast_to=Adapter, body={"name": name, "path": path})
+
+    async def unload(self, name: str) -> None:
+        await self._client.delete(_path_of(name), cast_to=object)

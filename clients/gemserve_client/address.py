@@ -1,0 +1,19 @@
+"""Which server, and with which key: what is given, else the environment's, else this machine's."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+
+
+def server_url(given: str | None = None) -> str:
+    """`given`, GEMSERVE_URL or port 8000 here; an address without a path gets its /v1."""
+    url = given or os.environ.get("GEMSERVE_URL") or DEFAULT_URL
+    return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+
+
+def server_key(given: str | None = None) -> str:
+    """`given`, GEMSERVE_API_KEY, or "none" for a server that wants no key."""
+    return given or os.environ.get("GEMSERVE_API_KEY") or "none"

@@ -1,0 +1,48 @@
+"""`client.chat.completions`: the SDK's, whose `create` also takes `filter`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Unpack, overload
+
+from openai import AsyncStream, Stream
+from openai.resources import chat
+
+from gemserve_client.replies import ChatCompletion, ChatCompletionChunk
+from gemserve_client.requests import ChatRequest, ChatStreamRequest, with_filter
+
+
+class ChatCompletions(chat.Completions):
+    @overload  # type: ignore[override]  # fields in a typed dict: they follow the SDK's
+    def create(self, **request: Unpack[ChatRequest]) -> ChatCompletion: ...
+
+    @overload
+    def create(self, **request: Unpack[ChatStreamRequest]) -> Stream[ChatCompletionChunk]: ...
+
+    def create(self, **request: Any) -> Any:
+        return super().create(**with_filter(request))
+
+
+class Chat(chat.Chat):
+    @cached_property
+    def completions(self) -> ChatCompletions:
+        return ChatCompletions(self._client)
+
+
+class AsyncChatCompletions(chat.AsyncCompletions):
+    @overload  # type: ignore[override]
+    async def create(self, **request: Unpack[ChatRequest]) -> ChatCompletion: ...
+
+    @overload
+    async def create(
+        self, **request: Unpack[ChatStreamRequest]
+    ) -> AsyncStream[ChatCompletionChunk]: ...
+
+    async def create(self, **request: Any) -> Any:
+        return await super().create(**with_filter(request))
+
+
+class AsyncChat(chat.AsyncChat):
+    @cached_property
+    def completions(self) -> AsyncChatCompletions:
+        return AsyncChatCompletions(self._client)

@@ -1,0 +1,1 @@
+"""The `gemserve-client` command: talks to a running server."""

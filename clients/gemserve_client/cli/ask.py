@@ -1,0 +1,124 @@
+"""`gemserve-client ask FILE… "QUESTION"`: the answer on stdout, as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from gemserve_client.cli.connection import add_server_options, connected, first_model
+from gemserve_client.cli.errors import Misused
+from gemserve_client.cli.kept import show_kept
+from gemserve_client.cli.waiting import waiting
+from gemserve_client.filters import Filter, FilterMethod
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionUserMessageParam
+
+    from gemserve_client.client import GemserveClient
+    from gemserve_client.replies import FilterReport
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser("ask", help="answer one question about files", allow_abbrev=False)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="text files; - is standard input")
+    parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument("--model", help="default: the first that the server lists")
+    methods = get_args(FilterMethod)
+    parser.add_argument("--filter", choices=methods, help="default: the server's")
+    parser.add_argument("--keep", type=_keep, help="tokens, a fraction in (0, 1), or auto")
+    parser.add_argument("--max-tokens", type=int, help="longest answer; default: the server's")
+    parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
+    add_server_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    document = "\n\n".join(_read(name) for name in arguments.files)
+    for name, text in (("FILE", document), ("QUESTION", arguments.question)):
+        if not text.strip():
+            raise Misused(f"{name}: must not be empty")
+    message: ChatCompletionUserMessageParam = {
+        "role": "user",
+        "content": f"{document}\n\n{arguments.question}",
+    }
+    with connected(arguments) as client:
+        report = _answer(client, arguments, message)
+        if arguments.show_kept and report is not None and report.applied:
+            show_kept(client, message, report)
+
+
+def _answer(
+    client: GemserveClient, arguments: argparse.Namespace, message: ChatCompletionUserMessageParam
+) -> FilterReport | None:
+    """Print the answer as it comes, and before it, on stderr, what the filter did."""
+    options: Any = {} if arguments.max_tokens is None else {"max_tokens": arguments.max_tokens}
+    with waiting("reading"):
+        stream = client.chat.completions.create(
+            model=arguments.model or first_model(client),
+            messages=[message],
+            temperature=0,
+            stream=True,
+            filter=_filter(arguments),
+            **options,
+        )
+        first = next(stream, None)
+    report, finish_reason = None, None
+    with stream:
+        for chunk in chain([first] if first else [], stream):
+            if chunk.filter is not None:
+                report = chunk.filter
+                print(_summary(report), file=sys.stderr, flush=True)
+            for choice in chunk.choices:
+                print(choice.delta.content or "", end="", flush=True)
+                finish_reason = choice.finish_reason or finish_reason
+    print(flush=True)
+    if finish_reason == "length":
+        print("the answer is cut: it reached its largest length", file=sys.stderr)
+    return report
+
+
+def _filter(arguments: argparse.Namespace) -> Filter | None:
+    given: Filter = {}
+    if arguments.filter is not None:
+        given["method"] = arguments.filter
+    if arguments.keep is not None:
+        given["keep"] = arguments.keep
+    if arguments.show_kept:
+        given["return_selection"] = True
+    return given or None
+
+
+def _keep(text: str) -> int | float | str:
+    """A number of either kind, or auto; whether it will do is for the server to say."""
+    if text == "auto":
+        return text
+    try:
+        value = int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number or auto")
+    return value
+
+
+def _read(name: str) -> str:
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise Misused(f"{name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Misused(f"{name}: is not UTF-8 text") from error
+
+
+def _summary(report: FilterReport) -> str:
+    if not report.applied:
+        return f"read all {report.prompt_tokens} tokens ({report.reason})"
+    return (
+        f"{report.method} kept {report.kept_tokens} of {report.prompt_tokens} tokens "
+        f"in {report.filter_ms:.0f} ms{f' ({report.reason})' if report.reason else ''}"
+    )

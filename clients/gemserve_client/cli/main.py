@@ -1,0 +1,52 @@
+"""The `gemserve-client` command: one answer on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from gemserve_client.cli import adapters, ask, models
+from gemserve_client.cli.errors import Failed
+
+PROGRAM = "gemserve-client"
+INTERRUPTED = 130
+PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 if the server failed or refused, 2 for bad arguments, 130, 141."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except Failed as failed:
+        print(f"{PROGRAM}: {failed}", file=sys.stderr)
+        return failed.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # whoever read has left; Python would complain when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _run(words: list[str]) -> int:
+    if words[:1] == ["load"]:  # its flags are its own
+        from gemserve_client.load.main import main as load
+
+        return load(words[1:], program=f"{PROGRAM} load")
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Talk to a running gemserve server.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (ask, models, adapters):
+        command.add_command(commands)
+    commands.add_parser("load", help="load test of any OpenAI-compatible server")
+    parsed = parser.parse_args(words)
+    parsed.run(parsed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""`openai.OpenAI` and `openai.AsyncOpenAI` for a gemserve server.
+
+HTTP, retries, errors and streams are the SDK's. Added are `filter`, what comes back of it, and the
+endpoints that only gemserve has. `base_url` falls back to GEMSERVE_URL, then to port 8000 of this
+machine, and `api_key` to GEMSERVE_API_KEY: OpenAI's own variables are not read, so that its key is
+never sent elsewhere. Further options are the SDK's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import Any, Unpack
+
+from openai import AsyncOpenAI, OpenAI
+
+from gemserve_client.adapters import Adapters, AsyncAdapters
+from gemserve_client.address import server_key, server_url
+from gemserve_client.chat import AsyncChat, Chat
+from gemserve_client.completions import AsyncCompletions, Completions
+from gemserve_client.replies import TYPED, Selection
+from gemserve_client.requests import SelectionRequest
+
+_SELECTION_PATH = "/filter"
+
+
+class GemserveClient(OpenAI):
+    def __init__(
+        self,
+        *,
+        base_url: str | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        **options: Any,
+    ) -> None:
+        # the SDK copies a client with its own kind of URL
+        url = server_url(str(base_url) if base_url else None)
+        super().__init__(base_url=url, api_key=api_key or server_key(), **options)
+
+    @cached_property
+    def chat(self) -> Chat:
+        return Chat(self)
+
+    @cached_property
+    def completions(self) -> Completions:
+        return Completions(self)
+
+    @cached_property
+    def adapters(self) -> Adapters:
+        return Adapters(self)
+
+    def filter(self, **request: Unpack[SelectionRequest]) -> Selection:
+        """What would be kept of a prompt, as text; nothing is generated."""
+        return self.post(_SELECTION_PATH, cast_to=Selection, body=request)
+
+    def request(
+        self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None
+    ) -> Any:
+        """The SDK's, which builds this package's replies instead of its own."""
+        typed, typed_stream = (TYPED.get(each, each) for each in (cast_to, stream_cls))
+        return super().request(typed, options, stream=stream, stream_cls=typed_stream)
+
+
+class AsyncGemserveClient(AsyncOpenAI):
+    def __init__(
+        self,
+        *,
+        base_url: str | None = None,
+        api_key: str | Callable[[], Awaitable[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        url = server_url(str(base_url) if base_url else None)
+        super().__init__(base_url=url, api_key=api_key or server_key(), **options)
+
+    @cached_property
+    def chat(self) -> AsyncChat:
+        return AsyncChat(self)
+
+    @cached_property
+    def completions(self) -> AsyncCompletions:
+        return AsyncCompletions(self)
+
+    @cached_property
+    def adapters(self) -> AsyncAdapters:
+        return AsyncAdapters(self)
+
+    async def filter(self, **request: Unpack[SelectionRequest]) -> Selection:
+        """What would be kept of a prompt, as text; nothing is generated."""
+        return await self.post(_SELECTION_PATH, cast_to=Selection, body=request)
+
+    async def request(
+        self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None
+    ) -> Any:
+        """The SDK's, which builds this package's replies instead of its own."""
+        typed, typed_stream = (TYPED.get(each, each) for each in (cast_to, stream_cls))
+        return await super().request(typed, options, stream=stream, stream_cls=typed_stream)

@@ -1,0 +1,34 @@
+"""`client.completions`: the SDK's, whose `create` also takes `filter`."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack, overload
+
+from openai import AsyncStream, Stream, resources
+
+from gemserve_client.replies import Completion
+from gemserve_client.requests import CompletionRequest, CompletionStreamRequest, with_filter
+
+
+class Completions(resources.Completions):
+    @overload  # type: ignore[override]  # fields in a typed dict: they follow the SDK's
+    def create(self, **request: Unpack[CompletionRequest]) -> Completion: ...
+
+    @overload
+    def create(self, **request: Unpack[CompletionStreamRequest]) -> Stream[Completion]: ...
+
+    def create(self, **request: Any) -> Any:
+        return super().create(**with_filter(request))
+
+
+class AsyncCompletions(resources.AsyncCompletions):
+    @overload  # type: ignore[override]
+    async def create(self, **request: Unpack[CompletionRequest]) -> Completion: ...
+
+    @overload
+    async def create(
+        self, **request: Unpack[CompletionStreamRequest]
+    ) -> AsyncStream[Completion]: ...
+
+    async def create(self, **request: Any) -> Any:
+        return await super().create(**with_filter(request))

@@ -1,0 +1,1 @@
+"""Load test of any OpenAI-compatible server."""

@@ -1,0 +1,73 @@
+"""The SDK's replies with the `filter` object that gemserve adds, and the endpoints it adds.
+
+`filter` is None where a server sent none. In a stream the first chunk of each choice has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from openai import AsyncStream, BaseModel, Stream, types
+from openai.types import chat
+
+from gemserve_client.filters import FilterMethod
+
+FilterReason = Literal[
+    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
+]
+
+
+class FilterReport(BaseModel):
+    """What the filter did.
+
+    `selection`: the kept tokens as half-open ranges, if they were asked for. `coverage`: the share
+    of attention that they get, where the method tells.
+    """
+
+    method: FilterMethod
+    applied: bool
+    reason: FilterReason | None = None
+    layer: int | None = None
+    prompt_tokens: int
+    kept_tokens: int
+    cached_tokens: int
+    filter_ms: float
+    selection: list[list[int]] | None = None
+    coverage: float | None = None
+
+
+class ChatCompletion(chat.ChatCompletion):
+    filter: FilterReport | None = None
+
+
+class ChatCompletionChunk(chat.ChatCompletionChunk):
+    filter: FilterReport | None = None
+
+
+class Completion(types.Completion):
+    """A whole reply or a chunk. In a whole reply to a list of prompts `filter` is a list, too."""
+
+    filter: FilterReport | list[FilterReport] | None = None
+
+
+class Selection(BaseModel):
+    """What a filter keeps of a prompt; `text` is the kept tokens'."""
+
+    filter: FilterReport
+    text: str
+    usage: types.CompletionUsage
+
+
+class Adapter(BaseModel):
+    name: str
+
+
+# What the SDK asks for, and what it is to build instead.
+TYPED: Final[dict[Any, Any]] = {
+    chat.ChatCompletion: ChatCompletion,
+    Stream[chat.ChatCompletionChunk]: Stream[ChatCompletionChunk],
+    AsyncStream[chat.ChatCompletionChunk]: AsyncStream[ChatCompletionChunk],
+    types.Completion: Completion,
+    Stream[types.Completion]: Stream[Completion],
+    AsyncStream[types.Completion]: AsyncStream[Completion],
+}

@@ -1,0 +1,52 @@
+"""The SDK's request fields, and `filter` beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Required
+
+from openai import Timeout
+from openai.types import chat, completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from typing_extensions import TypedDict  # as the SDK, whose classes are extended
+
+from gemserve_client.filters import FilterParam
+
+
+class _Extras(TypedDict, total=False):
+    filter: FilterParam | None
+    extra_headers: Mapping[str, str] | None
+    extra_query: Mapping[str, object] | None
+    extra_body: Mapping[str, object] | None
+    timeout: float | Timeout | None
+
+
+class ChatRequest(chat_create_params.CompletionCreateParamsNonStreaming, _Extras): ...
+
+
+class ChatStreamRequest(chat_create_params.CompletionCreateParamsStreaming, _Extras): ...
+
+
+class CompletionRequest(completion_create_params.CompletionCreateParamsNonStreaming, _Extras): ...
+
+
+class CompletionStreamRequest(
+    completion_create_params.CompletionCreateParamsStreaming, _Extras
+): ...
+
+
+class SelectionRequest(TypedDict, total=False):
+    """Either a prompt or messages."""
+
+    model: Required[str]
+    prompt: str | Sequence[int]
+    messages: Sequence[chat.ChatCompletionMessageParam]
+    filter: FilterParam | None
+
+
+def with_filter(request: dict[str, Any]) -> dict[str, Any]:
+    """`request` with its `filter` where the SDK takes fields it does not know."""
+    method = request.pop("filter", None)
+    if method is None:
+        return request
+    return {**request, "extra_body": {**(request.get("extra_body") or {}), "filter": method}}

@@ -1,0 +1,49 @@
+"""LangChain's ChatOpenAI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.clients.environments import python_of
+from tests.fakes import FakeCore
+from tests.guide import examples, run_example
+
+TEXT = "Héllo 🌍!"
+CODE = """
+import asyncio, openai
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI, OpenAI
+
+place = {"base_url": "http://127.0.0.1:8000/v1", "api_key": "none", "model": "builtin"}
+model = ChatOpenAI(**place, max_retries=0)
+reply = model.invoke([SystemMessage("Be brief."), HumanMessage("Hi")], max_tokens=7, stop=["x"])
+assert reply.content == TEXT
+assert reply.usage_metadata["output_tokens"] == 4
+assert reply.response_metadata["finish_reason"] == "stop"
+assert "".join(chunk.content for chunk in model.stream("Hi")) == TEXT
+assert [each.content for each in model.batch(["Hi", "Ho"])] == [TEXT, TEXT]
+assert asyncio.run(model.ainvoke("Hi")).content == TEXT
+assert OpenAI(**place, max_retries=0).invoke("Hi") == TEXT
+try:
+    model.invoke("Hi", extra_body={"filter": {"keep": 3}})
+except openai.BadRequestError as error:
+    assert error.param == "filter.keep"
+else:
+    raise AssertionError
+"""
+
+
+def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
+    (code,) = examples("LangChain", "python")
+    interpreter = python_of("langchain")
+    printed = run_example(code, "python", url=url, folder=folder, interpreter=interpreter)
+    assert printed == f"{TEXT}\n512 tokens kept\n{TEXT}"
+    first, second = (request.filter for request in core.requests)
+    assert (first.method, first.keep, second.method) == ("sieve", 512, "gemfilter")
+
+
+def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
+    code = f"TEXT = {TEXT!r}\n{CODE}"
+    run_example(code, "python", url=url, folder=folder, interpreter=python_of("langchain"))
+    sampling = core.requests[0].sampling
+    assert (sampling.max_tokens, sampling.stop) == (7, ("x",))

@@ -1,0 +1,264 @@
+"""gemserve_client against a real socket: what it adds to the SDK, and that the SDK still works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import openai
+import pytest
+
+import gemserve_client
+from gemserve import types
+from gemserve_client import (
+    AsyncGemserveClient,
+    Filter,
+    FilterReport,
+    GemserveClient,
+    filters,
+    replies,
+)
+from tests.fakes import FILTERED, FakeCore, live_server, serving_over
+
+TEXT = "Héllo 🌍!"
+IDS = list(range(10, 210))
+MESSAGES: Any = [{"role": "user", "content": "word " * 200}]
+FILTER: Filter = {"method": "gemfilter", "keep": 32, "return_selection": True}
+
+
+@pytest.fixture
+def url(core: FakeCore, tokenizer: Any) -> Iterator[str]:
+    with live_server(serving_over(core, tokenizer)) as address:
+        yield address
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[GemserveClient]:
+    with GemserveClient(base_url=url, max_retries=0, timeout=10) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def patient(url: str) -> Any:
+    async with AsyncGemserveClient(base_url=url, max_retries=0, timeout=10) as opened:
+        yield opened
+
+
+def check(report: object, prompt_tokens: int = 200) -> None:
+    assert isinstance(report, FilterReport)
+    assert (report.method, report.applied, report.reason) == ("gemfilter", True, None)
+    assert (report.prompt_tokens, report.kept_tokens) == (prompt_tokens, 32)
+    assert report.selection == [[0, 32]]
+    assert report.filter_ms == 1.5
+
+
+def test_a_reply_carries_its_report(client: GemserveClient, core: FakeCore) -> None:
+    chat = client.chat.completions.create(model="fake", messages=MESSAGES, filter=FILTER)
+    assert chat.choices[0].message.content == TEXT
+    assert chat.usage is not None
+    check(chat.filter, chat.usage.prompt_tokens)
+    text = client.completions.create(model="fake", prompt=IDS, filter=FILTER)
+    assert text.choices[0].text == TEXT
+    check(text.filter)
+    sent = [request.filter for request in core.requests]
+    assert sent[0] == sent[1]
+    assert (sent[0].method, sent[0].keep) == ("gemfilter", 32)
+
+
+def test_a_stream_carries_it_in_its_first_chunk(client: GemserveClient) -> None:
+    with client.chat.completions.create(
+        model="fake", messages=MESSAGES, stream=True, filter=FILTER
+    ) as stream:
+        chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == TEXT
+    assert isinstance(chunks[0].filter, FilterReport)
+    assert {chunk.filter for chunk in chunks[1:]} == {None}
+    with client.completions.create(model="fake", prompt=IDS, stream=True, filter=FILTER) as texts:
+        parts = list(texts)
+    assert "".join(part.choices[0].text for part in parts) == TEXT
+    check(parts[0].filter)
+
+
+def test_shorthand_default_and_other_extra_fields(client: GemserveClient, core: FakeCore) -> None:
+    """A `filter` must not push out what else is in `extra_body`, nor None reach the server."""
+    top_k: Any = {"top_k": 3}
+    client.completions.create(model="fake", prompt=IDS, filter="none", extra_body=top_k)
+    client.completions.create(model="fake", prompt=IDS, filter=None, extra_body=top_k)
+    assert [request.filter.method for request in core.requests] == ["none", "sieve"]
+    assert [request.sampling.top_k for request in core.requests] == [3, 3]
+
+
+def test_a_selection(client: GemserveClient) -> None:
+    kept = client.filter(model="fake", messages=MESSAGES, filter=FILTER)
+    check(kept.filter, kept.usage.prompt_tokens)
+    assert kept.text.startswith("word word")
+    plain = client.filter(model="fake", prompt=IDS)
+    assert (plain.filter.kept_tokens, plain.filter.selection) == (64, None)
+    assert plain.usage.completion_tokens == 0
+
+
+def test_errors_are_the_sdks(client: GemserveClient, core: FakeCore) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="fake", prompt="Hi", filter={"keep": 3})
+    assert bad.value.param == "filter.keep"
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        client.filter(model="fake", prompt="Hi", messages=MESSAGES)
+    with pytest.raises(openai.NotFoundError):
+        client.filter(model="other", prompt="Hi")
+    core.script = (FILTERED, "a", ValueError("boom"))
+    with (
+        client.completions.create(model="fake", prompt="Hi", stream=True) as stream,
+        pytest.raises(openai.APIError, match="boom"),
+    ):
+        list(stream)
+
+
+def test_a_server_without_adapters_says_so(client: GemserveClient) -> None:
+    for call in (
+        client.adapters.list,
+        lambda: client.adapters.load(name="a", path="a"),
+        lambda: client.adapters.unload("a/../b"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="Not Found") as missing:
+            call()
+        assert missing.value.status_code == 404
+    assert missing.value.request.url.raw_path == b"/v1/adapters/a%2F..%2Fb"
+
+
+def test_what_else_the_sdk_can_do(client: GemserveClient) -> None:
+    """Raw replies, its streaming helper and copies know the filter too."""
+    raw = client.completions.with_raw_response.create(
+        model="fake", prompt=IDS, extra_body={"filter": FILTER}
+    )
+    assert raw.headers["x-gemserve-kept-tokens"] == "32"
+    assert isinstance(raw.parse(), gemserve_client.Completion)
+    with client.chat.completions.stream(model="fake", messages=MESSAGES) as stream:
+        assert stream.get_final_completion().choices[0].message.content == TEXT
+    copied = client.with_options(timeout=5)
+    assert isinstance(copied, GemserveClient)
+    assert copied.base_url == client.base_url
+    check(copied.completions.create(model="fake", prompt=IDS, filter=FILTER).filter)
+    assert [model.id for model in copied.models.list()] == ["fake"]
+
+
+def test_a_full_queue_is_waited_for(core: FakeCore, tokenizer: Any) -> None:
+    gate = threading.Event()
+    core.script = (FILTERED, gate, "ok")
+    with (
+        live_server(serving_over(core, tokenizer, max_queue=1)) as url,
+        GemserveClient(base_url=url, max_retries=2, timeout=10) as client,
+    ):
+
+        def ask() -> str:
+            return client.completions.create(model="fake", prompt="Hi").choices[0].text
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        core.started.wait(5)
+        threading.Timer(0.3, gate.set).start()
+        assert ask() == "ok"
+        for thread in threads:
+            thread.join(5)
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_client(patient: AsyncGemserveClient) -> None:
+    chat = await patient.chat.completions.create(model="fake", messages=MESSAGES, filter=FILTER)
+    assert chat.choices[0].message.content == TEXT
+    assert isinstance(chat.filter, FilterReport)
+    async with await patient.chat.completions.create(
+        model="fake", messages=MESSAGES, stream=True, filter=FILTER
+    ) as stream:
+        chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == TEXT
+    assert isinstance(chunks[0].filter, FilterReport)
+    text = await patient.completions.create(model="fake", prompt=IDS, filter=FILTER)
+    check(text.filter)
+    async with await patient.completions.create(
+        model="fake", prompt=IDS, stream=True, filter=FILTER
+    ) as texts:
+        parts = [part async for part in texts]
+    check(parts[0].filter)
+    check((await patient.filter(model="fake", prompt=IDS, filter=FILTER)).filter)
+    with pytest.raises(openai.NotFoundError):
+        await patient.adapters.list()
+    with pytest.raises(openai.NotFoundError):
+        await patient.adapters.load(name="a", path="a")
+    with pytest.raises(openai.NotFoundError):
+        await patient.adapters.unload("a")
+    assert isinstance(patient.with_options(timeout=5), AsyncGemserveClient)
+
+
+def test_each_of_several_prompts_has_its_report(client: GemserveClient) -> None:
+    prompts = [IDS, IDS[:100]]
+    whole = client.completions.create(model="fake", prompt=prompts, filter=FILTER)
+    assert [choice.text for choice in whole.choices] == [TEXT, TEXT]
+    assert isinstance(whole.filter, list)
+    for report, length in zip(whole.filter, (200, 100), strict=True):
+        check(report, length)
+    with client.completions.create(
+        model="fake", prompt=prompts, stream=True, filter=FILTER
+    ) as stream:
+        reports = {c.choices[0].index: c.filter for c in stream if c.filter is not None}
+    check(reports[0], 200)
+    check(reports[1], 100)
+
+
+def test_the_key_of_another_service_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch, core: FakeCore, tokenizer: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-theirs")
+    assert GemserveClient().api_key == "none"
+    keys = tmp_path / "keys"
+    keys.write_text("sk-ours")
+    with live_server(serving_over(core, tokenizer, api_key_file=str(keys))) as url:
+        monkeypatch.setenv("GEMSERVE_URL", url)
+        with GemserveClient(max_retries=0) as wrong, pytest.raises(openai.AuthenticationError):
+            wrong.filter(model="fake", prompt=IDS)
+        monkeypatch.setenv("GEMSERVE_API_KEY", "sk-ours")
+        with GemserveClient(max_retries=0) as right:
+            assert right.filter(model="fake", prompt=IDS).filter.applied
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        (None, "http://127.0.0.1:8000/v1/"),
+        ("http://host:1", "http://host:1/v1/"),
+        ("http://host:1/", "http://host:1/v1/"),
+        ("http://host:1/v1", "http://host:1/v1/"),
+        ("https://host/behind/proxy", "https://host/behind/proxy/"),
+    ],
+)
+def test_addresses(given: str | None, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEMSERVE_URL", raising=False)
+    assert str(GemserveClient(base_url=given).base_url) == asked
+
+
+def test_types_say_what_the_server_takes_and_sends() -> None:
+    assert set(get_args(filters.FilterMethod)) == set(types.FILTER_METHODS)
+    assert set(get_args(replies.FilterReason)) == set(get_args(types.FilterReason))
+    assert set(FilterReport.model_fields) == {field.name for field in fields(types.FilterReport)}
+    from gemserve.api.schemas import FilterBody
+
+    assert set(Filter.__annotations__) == set(FilterBody.model_fields)
+
+
+def test_names_are_complete_and_sorted() -> None:
+    assert gemserve_client.__all__ == sorted(gemserve_client.__all__)
+    for name in gemserve_client.__all__:
+        assert getattr(gemserve_client, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Client'"):
+        _ = gemserve_client.Client  # type: ignore[attr-defined]
+
+
+def test_the_client_needs_none_of_the_servers_libraries() -> None:
+    unwanted = "{'torch', 'transformers', 'gemserve', 'fastapi', 'numpy'}"
+    code = f"from gemserve_client import *; import sys; assert not {unwanted} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

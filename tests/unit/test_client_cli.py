@@ -1,0 +1,204 @@
+"""`gemserve-client` in pipes, on a terminal, and where there is no server."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemserve_client.cli.main import main
+from tests.fakes import FILTERED, FakeCore, live_server, serving_over, wait_for
+
+QUESTION = "Who?"
+ANSWER = "Héllo 🌍!\n"
+
+
+@pytest.fixture
+def url(core: FakeCore, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with live_server(serving_over(core, tokenizer)) as address:
+        monkeypatch.setenv("GEMSERVE_URL", address)
+        yield address
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> str:
+    path = tmp_path / "notes.txt"
+    path.write_text("The river runs. " * 60, encoding="utf-8")
+    return str(path)
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "gemserve_client.cli.main", *words]
+
+
+def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), input=stdin, capture_output=True, encoding="utf-8", timeout=60, check=False
+    )
+
+
+def start(*words: str, **streams: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command(*words), **streams)
+
+
+def outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, int]:
+    """Status, answer, and how many lines stderr has."""
+    return done.returncode, done.stdout, len(done.stderr.splitlines())
+
+
+def test_only_the_answer_is_on_stdout(url: str, notes: str, core: FakeCore) -> None:
+    done = run("ask", notes, "-", QUESTION, "--filter", "gemfilter", "--keep", "32", stdin="Béa.")
+    assert outcome(done) == (0, ANSWER, 1)
+    assert re.fullmatch(r"gemfilter kept 32 of \d+ tokens in 2 ms\n", done.stderr)
+    [request] = core.requests
+    assert (request.filter.method, request.filter.keep) == ("gemfilter", 32)
+    assert request.sampling.temperature == 0
+    whole = run("ask", "-", QUESTION, "--filter", "none", "--max-tokens", "7", stdin="Short.")
+    assert whole.stdout == ANSWER
+    assert re.fullmatch(r"read all \d+ tokens \(disabled\)\n", whole.stderr)
+    assert core.requests[1].sampling.max_tokens == 7
+
+
+def test_the_document_reaches_the_model(url: str, core: FakeCore, tokenizer: Any) -> None:
+    """Standard input is UTF-8, with or without a byte order mark, whatever the locale."""
+    assert run("ask", "-", "Où?", stdin="\ufeffBéa 🌍").returncode == 0
+    assert "Béa 🌍\n\nOù?" in tokenizer.decode(core.requests[0].prompt_ids)
+    assert "\ufeff" not in tokenizer.decode(core.requests[0].prompt_ids)
+
+
+def test_kept_passages_are_shown(url: str, notes: str) -> None:
+    done = run("ask", notes, QUESTION, "--keep", "32", "--show-kept")
+    assert done.stdout == ANSWER
+    report, passage = done.stderr.splitlines()
+    assert "kept 32" in report
+    assert re.match(r"\[0:32\] '.*The river runs", passage)
+
+
+def test_lists(url: str) -> None:
+    assert outcome(run("models")) == (0, "fake\n", 0)
+    for words in (["list"], ["load", "a", "b"], ["unload", "a"]):
+        done = run("adapters", *words)
+        assert outcome(done) == (1, "", 1)
+        assert re.search(r"gemserve-client: Not Found \(status 404, [A-Z]+ http", done.stderr)
+
+
+def test_failures_of_the_server(url: str, notes: str, core: FakeCore) -> None:
+    refused = run("ask", notes, QUESTION, "--keep", "3")
+    assert outcome(refused) == (1, "", 1)
+    assert refused.stderr.startswith("gemserve-client: filter.keep=3: must be")
+    assert "(status 400, POST http://127.0.0.1:" in refused.stderr
+    core.script = (FILTERED, "a", ValueError("boom"))
+    broken = run("ask", notes, QUESTION)
+    assert outcome(broken) == (1, "a", 2)
+    assert "gemserve-client: The request failed: ValueError: boom\n" in broken.stderr
+
+
+def test_no_server(notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed_soon:
+        nobody = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
+    done = run("ask", notes, QUESTION, "--url", nobody)
+    assert outcome(done) == (1, "", 1)
+    assert done.stderr.startswith(f"gemserve-client: no answer from {nobody}/v1: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ask", "-"], "the following arguments are required: QUESTION"),
+        (["ask", "/nowhere", "?"], "gemserve-client: /nowhere: No such file or directory"),
+        (["ask", "-", "?"], "gemserve-client: FILE: must not be empty"),
+        (["ask", os.devnull, "?"], "gemserve-client: FILE: must not be empty"),
+        (["ask", "-", "?", "--keep", "nan"], "argument --keep: 'nan' must be a number or auto"),
+        (["ask", "-", "?", "--filter", "best"], "argument --filter: invalid choice: 'best'"),
+        (["models", "--url", "localhost:8000"], "url=localhost:8000: must look like http://"),
+        (["models", "--api-key", "clé"], "api key: must be printable ASCII"),
+        (["load", "--url", "http://x"], "gemserve-client load: needs --url and --requests"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_mistakes(
+    words: Sequence[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        try:
+            status: object = main(words)
+        except SystemExit as stopped:
+            status = stopped.code
+    assert status == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_text_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "latin"
+    path.write_bytes(b"caf\xe9")
+    assert main(["ask", str(path), "?"]) == 2
+    assert capsys.readouterr().err == f"gemserve-client: {path}: is not UTF-8 text\n"
+
+
+def test_a_reader_who_leaves_ends_it_quietly(url: str, notes: str, core: FakeCore) -> None:
+    """As `| head -c 1` does: no traceback, and the server stops working on the answer."""
+    core.script = (FILTERED, "first", *(["more"] * 50 + [0.01]) * 100, threading.Event())
+    program = start("ask", notes, QUESTION, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stderr is not None
+    assert program.stdout.read(5) == b"first"
+    program.stdout.close()
+    assert program.wait(20) == 141
+    assert len(program.stderr.read().splitlines()) == 1
+    program.stderr.close()
+    wait_for(core.cancelled.is_set)
+
+
+def test_ctrl_c_ends_it_quietly(url: str, notes: str, core: FakeCore) -> None:
+    core.script = (FILTERED, "first", threading.Event())
+    program = start("ask", notes, QUESTION, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stdout.read(5) == b"first"
+    program.send_signal(signal.SIGINT)
+    printed, errors = program.communicate(timeout=20)
+    assert (program.returncode, printed) == (130, b"")
+    assert len(errors.splitlines()) == 1
+    wait_for(core.cancelled.is_set)
+
+
+def test_a_terminal_shows_that_something_happens(url: str, notes: str, core: FakeCore) -> None:
+    filtering = threading.Event()
+    core.script = (filtering, FILTERED, "ok")
+    ours, theirs = pty.openpty()
+    program = start("ask", notes, QUESTION, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # Linux's way to say that the other end was closed
+        while part := os.read(ours, 4096):
+            shown += part
+            if b"reading 0.3 s" in shown:
+                filtering.set()
+    os.close(ours)
+    assert program.communicate(timeout=20)[0] == b"ok\n"
+    lines = shown.decode().split("\r\x1b[K")
+    assert lines[1] == "reading 0.1 s"
+    assert re.fullmatch(r"sieve kept \d+ of \d+ tokens in 2 ms\r\n", lines[-1])
+
+
+def test_what_is_needed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert main(["models"]) == 1
+    message = "gemserve-client: needs openai: pip install 'gemserve[client]'\n"
+    assert capsys.readouterr().err == message

@@ -117,7 +117,6 @@ ONLY: dict[str, list[tuple[str, Any, str]]] = {
         ("top_logprobs", 2, "top_logprobs"),
         ("top_logprobs", 21, "top_logprobs"),
         ("tools", [{"type": "function"}], "tools"),
-        ("response_format", {"type": "json_object"}, "response_format.type"),
         ("prompt", "x", "prompt"),
     ],
 }

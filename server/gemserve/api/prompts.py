@@ -19,7 +19,9 @@ from gemserve.api.schemas import (
     Prompts,
     SelectionBody,
 )
+from gemserve.api.structured import response_grammar
 from gemserve.config import DEFAULT_KEEP, EngineConfig
+from gemserve.engine.grammar import Grammars
 from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.table import ADAPTIVE, EVICTORS, SELECTORS, check_adaptive
@@ -48,6 +50,7 @@ class PromptBuilder:
     """Knows the served model's tokenizer and limits; used off the event loop."""
 
     tokenizer: Any
+    grammars: Grammars
     config: EngineConfig
     context_tokens: int
     vocab_size: int
@@ -195,6 +198,7 @@ class PromptBuilder:
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
+            grammar=response_grammar(body.response_format, self.grammars),
         )
 
     def _generated_from(self, params: FilterParams, num_tokens: int) -> int:

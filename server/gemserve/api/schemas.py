@@ -4,9 +4,9 @@ where the caller expects something. `FieldsWithoutEffect` are accepted, document
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gemserve.types import FILTER_METHODS, FilterMethod, Keep, parse_keep
 
@@ -66,6 +66,26 @@ class Filterable(FieldsWithoutEffect):
         return value
 
 
+class JsonSchema(Body):
+    """`strict` changes nothing: an answer is held to the schema either way."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("needs json_schema exactly if its type is json_schema")
+        return self
+
+
 class Generation(Filterable):
     """What both completion endpoints take."""
 
@@ -84,6 +104,7 @@ class Generation(Filterable):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     @field_validator("logit_bias", mode="before")
@@ -108,7 +129,6 @@ class Generation(Filterable):
 UNSUPPORTED = (
     "tools",
     "tool_choice",
-    "response_format",
     "suffix",
 )
 
@@ -163,17 +183,12 @@ class SelectionBody(Filterable):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
 
 
-class ResponseFormat(Body):
-    type: Literal["text"]
-
-
 class ChatBody(Generation):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None

@@ -146,3 +146,43 @@ async def test_requests_together_are_held_to_their_own_schemas(client: httpx.Asy
     free = {**chat(None), "max_tokens": 5}
     *held, _ = await asyncio.gather(*(ask(client, held_to(s)) for s in schemas), ask(client, free))
     assert [json.loads(text) for text, _ in held] == [[i] * 5 for i in range(6)]
+
+
+async def test_forced_tool_calls_parse_and_validate(client: httpx.AsyncClient) -> None:
+    schemas = {f"function_{i}": random_schema(1000 + i) for i in range(2)}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in schemas.items()
+    ]
+    named = {"type": "function", "function": {"name": "function_1"}}
+    for seed in range(20):
+        choice = named if seed % 4 == 0 else "required"
+        body = chat(None, tools=tools, tool_choice=choice, temperature=1, seed=seed)
+        reply = await client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        said = reply.json()["choices"][0]
+        assert said["finish_reason"] == ("stop" if choice is named else "tool_calls")
+        (call,) = said["message"]["tool_calls"]
+        function = call["function"]
+        jsonschema.validate(json.loads(function["arguments"]), schemas[function["name"]])
+        assert choice is not named or function["name"] == "function_1"
+        if seed % 5:
+            continue
+        chunks = data_of(await client.post("/v1/chat/completions", json={**body, "stream": True}))
+        deltas = [
+            delta["function"]
+            for chunk in chunks
+            for delta in chunk["choices"][0]["delta"].get("tool_calls", ())
+        ]
+        assert deltas[0]["name"] == function["name"]
+        assert "".join(delta["arguments"] for delta in deltas) == function["arguments"]
+
+
+async def test_a_call_that_is_cut_keeps_its_name(client: httpx.AsyncClient) -> None:
+    parameters = {"type": "object", "properties": {"x": STRING_LIST}, "required": ["x"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = chat(None, tools=tools, tool_choice="required", max_tokens=40)
+    said = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
+    assert said["finish_reason"] == "length"
+    assert said["message"]["tool_calls"][0]["function"]["name"] == "f"
+    assert said["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"x"')

@@ -201,7 +201,7 @@ def serving_over(
     )
     prompts = PromptBuilder(
         tokenizer=tokenizer,
-        grammars=Grammars(tokenizer, vocab_size=len(tokenizer), end_ids=(EOS,)),
+        grammars=Grammars(tokenizer, vocab_size=len(tokenizer.get_vocab()), end_ids=(EOS,)),
         config=config,
         context_tokens=context_tokens,
         vocab_size=len(tokenizer.get_vocab()),

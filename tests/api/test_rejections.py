@@ -116,7 +116,7 @@ ONLY: dict[str, list[tuple[str, Any, str]]] = {
         ("logprobs", 1, "logprobs"),
         ("top_logprobs", 2, "top_logprobs"),
         ("top_logprobs", 21, "top_logprobs"),
-        ("tools", [{"type": "function"}], "tools"),
+        ("tools", [{"type": "function"}], "tools.0.function"),
         ("prompt", "x", "prompt"),
     ],
 }

@@ -58,7 +58,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = max(vocab_size, len(tokenizer))
+        self._vocab_size = vocab_size
         self._end_ids = sorted(end_ids)
         self._tables: LLTokenizer | None = None
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class Grammars:
                 try:
                     self._tables = LLTokenizer(
                         self._tokenizer.backend_tokenizer.to_str(),
-                        n_vocab=self._vocab_size,
+                        n_vocab=max(self._vocab_size, len(self._tokenizer)),
                         eos_token=self._end_ids or None,
                     )
                 except ValueError as error:

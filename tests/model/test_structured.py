@@ -17,6 +17,8 @@ from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.assemble import build_core
 from gemserve.engine.core import Core
+from gemserve.engine.grammar import GrammarFailed, Grammars, Matcher
+from gemserve.types import Grammar
 from tests.fakes import data_of, text_of
 from tests.schemas import random_schema
 
@@ -146,6 +148,29 @@ async def test_requests_together_are_held_to_their_own_schemas(client: httpx.Asy
     free = {**chat(None), "max_tokens": 5}
     *held, _ = await asyncio.gather(*(ask(client, held_to(s)) for s in schemas), ask(client, free))
     assert [json.loads(text) for text, _ in held] == [[i] * 5 for i in range(6)]
+
+
+async def test_a_matcher_that_fails_ends_its_request_alone(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Matcher):
+        def advance(self, token: int) -> None:
+            raise GrammarFailed("a limit")
+
+    def matcher(self: Grammars, grammar: Grammar) -> Matcher:
+        made = original(self, grammar)
+        return Failing(made._matcher) if "bad" in grammar.schema else made
+
+    original = Grammars.matcher
+    monkeypatch.setattr(Grammars, "matcher", matcher)
+    bodies = [held_to({"const": [text, 1, 2, 3]}) for text in ("ok", "bad", "fine")]
+    first, bad, last = await asyncio.gather(
+        *(client.post("/v1/chat/completions", json=body) for body in bodies)
+    )
+    assert (first.status_code, last.status_code) == (200, 200)
+    assert bad.status_code == 500
+    assert "a limit" in bad.json()["error"]["message"]
+    assert (await ask(client, held_to({"const": 1})))[0] == "1"
 
 
 async def test_forced_tool_calls_parse_and_validate(client: httpx.AsyncClient) -> None:

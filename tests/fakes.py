@@ -21,12 +21,14 @@ from gemserve.api.app import Serving, create_app
 from gemserve.api.prompts import PromptBuilder
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.engine import Engine
+from gemserve.engine.grammar import Grammars
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
 
 MODEL = "fake"
 CONTEXT = 2000
 MIN_TOKENS = 32
 FILTER_LAYER = 2
+EOS = 2  # the built-in tokenizer's
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": MODEL, "prompt": "Hello there"},
@@ -199,6 +201,7 @@ def serving_over(
     )
     prompts = PromptBuilder(
         tokenizer=tokenizer,
+        grammars=Grammars(tokenizer, vocab_size=len(tokenizer.get_vocab()), end_ids=(EOS,)),
         config=config,
         context_tokens=context_tokens,
         vocab_size=len(tokenizer.get_vocab()),

@@ -136,6 +136,16 @@ class SamplingParams:
     logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be: JSON that its schema describes. `schema`: that schema's JSON text."""
+
+    schema: str
+
+
+ANY_OBJECT = Grammar('{"type": "object"}')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
@@ -154,6 +164,7 @@ class Request:
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[Span, ...] = ()
     code_blocks: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,8 +116,7 @@ ONLY: dict[str, list[tuple[str, Any, str]]] = {
         ("logprobs", 1, "logprobs"),
         ("top_logprobs", 2, "top_logprobs"),
         ("top_logprobs", 21, "top_logprobs"),
-        ("tools", [{"type": "function"}], "tools"),
-        ("response_format", {"type": "json_object"}, "response_format.type"),
+        ("tools", [{"type": "function"}], "tools.0.function"),
         ("prompt", "x", "prompt"),
     ],
 }

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 import gemserve
 from gemserve.api.asked import Asked
+from gemserve.api.call_format import CallFormat
 from gemserve.api.errors import error_body, error_response
 from gemserve.api.exchange import reply, reply_selection
 from gemserve.api.formats import ChatFormat, CompletionFormat, Format
@@ -31,6 +32,7 @@ from gemserve.api.prompts import PromptBuilder
 from gemserve.api.quota import Quota
 from gemserve.api.schemas import ChatBody, CompletionBody, Filterable, Generation, SelectionBody
 from gemserve.api.tokenizing import tokenizing_routes
+from gemserve.api.tools import call_rules
 from gemserve.config import ServerConfig
 from gemserve.engine.engine import Engine, Stream
 from gemserve.engine.prompt import decode
@@ -108,7 +110,7 @@ def create_app(serving: Serving) -> FastAPI:
         http: Request,
         body_type: type[GenerationT],
         build: Callable[[GenerationT, str], Asked],
-        answer_format: Format,
+        new_format: Callable[[GenerationT], Format],
     ) -> Response:
         arrived_s = time.monotonic()
         body, asked, streams = await submit(http, body_type, build)
@@ -117,19 +119,25 @@ def create_app(serving: Serving) -> FastAPI:
             body,
             asked,
             streams,
-            answer_format,
+            new_format(body),
             [metrics.observer(arrived_s) for _ in streams],
             keep_alive_s=config.keep_alive_s,
             model=serving.model_name,
         )
 
+    def chat_format(body: ChatBody) -> Format:
+        rules = call_rules(body)
+        return ChatFormat(vocabulary) if rules is None else CallFormat(vocabulary, rules)
+
     @app.post("/v1/completions")
     async def completions(http: Request) -> Response:
-        return await answer(http, CompletionBody, prompts.completion, CompletionFormat(vocabulary))
+        return await answer(
+            http, CompletionBody, prompts.completion, lambda _: CompletionFormat(vocabulary)
+        )
 
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
-        return await answer(http, ChatBody, prompts.chat, ChatFormat(vocabulary))
+        return await answer(http, ChatBody, prompts.chat, chat_format)
 
     @app.post("/v1/filter")
     async def select(http: Request) -> Response:

@@ -19,8 +19,12 @@ from gemserve.api.schemas import (
     Prompts,
     SelectionBody,
 )
+from gemserve.api.structured import compiled, response_grammar
+from gemserve.api.tools import call_grammar, call_rules, prompt_tools
 from gemserve.config import DEFAULT_KEEP, EngineConfig
+from gemserve.engine.grammar import Grammars
 from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
+from gemserve.engine.tools import Tool
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.table import ADAPTIVE, EVICTORS, SELECTORS, check_adaptive
 from gemserve.types import FilterParams, Request, SamplingParams
@@ -48,6 +52,7 @@ class PromptBuilder:
     """Knows the served model's tokenizer and limits; used off the event loop."""
 
     tokenizer: Any
+    grammars: Grammars
     config: EngineConfig
     context_tokens: int
     vocab_size: int
@@ -86,7 +91,8 @@ class PromptBuilder:
             raise RequestError(
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
             )
-        built = self._chat(body.messages)
+        rules = call_rules(body)
+        built = self._chat(body.messages, prompt_tools(body))
         request = self._request(
             body,
             request_id,
@@ -95,6 +101,9 @@ class PromptBuilder:
             DEFAULT_CHAT_TOKENS,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
+        if rules is not None and rules.is_forced:
+            grammar, field = call_grammar(body.tools or [], rules)
+            request = replace(request, grammar=compiled(grammar, self.grammars, field))
         return ask([request], body.n or 1)
 
     def selection(self, body: SelectionBody, request_id: str) -> Asked:
@@ -138,12 +147,12 @@ class PromptBuilder:
             return prompt
         return decode(self.tokenizer, prompt, skip_special_tokens=True)
 
-    def _chat(self, said: Sequence[Message]) -> Prompt:
+    def _chat(self, said: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         messages = [message.plain for message in said]
         if not any(m["content"].strip() for m in messages):
             raise RequestError("messages: must not all be empty", param="messages")
         self._check_chars(sum(len(m["content"]) for m in messages), "messages")
-        return chat_prompt(self.tokenizer, messages, self.config.max_prompt_tokens)
+        return chat_prompt(self.tokenizer, messages, self.config.max_prompt_tokens, tools)
 
     def _checked_filter(self, body: Filterable, prompt: Prompt, field: str) -> FilterParams:
         """What to filter with, of a prompt that is short enough."""
@@ -195,6 +204,7 @@ class PromptBuilder:
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
+            grammar=response_grammar(body.response_format, self.grammars),
         )
 
     def _generated_from(self, params: FilterParams, num_tokens: int) -> int:

@@ -4,9 +4,17 @@ where the caller expects something. `FieldsWithoutEffect` are accepted, document
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.types import FILTER_METHODS, FilterMethod, Keep, parse_keep
 
@@ -14,6 +22,7 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
@@ -66,6 +75,26 @@ class Filterable(FieldsWithoutEffect):
         return value
 
 
+class JsonSchema(Body):
+    """`strict` changes nothing: an answer is held to the schema either way."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("needs json_schema exactly if its type is json_schema")
+        return self
+
+
 class Generation(Filterable):
     """What both completion endpoints take."""
 
@@ -84,6 +113,7 @@ class Generation(Filterable):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     @field_validator("logit_bias", mode="before")
@@ -105,12 +135,7 @@ class Generation(Filterable):
         return stops
 
 
-UNSUPPORTED = (
-    "tools",
-    "tool_choice",
-    "response_format",
-    "suffix",
-)
+UNSUPPORTED = ("suffix",)
 
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
@@ -137,23 +162,71 @@ class TextPart(Body):
     text: str
 
 
+class CalledFunction(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it: arguments parsed, if they can be."""
+        try:
+            arguments = from_json(self.function.arguments)
+        except ValueError:  # cut off, or made up
+            arguments = self.function.arguments
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(fail_fast=True)] | None,
+        Field(validate_default=True),
+    ] = None
     name: str | None = None
     tool_call_id: str | None = None
     refusal: None = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _check_caller(
+        cls, value: list[ToolCall] | None, info: ValidationInfo
+    ) -> list[ToolCall] | None:
+        if value is not None and info.data.get("role") != "assistant":
+            raise ValueError("only the assistant's messages have them")
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def _check_content(
+        cls, value: str | list[TextPart] | None, info: ValidationInfo
+    ) -> str | list[TextPart] | None:
+        if value is None and info.data.get("tool_calls") is None:
+            raise PydanticCustomError("missing", "Field required")
+        return value
 
     @property
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
 
     @property
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """As chat templates take it."""
-        return {"role": self.role, "content": self.text}
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.plain for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class SelectionBody(Filterable):
@@ -163,8 +236,27 @@ class SelectionBody(Filterable):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
 
 
-class ResponseFormat(Body):
-    type: Literal["text"]
+class Function(Body):
+    """`strict` changes nothing: forced arguments are held to `parameters` either way."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(Generation):
@@ -173,9 +265,8 @@ class ChatBody(Generation):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
-    response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
 

@@ -14,6 +14,7 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
     vocabulary = core.tokenizer.get_vocab()
     prompts = PromptBuilder(
         tokenizer=core.tokenizer,
+        grammars=core.grammars,
         config=core.config,
         context_tokens=core.model.context_tokens,
         vocab_size=core.model.vocab_size,

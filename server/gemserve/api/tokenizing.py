@@ -17,6 +17,7 @@ from gemserve.api.parsing import BodyT, parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.schemas import DetokenizeBody, TokenizeBody
 from gemserve.engine.prompt import decode, encode, render_chat
+from gemserve.engine.tools import for_template
 from gemserve.errors import RequestError, shown
 
 _PIECE_TOKENS = 8192
@@ -94,9 +95,11 @@ def _text_of(prompts: PromptBuilder, body: TokenizeBody) -> str:
     if body.messages is not None:
         if body.prompt is not None:
             raise RequestError("messages: not together with prompt", param="messages")
+        plain = [message.plain for message in body.messages]
+        messages, _ = for_template(prompts.tokenizer, plain, ())
         return render_chat(
             prompts.tokenizer,
-            [message.plain for message in body.messages],
+            messages,
             add_generation_prompt=body.add_generation_prompt is not False,
         )
     if body.add_generation_prompt is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemserve.config import EngineConfig
+from gemserve.engine.grammar import Grammars
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.pace import Pace
 from gemserve.engine.runner import Runner, RunOutput
@@ -61,6 +62,7 @@ class Core:
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.eos_ids = eos_ids
+        self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         num_units = config.kv_memory_bytes // model.shape.unit_bytes
         self._pool = MemoryPool(num_units)
         self._runner = Runner(model, num_units)
@@ -127,7 +129,7 @@ class Core:
         return emitted
 
     def add(self, request: Request) -> Job:
-        """Queue a request. Raises what `check_fits` raises."""
+        """Queue a request. Raises what `check_fits` raises, and `InvalidGrammar`."""
         sequence, reason = self._plan(request)
         self._check_fits(sequence)
         blind = BLIND.get(request.filter.method) if reason is None else None
@@ -137,10 +139,12 @@ class Core:
                 sequence.num_prompt, request.protected, sequence.num_kept, seed
             )
             sequence.ids = [request.prompt_ids[p] for p in sequence.chosen]
+        grammar = request.grammar
+        matcher = self.grammars.matcher(grammar) if grammar is not None else None
         job = Job(
             request=request,
             sequence=sequence,
-            sampler=SamplerState(request.sampling, request.prompt_ids, self.eos_ids),
+            sampler=SamplerState(request.sampling, request.prompt_ids, self.eos_ids, matcher),
             text=TextStream(self.tokenizer, request.sampling.stop),
             reason=reason,
         )
@@ -289,16 +293,17 @@ class Core:
 
     def _say(self, job: Job, drawn: Draw, now: float) -> Iterator[Event]:
         """One token's text, and the end if this was it."""
-        sampling, token = job.request.sampling, drawn.token
+        sampling, token, matcher = job.request.sampling, drawn.token, job.sampler.matcher
         count = len(job.sequence.generated) + 1
         reason: FinishReason | None = None
         text = ""
-        is_eos = token in self.eos_ids and not sampling.ignore_eos
+        # a grammar allows it only where the answer is whole, and may then allow nothing else
+        is_eos = token in self.eos_ids and (matcher is not None or not sampling.ignore_eos)
         if is_eos or token in sampling.stop_token_ids:
             reason = "stop"
         else:
             text = job.text.push(token, may_stop=count >= sampling.min_tokens)
-            if job.text.is_stopped:
+            if job.text.is_stopped or (matcher is not None and matcher.is_complete):
                 reason = "stop"
             elif count == sampling.max_tokens:
                 reason = "length"

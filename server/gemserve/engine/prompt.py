@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemserve.engine.tools import Message, Tool, for_template
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.spans import message_spans, plain_spans, question_spans
 from gemserve.types import Priority, Span
 
-Message = dict[str, str]
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
 _FENCE = re.compile(r"[ \t]*(?:(```+)[^`\r\n]*$|(~~~+))", re.MULTILINE)
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
@@ -59,18 +59,22 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
 
 
 def chat_prompt(
-    tokenizer: Any, messages: Sequence[Message], max_tokens: int | None = None
+    tokenizer: Any,
+    messages: Sequence[Message],
+    max_tokens: int | None = None,
+    tools: Sequence[Tool] = (),
 ) -> Prompt:
-    """Messages through the model's chat template, ready for the answer.
+    """Messages and tools through the model's chat template, ready for the answer.
 
     Raises `RequestError` if there is no template, if it refuses the messages, or if they come to
     more than `max_tokens` tokens, its own text included.
     """
-    text = render_chat(tokenizer, messages)
+    messages, tools = for_template(tokenizer, messages, tools)
+    text = render_chat(tokenizer, messages, tools)
     encoding = encode(tokenizer, text, add_special_tokens=False)
     if max_tokens is not None and len(encoding) > max_tokens:
         raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param="messages")
-    places = find_messages(tokenizer, text, messages)
+    places = find_messages(tokenizer, text, messages, tools)
     spans = chat_spans(places, messages, text, encoding)
     said = [(low, text[low:high]) for _, low, high in places]
     return Prompt(encoding.ids, spans, text, encoding, find_code_blocks(said, encoding))
@@ -155,7 +159,7 @@ def _code_lines(at: int, text: str) -> list[list[int]]:
 
 
 def find_messages(
-    tokenizer: Any, text: str, messages: Sequence[Message]
+    tokenizer: Any, text: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[tuple[int, int, int]]:
     """(index, start, end) in characters of every message that the template shows, in order.
 
@@ -166,7 +170,7 @@ def find_messages(
     marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
     marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
     try:
-        frame = render_chat(tokenizer, marked)
+        frame = render_chat(tokenizer, marked, tools)
     except RequestError:
         return []
     found = list(_MARK.finditer(frame))
@@ -223,11 +227,16 @@ def decode(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool = Fa
 
 
 def render_chat(
-    tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
 ) -> str:
     """Messages through the model's chat template, up to where the answer begins unless told not to.
 
-    Raises `RequestError` if there is no template, or if it refuses the messages.
+    `tools`: only for a template that takes them. Raises `RequestError` if there is no template, or
+    if it refuses the messages.
     """
     if tokenizer.chat_template is None:
         raise RequestError(
@@ -236,7 +245,10 @@ def render_chat(
         )
     try:
         text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
     except Exception as error:  # templates raise whatever their author chose
         raise RequestError(

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from gemserve.engine.passes import Pass
-from gemserve.engine.sampling import Draw, InvalidLogits, SamplerState, draw, score_tokens
+from gemserve.engine.sampling import Draw, SamplerState, draw, score_tokens
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
 from gemserve.filtering.selector import Choice, Evidence
@@ -90,7 +90,7 @@ class Runner:
         if logits:
             drawn = draw(torch.stack(list(logits.values())), [samplers[s] for s in logits])
             for sequence, result in zip(logits, drawn, strict=True):
-                if isinstance(result, InvalidLogits):
+                if isinstance(result, Exception):
                     out.failures[sequence] = result
                 else:
                     out.draws[sequence] = result

@@ -1,6 +1,7 @@
 """Drawing the next tokens of a batch. Each request's draws depend on its own seed alone.
 
-Order, as in vLLM: logit bias and penalties, then minimum tokens, temperature, top_k, top_p, min_p.
+Order, as in vLLM: logit bias and penalties, then what the grammar allows, minimum tokens,
+temperature, top_k, top_p, min_p.
 One uniform number per drawn token, from the request's own generator, picks by inverse cumulative
 probability, best token first; everything else is done for all rows at once.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gemserve.engine.grammar import Matcher
 from gemserve.types import SamplingParams, TokenLogprob
 
 
@@ -29,12 +31,17 @@ class Draw:
 
 
 class SamplerState:
-    """One request's generator and what its penalties remember."""
+    """One request's generator, what its penalties remember, and its place in its grammar."""
 
     def __init__(
-        self, params: SamplingParams, prompt_ids: Sequence[int], end_ids: frozenset[int]
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        end_ids: frozenset[int],
+        matcher: Matcher | None = None,
     ) -> None:
         self.params = params
+        self.matcher = matcher
         self._generator = torch.Generator()
         if params.seed is None:
             self._generator.seed()
@@ -53,9 +60,24 @@ class SamplerState:
         """Remember a drawn token."""
         self._counts[token] += 1
         self._num_drawn += 1
+        if self.matcher is not None:
+            self.matcher.advance(token)
 
     def adjust(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` [vocab] after bias, penalties and minimum tokens; the input is untouched."""
+        """`logits` [vocab] as they are drawn from, before temperature; the input is untouched."""
+        adjusted = self._biased(logits)
+        if self.matcher is not None:
+            allowed = torch.from_numpy(self.matcher.allowed())[: len(logits)].to(logits.device)
+            adjusted = adjusted.masked_fill(~allowed, -torch.inf)
+        if self._num_drawn < self.params.min_tokens and self._end_ids:
+            longer = adjusted.clone()
+            longer[self._end_ids] = -torch.inf
+            # a grammar may allow nothing but the end
+            if self.matcher is None or bool((longer > -torch.inf).any()):
+                return longer
+        return adjusted
+
+    def _biased(self, logits: torch.Tensor) -> torch.Tensor:
         params = self.params
         changes: dict[int, float] = {}
 
@@ -75,8 +97,6 @@ class SamplerState:
                 changes[token] = current(token) - penalty
         for token, bias in params.logit_bias:
             changes[token] = current(token) + bias
-        if self._num_drawn < params.min_tokens:
-            changes.update(dict.fromkeys(self._end_ids, -torch.inf))
         if not changes:
             return logits
         adjusted = logits.clone()
@@ -84,9 +104,11 @@ class SamplerState:
         return adjusted
 
 
-def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | InvalidLogits]:
-    """One token for each row of `logits` [rows, vocab], float32; a bad row gets its error."""
-    adjusted = torch.stack([s.adjust(row) for s, row in zip(states, logits, strict=True)])
+def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Exception]:
+    """One token for each row of `logits` [rows, vocab], float32; a row that fails, its error."""
+    rows = [_adjusted(state, row) for state, row in zip(states, logits, strict=True)]
+    blank = logits.new_full(logits.shape[1:], -torch.inf)
+    adjusted = torch.stack([blank if isinstance(row, Exception) else row for row in rows])
     best = adjusted.max(dim=-1)
     is_valid = (torch.isfinite(best.values) & ~adjusted.isnan().any(dim=-1)).tolist()
     tokens = best.indices.tolist()
@@ -95,14 +117,30 @@ def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | In
         chosen = _draw_random(adjusted[drawn], [states[i] for i in drawn])
         for i, token in zip(drawn, chosen, strict=True):
             tokens[i] = token
-    results: list[Draw | InvalidLogits] = []
-    for i, state in enumerate(states):
-        if not is_valid[i]:
+    results: list[Draw | Exception] = []
+    for i, (state, row) in enumerate(zip(states, rows, strict=True)):
+        if isinstance(row, Exception):
+            results.append(row)
+        elif not is_valid[i]:
             results.append(InvalidLogits("the model's logits are not finite"))
-            continue
-        state.note(tokens[i])
-        results.append(Draw(tokens[i], _logprob(logits[i], tokens[i], state.params.logprobs)))
+        else:
+            results.append(_noted(state, logits[i], tokens[i]))
     return results
+
+
+def _adjusted(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Exception:
+    try:
+        return state.adjust(logits)
+    except Exception as error:  # its grammar's; others in the batch go on
+        return error
+
+
+def _noted(state: SamplerState, logits: torch.Tensor, token: int) -> Draw | Exception:
+    try:
+        state.note(token)
+    except Exception as error:  # likewise
+        return error
+    return Draw(token, _logprob(logits, token, state.params.logprobs))
 
 
 def sorted_probabilities(

@@ -1,0 +1,76 @@
+"""`tools` and `tool_choice`: what they ask of the prompt, of the grammar and of the reply."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from gemserve.api.calls import CallRules
+from gemserve.api.schemas import ChatBody, NamedTool, Tool
+from gemserve.errors import RequestError, shown
+from gemserve.types import Grammar
+
+
+def call_rules(body: ChatBody) -> CallRules | None:
+    """Which calls the answer may have; None: it is text. Raises `RequestError`."""
+    tools, choice = body.tools or [], body.tool_choice
+    names = [tool.function.name for tool in tools]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise RequestError(f"tools: {count} functions have the name {name}", param="tools")
+    for index, tool in enumerate(tools):
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            field = f"tools.{index}.function.parameters"
+            raise RequestError(f"{field}: must describe an object", param=field)
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice: needs tools", param="tool_choice")
+        return None
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise RequestError(
+            f"tool_choice.function.name={shown(choice.function.name)}: not one of the tools",
+            param="tool_choice.function.name",
+        )
+    if choice == "none":
+        return None
+    if body.response_format is not None and body.response_format.type != "text":
+        raise RequestError(
+            "response_format: not together with tools that may be called", param="response_format"
+        )
+    is_named = isinstance(choice, NamedTool)
+    return CallRules(
+        names=frozenset([choice.function.name] if isinstance(choice, NamedTool) else names),
+        is_forced=is_named or choice == "required",
+        is_named=is_named,
+        is_parallel=body.parallel_tool_calls is not False,
+    )
+
+
+def prompt_tools(body: ChatBody) -> list[dict[str, Any]]:
+    """The tools as chat templates take them; none if none may be called."""
+    if body.tool_choice == "none":
+        return []
+    return [tool.model_dump(exclude_none=True) for tool in body.tools or []]
+
+
+def call_grammar(tools: Sequence[Tool], rules: CallRules) -> tuple[Grammar, str]:
+    """One call of one of the functions the rules name, and the field that it comes from."""
+    named = [(i, tool) for i, tool in enumerate(tools) if tool.function.name in rules.names]
+    grammar = Grammar(json.dumps({"anyOf": [_call(i, tool) for i, tool in named]}))
+    return grammar, f"tools.{named[0][0]}.function.parameters" if len(named) == 1 else "tools"
+
+
+def _call(index: int, tool: Tool) -> dict[str, Any]:
+    parameters = tool.function.parameters
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    # an id of its own: references such as #/$defs/x then mean this schema's, not the whole's
+    arguments = {"$id": f"urn:gemserve:tool:{index}", "type": "object", **parameters}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

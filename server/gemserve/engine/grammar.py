@@ -1,0 +1,104 @@
+"""Answers held to a grammar: which tokens may come next. Needs no torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemserve.engine.json_schema import InvalidGrammar, check, limits, reason, to_grammar
+from gemserve.types import ANY_OBJECT, Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_NUM_CACHED = 64
+
+
+class GrammarFailed(RuntimeError):
+    """A matcher has run into a limit, or was given a token its grammar does not allow."""
+
+
+class Matcher:
+    """One request's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def is_complete(self) -> bool:
+        """Is nothing but the end allowed any more?"""
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """What may be drawn next [at least vocab], the tokens that end an answer among it."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return np.unpackbits(bits, bitorder="little").view(np.bool_)
+
+    def advance(self, token: int) -> None:
+        """Go on by a drawn token."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(reason(self._matcher.get_error()))
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, whose tables are built once, when first needed.
+
+    Used by the worker and by the threads that build requests.
+    """
+
+    def __init__(self, tokenizer: Any, *, vocab_size: int, end_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = sorted(end_ids)
+        self._tables: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._compiled = lru_cache(maxsize=_NUM_CACHED)(self._compile)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """At the grammar's start, sharing nothing that changes with any other matcher.
+
+        Raises `InvalidGrammar`. Slow for a grammar not seen lately.
+        """
+        return Matcher(self._compiled(grammar).deep_copy())
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        if grammar != ANY_OBJECT:
+            check(grammar.schema)
+        compiled = LLMatcher(
+            self._llguidance_tables(), to_grammar(grammar.schema), log_level=0, limits=limits()
+        )
+        if not compiled.is_error():
+            compiled.compute_bitmask()  # finds what only a tokenizer's first step meets
+        if compiled.is_error():
+            message = reason(compiled.get_error())
+            raise InvalidGrammar("nothing matches it" if "NoExt" in message else message)
+        return compiled
+
+    def _llguidance_tables(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tables is None:
+                try:
+                    self._tables = LLTokenizer(
+                        self._tokenizer.backend_tokenizer.to_str(),
+                        n_vocab=max(self._vocab_size, len(self._tokenizer)),
+                        eos_token=self._end_ids or None,
+                    )
+                except ValueError as error:
+                    raise InvalidGrammar(
+                        f"this model's tokenizer cannot be held to one: {reason(str(error))}"
+                    ) from error
+            return self._tables

@@ -1,0 +1,94 @@
+"""`response_format`: what is asked for reaches the engine; what cannot be held to is a 400."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from gemserve.types import ANY_OBJECT
+from tests.fakes import CHAT, COMPLETIONS, Api
+from tests.schemas import REFUSED, nested
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("path", [COMPLETIONS, CHAT])]
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["b"]}
+FIELD = "response_format.json_schema.schema"
+
+
+def wanted(schema: object, **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_schema_reaches_the_engine_as_written(api: Api, path: str, stream: bool) -> None:
+    full = wanted(SCHEMA, strict=True, description="An answer.")
+    reply = await api.post(path, response_format=full, stream=stream)
+    assert reply.status_code == 200, reply.text
+    grammar = api.core.requests[0].grammar
+    assert grammar is not None
+    assert grammar.schema == json.dumps(SCHEMA)  # the order of properties included
+
+
+async def test_any_object_and_free_text(api: Api, path: str) -> None:
+    for given, grammar in (
+        ({"type": "json_object"}, ANY_OBJECT),
+        ({"type": "text"}, None),
+        (None, None),
+    ):
+        assert (await api.post(path, response_format=given)).status_code == 200
+        assert api.core.requests[-1].grammar == grammar
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_schema_that_cannot_be_held_to_is_named(api: Api, path: str, name: str) -> None:
+    schema, word = REFUSED[name]
+    started = time.monotonic()
+    reply = await api.post(path, response_format=wanted(schema))
+    assert time.monotonic() - started < 30
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["param"], error["type"]) == (FIELD, "invalid_request_error")
+    assert word in error["message"]
+    assert len(reply.content) < 2048
+    assert api.core.requests == []
+    await api.assert_alive()
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ("json_object", "response_format"),
+        ({}, "response_format.type"),
+        ({"type": "xml"}, "response_format.type"),
+        ({"type": "json_object", "strict": True}, "response_format.strict"),
+        ({"type": "json_schema"}, "response_format"),
+        ({"type": "text", "json_schema": {"name": "x", "schema": {}}}, "response_format"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {}}},
+            "response_format.json_schema.name",
+        ),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, FIELD),
+        (wanted({}, name="a b"), "response_format.json_schema.name"),
+        (wanted({}, strict="yes"), "response_format.json_schema.strict"),
+        (wanted({}, extra=1), "response_format.json_schema.extra"),
+        *((wanted(value), FIELD) for value in (None, True, [], "{}", 3)),
+    ],
+)
+async def test_a_wrong_shape_is_named(api: Api, path: str, given: Any, param: str) -> None:
+    reply = await api.post(path, response_format=given)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == param
+    assert api.core.requests == []
+
+
+async def test_nesting_without_end_is_no_crash(api: Api, path: str) -> None:
+    deep = '{"type": "array", "items": ' * 10_000 + "{}" + "}" * 10_000
+    body = json.dumps({"model": "fake", "prompt": "x", "response_format": wanted(0)})
+    reply = await api.client.post(path, content=body.replace(": 0", f": {deep}"))
+    assert reply.status_code == 400
+    assert len(reply.content) < 2048
+    nearly = await api.post(path, response_format=wanted(nested(80)))  # parsed, then refused
+    assert nearly.json()["error"]["param"] == FIELD
+    await api.assert_alive()

@@ -1,0 +1,142 @@
+"""Calls in an answer's text, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from gemserve.api.calls import CallReader, CallRules
+
+AUTO: dict[str, Any] = {"is_forced": False, "is_named": False, "is_parallel": True}
+NAMES = frozenset({"find", "add_two"})
+CALL = '{"name": "find", "arguments": {"what": "a \\"b\\" {", "n": [1, {}]}}'
+ARGUMENTS = {"what": 'a "b" {', "n": [1, {}]}
+
+
+def reader(**changes: Any) -> CallReader:
+    return CallReader(CallRules(names=NAMES, **{**AUTO, **changes}))
+
+
+def pieces(text: str, seed: int) -> list[str]:
+    rng, cut = Random(seed), []
+    while text:
+        size = rng.randint(1, max(1, seed))
+        cut.append(text[:size])
+        text = text[size:]
+    return cut
+
+
+def replay(deltas: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
+    """What a client makes of the deltas: content, and name and arguments of each call."""
+    content, calls = "", {}
+    for delta in deltas:
+        content += delta.get("content", "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:  # only its first piece has id, type and name
+                assert call["index"] not in calls
+                assert call["type"] == "function"
+                calls[call["index"]] = [call["function"]["name"], ""]
+            else:
+                assert set(call["function"]) == {"arguments"}
+            calls[call["index"]][1] += call["function"]["arguments"]
+    return content, [(name, arguments) for name, arguments in calls.values()]
+
+
+def read(found: CallReader, text: str, seed: int) -> tuple[str, list[tuple[str, str]]]:
+    deltas = [found.push(piece) for piece in pieces(text, seed)]
+    said = replay([*deltas, found.finish()])
+    assert said == (found.content, [(call.name, call.arguments) for call in found.calls])
+    return said
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5, 200])
+@pytest.mark.parametrize("text", [CALL, CALL.replace(": ", ":").replace(", ", ",")])
+def test_a_forced_call_in_any_pieces(text: str, seed: int) -> None:
+    forced = reader(is_forced=True)
+    content, [(name, arguments)] = read(forced, text, seed)
+    assert (content, name) == ("", "find")
+    assert json.loads(arguments) == json.loads(text)["arguments"]
+    assert forced.finish_reason("stop") == "tool_calls"
+    assert forced.finish_reason("length") == "length"
+
+
+def test_a_call_named_in_advance_ends_with_stop() -> None:
+    named = reader(is_forced=True, is_named=True)
+    read(named, CALL, 3)
+    assert named.finish_reason("stop") == "stop"
+
+
+@pytest.mark.parametrize("seed", [1, 4, 200])
+def test_a_forced_call_that_is_cut_loses_no_character(seed: int) -> None:
+    start = CALL.index('{"what"')
+    for end in range(len(CALL)):
+        content, calls = read(reader(is_forced=True), CALL[:end], seed)
+        assert content == ""
+        if calls:
+            assert calls == [("find", CALL[start:end])]
+        else:
+            assert end <= start
+
+
+@pytest.mark.parametrize("seed", [1, 7, 200])
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"\n {CALL} \n",
+        CALL.replace("arguments", "parameters"),
+        f"<tool_call>\n{CALL}\n</tool_call>",
+    ],
+)
+def test_an_answer_that_is_a_call(text: str, seed: int) -> None:
+    auto = reader()
+    content, [(name, arguments)] = read(auto, text, seed)
+    assert (content, name, json.loads(arguments)) == ("", "find", ARGUMENTS)
+    assert auto.finish_reason("stop") == "tool_calls"
+
+
+def test_several_calls_unless_one_is_asked_for() -> None:
+    text = (
+        f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL.replace('find', 'add_two')}</tool_call>"
+    )
+    assert [name for name, _ in read(reader(), text, 9)[1]] == ["find", "add_two"]
+    assert [name for name, _ in read(reader(is_parallel=False), text, 9)[1]] == ["find"]
+
+
+@pytest.mark.parametrize("seed", [1, 7, 200])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        "It is seven.",
+        f"I call {CALL}",
+        f"{CALL} I called",
+        CALL[:-1],
+        CALL.replace("find", "other"),
+        CALL[:-1] + ', "more": 1}',
+        '{"name": "find", "arguments": "x"}',
+        '{"name": ["find"], "arguments": {}}',
+        '{"a": 1}',
+        "[" * 5000,
+        "{" + '"a":{' * 5000,
+        "<tool_call>" * 3000,
+        f"<tool_call>{CALL}",
+        f"<tool_call>{CALL}</tool_call> and so on",
+        "<tool_",
+        "<b>bold</b>",
+    ],
+)
+def test_any_other_answer_is_text_and_complete(text: str, seed: int) -> None:
+    auto = reader()
+    assert read(auto, text, seed) == (text, [])
+    assert auto.finish_reason("stop") == "stop"
+
+
+def test_plain_text_is_not_held_back() -> None:
+    auto = reader()
+    assert auto.push(" I") == {"content": " I"}
+    assert auto.push(" {") == {"content": " {"}

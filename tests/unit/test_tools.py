@@ -1,0 +1,65 @@
+"""Tools in prompts: the template's own way where it has one, words where it has none."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from gemserve.engine.prompt import chat_prompt
+from gemserve.engine.tools import for_template
+
+TOOLS = [{"type": "function", "function": {"name": "find", "description": "Finds."}}]
+CALL = {"id": "c", "type": "function", "function": {"name": "find", "arguments": {"x": "é"}}}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "Where is it?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "There."},
+    {"role": "user", "content": "Where exactly is it?"},
+]
+NATIVE = (
+    "{% if tools %}<|system|>TOOLS {{ tools | tojson }}<|end|>{% endif %}"
+    "{% for m in messages %}<|user|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL {{ c.function.arguments | tojson }}{% endfor %}"
+    "<|end|>{% endfor %}<|assistant|>"
+)
+
+
+@pytest.fixture
+def native(tokenizer: Any) -> Any:
+    """A tokenizer whose template takes tools."""
+    changed = copy.copy(tokenizer)
+    changed.chat_template = NATIVE
+    return changed
+
+
+def test_a_template_that_takes_tools_gets_them(native: Any) -> None:
+    assert for_template(native, MESSAGES, TOOLS) == (MESSAGES, TOOLS)
+    prompt = chat_prompt(native, MESSAGES, tools=TOOLS)
+    assert 'TOOLS [{"type": "function"' in prompt.text
+    assert 'CALL {"x": "é"}' in prompt.text
+
+
+def test_tools_and_the_question_are_protected(native: Any, tokenizer: Any) -> None:
+    for used in (native, tokenizer):
+        prompt = chat_prompt(used, MESSAGES, tools=TOOLS)
+        kept = {p for span in prompt.protected for p in range(span.start, span.stop)}
+        said = used.decode([i for p, i in enumerate(prompt.ids) if p in kept])
+        assert "Finds." in said
+        assert "Where exactly is it?" in said
+
+
+def test_without_one_they_are_words(tokenizer: Any) -> None:
+    messages, tools = for_template(tokenizer, MESSAGES, TOOLS)
+    assert tools == ()
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool", "user"]
+    assert '"description": "Finds."' in messages[0]["content"]
+    assert json.loads(messages[2]["content"]) == CALL["function"]
+    assert not any("tool_calls" in message for message in messages)
+
+
+def test_without_tools_nothing_is_added(tokenizer: Any) -> None:
+    plain = [{"role": "user", "content": "Hi"}]
+    assert for_template(tokenizer, plain, ())[0] == plain

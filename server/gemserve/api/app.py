@@ -30,6 +30,8 @@ from gemserve.api.metrics import Metrics
 from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.quota import Quota
+from gemserve.api.response_body import ResponsesBody
+from gemserve.api.responses import reply_response
 from gemserve.api.schemas import ChatBody, CompletionBody, Filterable, Generation, SelectionBody
 from gemserve.api.tokenizing import tokenizing_routes
 from gemserve.api.tools import call_rules
@@ -138,6 +140,19 @@ def create_app(serving: Serving) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
         return await answer(http, ChatBody, prompts.chat, chat_format)
+
+    @app.post("/v1/responses")
+    async def responses(http: Request) -> Response:
+        arrived_s = time.monotonic()
+        body, _, (stream,) = await submit(http, ResponsesBody, prompts.response)
+        return await reply_response(
+            http,
+            body,
+            stream,
+            metrics.observer(arrived_s),
+            keep_alive_s=config.keep_alive_s,
+            model=serving.model_name,
+        )
 
     @app.post("/v1/filter")
     async def select(http: Request) -> Response:

@@ -24,6 +24,7 @@ from gemserve.types import Event, Filtered, FilterReport, Finished, PromptScored
 
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Arrival = tuple[int, Event] | None
 
 
@@ -49,14 +50,14 @@ async def reply(
         for index, stream in enumerate(streams)
     ]
     if not body.stream:
-        arrivals = _watched(http, streams, observers, pause_s=None)
+        arrivals = watched(http, streams, observers, pause_s=None)
         return await _whole(arrivals, choices, asked, answer_format, common)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    arrivals = _watched(http, streams, observers, keep_alive_s)
+    arrivals = watched(http, streams, observers, keep_alive_s)
     return StreamingResponse(
         _chunks(arrivals, choices, asked, answer_format, common, include_usage),
         media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        headers=STREAM_HEADERS,
     )
 
 
@@ -71,7 +72,7 @@ async def reply_selection(
     """Answer `http` with what a filter keeps of the stream's prompt, and its text."""
     report: FilterReport | None = None
     finished: Finished | None = None
-    async with aclosing(_watched(http, [stream], [observer], pause_s=None)) as arrivals:
+    async with aclosing(watched(http, [stream], [observer], pause_s=None)) as arrivals:
         async for arrival in arrivals:
             assert arrival is not None
             if isinstance(arrival[1], Filtered):
@@ -79,8 +80,8 @@ async def reply_selection(
             elif isinstance(arrival[1], Finished):
                 finished = arrival[1]
     assert finished is not None
-    if _is_failure(finished) or report is None:
-        return _failed(finished)
+    if is_failure(finished) or report is None:
+        return failed(finished)
     assert report.selection is not None
     ids = stream.request.prompt_ids
     kept = [ids[p] for start, stop in report.selection for p in range(start, stop)]
@@ -90,7 +91,7 @@ async def reply_selection(
         "text": await to_thread.run_sync(decode, kept),
         "usage": usage_json(report.prompt_tokens, 0),
     }
-    return JSONResponse(content, headers=_counts([report]))
+    return JSONResponse(content, headers=counts([report]))
 
 
 async def _whole(
@@ -106,8 +107,8 @@ async def _whole(
             assert arrival is not None
             index, event = arrival
             _take(choices[index], event)
-            if isinstance(event, Finished) and _is_failure(event):
-                return _failed(event)
+            if isinstance(event, Finished) and is_failure(event):
+                return failed(event)
     reports = _reports(choices, asked)
     shown = [filter_json(report) for report in reports]
     content = {
@@ -117,7 +118,7 @@ async def _whole(
         "usage": _usage(choices, reports),
         "filter": shown[0] if asked.is_one_prompt else shown,
     }
-    return JSONResponse(content, headers=_counts(reports))
+    return JSONResponse(content, headers=counts(reports))
 
 
 async def _chunks(
@@ -133,7 +134,7 @@ async def _chunks(
     common = {**common, "object": answer_format.chunk_object}
 
     def chunk(entry: Json, **more: object) -> str:
-        return _data({**common, "choices": [entry], **slot, **more})
+        return as_data({**common, "choices": [entry], **slot, **more})
 
     async with aclosing(arrivals):
         async for arrival in arrivals:
@@ -149,19 +150,19 @@ async def _chunks(
             elif isinstance(event, TextDelta):
                 if event.text or event.logprobs:
                     yield chunk(answer_format.delta(choice, event))
-            elif _is_failure(event):
-                yield _data(_failure(event))
+            elif is_failure(event):
+                yield as_data(failure(event))
                 yield DONE
                 return
             else:
                 yield chunk(answer_format.closing(choice))
     if include_usage:
         usage = _usage(choices, _reports(choices, asked))
-        yield _data({**common, "choices": [], "usage": usage})
+        yield as_data({**common, "choices": [], "usage": usage})
     yield DONE
 
 
-async def _watched(
+async def watched(
     http: Request,
     streams: Sequence[Stream],
     observers: Sequence[RequestObserver],
@@ -234,22 +235,22 @@ def _usage(choices: Sequence[Choice], reports: Sequence[FilterReport]) -> Json:
     )
 
 
-def _counts(reports: Sequence[FilterReport]) -> dict[str, str]:
+def counts(reports: Sequence[FilterReport]) -> dict[str, str]:
     return {
         "X-Gemserve-Prompt-Tokens": str(sum(r.prompt_tokens for r in reports)),
         "X-Gemserve-Kept-Tokens": str(sum(r.kept_tokens for r in reports)),
     }
 
 
-def _is_failure(finished: Finished) -> bool:
+def is_failure(finished: Finished) -> bool:
     return finished.reason in ("error", "abort")
 
 
-def _failed(finished: Finished) -> JSONResponse:
-    return JSONResponse(_failure(finished), status_code=503 if finished.reason == "abort" else 500)
+def failed(finished: Finished) -> JSONResponse:
+    return JSONResponse(failure(finished), status_code=503 if finished.reason == "abort" else 500)
 
 
-def _failure(finished: Finished) -> Json:
+def failure(finished: Finished) -> Json:
     if finished.reason == "abort":
         return error_body("The request was cancelled.", kind="server_error", code="cancelled")
     return error_body(
@@ -257,5 +258,5 @@ def _failure(finished: Finished) -> Json:
     )
 
 
-def _data(content: Json) -> str:
+def as_data(content: Json) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from gemserve.api.asked import Asked, ask
+from gemserve.api.response_body import ResponsesBody
+from gemserve.api.sampling import check_ids, read_sampling
 from gemserve.api.schemas import (
     ChatBody,
     CompletionBody,
     Filterable,
     FilterBody,
-    Generation,
-    Message,
     Prompts,
+    Sampled,
     SelectionBody,
 )
 from gemserve.api.structured import compiled, response_grammar
@@ -25,26 +25,13 @@ from gemserve.config import DEFAULT_KEEP, EngineConfig
 from gemserve.engine.grammar import Grammars
 from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
 from gemserve.engine.tools import Tool
-from gemserve.errors import PromptTooLong, RequestError, shown
+from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.table import ADAPTIVE, EVICTORS, SELECTORS, check_adaptive
-from gemserve.types import FilterParams, Request, SamplingParams
+from gemserve.types import FilterParams, Grammar, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096
 _LEAST_ANSWER = 512
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-# Passed on as they are; what is not given keeps the default of SamplingParams.
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +56,7 @@ class PromptBuilder:
             )
         prompts = _by_prompt(body.prompt)
         fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
+        grammar = response_grammar(body.response_format, self.grammars)
         requests: list[Request] = []
         for prompt, field in zip(prompts, fields, strict=True):
             built = self._plain(prompt, field)
@@ -81,6 +69,7 @@ class PromptBuilder:
                     DEFAULT_COMPLETION_TOKENS,
                     logprobs=body.logprobs,
                     is_prompt_scored=is_scored,
+                    grammar=grammar,
                 )
             )
         echoes = [self._text(prompt) for prompt in prompts] if body.echo else []
@@ -92,7 +81,8 @@ class PromptBuilder:
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
             )
         rules = call_rules(body)
-        built = self._chat(body.messages, prompt_tools(body))
+        said = [message.plain for message in body.messages]
+        built = self._rendered(said, "messages", prompt_tools(body))
         request = self._request(
             body,
             request_id,
@@ -100,18 +90,24 @@ class PromptBuilder:
             "messages",
             DEFAULT_CHAT_TOKENS,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=response_grammar(body.response_format, self.grammars),
         )
         if rules is not None and rules.is_forced:
             grammar, field = call_grammar(body.tools or [], rules)
             request = replace(request, grammar=compiled(grammar, self.grammars, field))
         return ask([request], body.n or 1)
 
+    def response(self, body: ResponsesBody, request_id: str) -> Asked:
+        built = self._rendered(body.messages, "input")
+        return ask([self._request(body, request_id, built, "input", DEFAULT_CHAT_TOKENS)], 1)
+
     def selection(self, body: SelectionBody, request_id: str) -> Asked:
         """A request that ends once the filter has chosen, with its selection."""
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt: give either prompt or messages", param="prompt")
         if body.messages is not None:
-            field, prompt = "messages", self._chat(body.messages)
+            field = "messages"
+            prompt = self._rendered([message.plain for message in body.messages], field)
         else:
             assert body.prompt is not None
             field, prompt = "prompt", self._plain(body.prompt, "prompt")
@@ -139,7 +135,7 @@ class PromptBuilder:
         if isinstance(prompt, str):
             self._check_chars(len(prompt), field)
             return text_prompt(self.tokenizer, prompt)
-        self.check_ids(prompt, field)
+        check_ids(prompt, field, self.vocab_size)
         return ids_prompt(self.tokenizer, prompt)
 
     def _text(self, prompt: str | list[int]) -> str:
@@ -147,12 +143,14 @@ class PromptBuilder:
             return prompt
         return decode(self.tokenizer, prompt, skip_special_tokens=True)
 
-    def _chat(self, said: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        messages = [message.plain for message in said]
+    def _rendered(
+        self, messages: Sequence[dict[str, Any]], field: str, tools: Sequence[Tool] = ()
+    ) -> Prompt:
         if not any(m["content"].strip() for m in messages):
-            raise RequestError("messages: must not all be empty", param="messages")
-        self._check_chars(sum(len(m["content"]) for m in messages), "messages")
-        return chat_prompt(self.tokenizer, messages, self.config.max_prompt_tokens, tools)
+            raise RequestError(f"{field}: must not all be empty", param=field)
+        self._check_chars(sum(len(m["content"]) for m in messages), field)
+        limit = self.config.max_prompt_tokens
+        return chat_prompt(self.tokenizer, messages, limit, tools, field=field)
 
     def _checked_filter(self, body: Filterable, prompt: Prompt, field: str) -> FilterParams:
         """What to filter with, of a prompt that is short enough."""
@@ -167,14 +165,15 @@ class PromptBuilder:
 
     def _request(
         self,
-        body: Generation,
+        body: Sampled,
         request_id: str,
         prompt: Prompt,
         field: str,
         default_tokens: int,
         *,
-        logprobs: int | None,
+        logprobs: int | None = None,
         is_prompt_scored: bool = False,
+        grammar: Grammar | None = None,
     ) -> Request:
         params, num_tokens = self._checked_filter(body, prompt, field), len(prompt.ids)
         read = num_tokens if is_prompt_scored else self._generated_from(params, num_tokens)
@@ -183,7 +182,7 @@ class PromptBuilder:
         whole = self.context_tokens - num_tokens
         if params.fallback and whole >= _LEAST_ANSWER:  # so that the fallback can keep everything
             max_tokens = min(max_tokens, whole)
-        for name in ("max_tokens", "max_completion_tokens"):  # the newer name wins
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):  # newer names win
             given = getattr(body, name, None)
             if given is None:
                 continue
@@ -195,7 +194,7 @@ class PromptBuilder:
                 )
             max_tokens = given
         count = None if logprobs is None else min(logprobs, self.vocab_size)
-        sampling = replace(self._sampling(body, max_tokens), logprobs=count)
+        sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
             request_id=request_id,
             prompt_ids=prompt.ids,
@@ -204,7 +203,7 @@ class PromptBuilder:
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
-            grammar=response_grammar(body.response_format, self.grammars),
+            grammar=grammar,
         )
 
     def _generated_from(self, params: FilterParams, num_tokens: int) -> int:
@@ -213,32 +212,6 @@ class PromptBuilder:
         if is_read_whole or num_tokens <= self.config.filter_min_tokens:
             return num_tokens
         return min(num_tokens, params.kept_count(num_tokens))
-
-    def _sampling(self, body: Generation, max_tokens: int) -> SamplingParams:
-        """Sampling options with the defaults filled in and every token id checked."""
-        given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
-        bias: list[tuple[int, float]] = []
-        for key, value in (body.logit_bias or {}).items():
-            if not _TOKEN_ID.fullmatch(key):
-                raise RequestError(
-                    f"logit_bias.{key[:40]}: not a token id", param=f"logit_bias.{key[:40]}"
-                )
-            bias.append((int(key), value))
-        self.check_ids([token for token, _ in bias], "logit_bias")
-        self.check_ids(body.stop_token_ids or [], "stop_token_ids")
-        if body.min_tokens is not None and body.min_tokens > max_tokens:
-            raise RequestError(
-                f"min_tokens={body.min_tokens}: more than max_tokens={max_tokens}",
-                param="min_tokens",
-            )
-        return SamplingParams(
-            max_tokens=max_tokens,
-            logit_bias=tuple(bias),
-            stop=tuple(body.stop or ()),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            ignore_eos=body.ignore_eos,
-            **{name: value for name, value in given.items() if value is not None},
-        )
 
     def _check_window(self, params: FilterParams, num_tokens: int) -> None:
         """Refuse to choose in a layer that cannot see the start of this prompt."""
@@ -287,16 +260,6 @@ class PromptBuilder:
         )
         check_adaptive(params)
         return params
-
-    def check_ids(self, ids: Sequence[int], field: str) -> None:
-        """Refuse what is not in the model's vocabulary."""
-        for index, token in enumerate(ids):
-            if not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"{field}.{index}={shown(token)}: not a token id; the vocabulary has "
-                    f"{self.vocab_size}, so 0 to {self.vocab_size - 1}",
-                    param=field,
-                )
 
     def _check_chars(self, num_chars: int, field: str) -> None:
         """Refuse what must be too long whatever its tokens, before it is tokenized."""

@@ -4,12 +4,14 @@ where the caller expects something. `FieldsWithoutEffect` are accepted, document
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -24,6 +26,12 @@ MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
 MAX_TOOLS = 128
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
+T = TypeVar("T")
+# Errors in what is not a text are those of the other form alone.
+TextOr = Annotated[
+    Annotated[str, Tag("text")] | Annotated[T, Tag("other")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "other"),
+]
 
 
 class Body(BaseModel):
@@ -95,11 +103,10 @@ class ResponseFormat(Body):
         return self
 
 
-class Generation(Filterable):
-    """What both completion endpoints take."""
+class Sampled(Filterable):
+    """What every endpoint that answers takes."""
 
     stream: bool = False
-    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
@@ -113,8 +120,6 @@ class Generation(Filterable):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
-    response_format: ResponseFormat | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -135,7 +140,21 @@ class Generation(Filterable):
         return stops
 
 
-UNSUPPORTED = ("suffix",)
+class Generation(Sampled):
+    """What both completion endpoints take."""
+
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+
+
+# Known fields, of which no value but null is served.
+UNSUPPORTED = (
+    "suffix",
+    "previous_response_id",
+    "conversation",
+    "reasoning",
+)
 
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]

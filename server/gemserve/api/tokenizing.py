@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from gemserve.api.parsing import BodyT, parse
 from gemserve.api.prompts import PromptBuilder
+from gemserve.api.sampling import check_ids
 from gemserve.api.schemas import DetokenizeBody, TokenizeBody
 from gemserve.engine.prompt import decode, encode, render_chat
 from gemserve.engine.tools import for_template
@@ -72,7 +73,7 @@ def tokenize(prompts: PromptBuilder, body: TokenizeBody) -> str:
 
 def detokenize(prompts: PromptBuilder, body: DetokenizeBody) -> str:
     """The reply's JSON. Special tokens are part of the text."""
-    prompts.check_ids(body.tokens, "tokens")
+    check_ids(body.tokens, "tokens", prompts.vocab_size)
     return json.dumps({"prompt": decode(prompts.tokenizer, body.tokens)}, ensure_ascii=False)
 
 

@@ -63,17 +63,19 @@ def chat_prompt(
     messages: Sequence[Message],
     max_tokens: int | None = None,
     tools: Sequence[Tool] = (),
+    *,
+    field: str = "messages",
 ) -> Prompt:
     """Messages and tools through the model's chat template, ready for the answer.
 
     Raises `RequestError` if there is no template, if it refuses the messages, or if they come to
-    more than `max_tokens` tokens, its own text included.
+    more than `max_tokens` tokens, its own text included; that error names `field`.
     """
     messages, tools = for_template(tokenizer, messages, tools)
     text = render_chat(tokenizer, messages, tools)
     encoding = encode(tokenizer, text, add_special_tokens=False)
     if max_tokens is not None and len(encoding) > max_tokens:
-        raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param="messages")
+        raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param=field)
     places = find_messages(tokenizer, text, messages, tools)
     spans = chat_spans(places, messages, text, encoding)
     said = [(low, text[low:high]) for _, low, high in places]

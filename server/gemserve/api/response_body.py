@@ -1,0 +1,69 @@
+"""Request body of /v1/responses. What clients send although it changes nothing is accepted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gemserve.api.schemas import Body, Count, Sampled, TextOr
+
+
+class InputText(Body):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    logprobs: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class InputMessage(Body):
+    """A message of the conversation; an earlier answer as the server gave it."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: TextOr[Annotated[list[InputText], Field(fail_fast=True)]]
+    id: str | None = None
+    phase: None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesBody(Sampled):
+    input: TextOr[Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    text: TextOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    include: Annotated[list[Any], Field(max_length=0)] | None = None
+    top_logprobs: Literal[0] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    reasoning: None = None
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as chat templates take it."""
+        said = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*said, {"role": "user", "content": self.input}]
+        return said + [message.plain for message in self.input]

@@ -13,8 +13,9 @@ import torch
 from tokenizers import Tokenizer
 
 from gemserve.builtin import train as training
-from gemserve.builtin.corpus import Batch, Corpus, Guide, Recipe
-from gemserve.builtin.curriculum import STAGES, choose_stages
+from gemserve.builtin.corpus import Batch, Corpus, Recipe
+from gemserve.builtin.curriculum import STAGES, Size, choose_stages
+from gemserve.builtin.guides import Guide
 from gemserve.model.loader import BUILTIN_PATH
 
 SHAPE = training.Shape(num_layers=7, hidden_size=96, filter_layer=3)
@@ -98,8 +99,14 @@ def test_a_stopped_run_resumes_where_it_was(tmp_path: Path) -> None:
         (work / "sentences.json").write_text(json.dumps(SENTENCES))
         return work
 
-    long = replace(RECIPE, num_tokens=512)
-    stage = replace(STAGES[0], recipe=RECIPE, batch=2, steps=3, goal=2.0, filter_recipe=long)
+    stage = replace(
+        STAGES[-1],
+        recipe=RECIPE,
+        sizes=(Size(600, 2, (2, 4), 32768), Size(256, 2, (1, 2), 4096)),
+        filter_size=Size(512, 1, (2, 4), 32768),
+        steps=3,
+        goal=2.0,
+    )
     run = partial(training.train, seed=0, save_every_s=1e9, shape=SHAPE)
     whole = run(prepared("whole"), stages=[stage])
     parts = prepared("parts")
@@ -112,6 +119,14 @@ def test_a_stopped_run_resumes_where_it_was(tmp_path: Path) -> None:
         torch.testing.assert_close(resumed.state_dict()[name], value, atol=1e-6, rtol=1e-5)
     training.export(resumed, SHAPE, parts, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "calibration.json").read_text()) == {"filter_layer": 3}
+
+
+def test_sizes_come_in_turn_and_the_filter_s_beside_the_longest() -> None:
+    mixed = next(stage for stage in STAGES if stage.name == "mixed")
+    steps = [mixed.at(step) for step in range(len(mixed.sizes) + 1)]
+    assert steps[0] == steps[-1]
+    lengths = [[recipe.num_tokens for recipe, _ in step] for step in steps]
+    assert lengths[:3] == [[1024], [256], [4096, 8192]]
 
 
 def test_stages_end_where_asked_and_can_do_without_other_skills() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from gemserve.builtin.guides import Guide, Pair, Source, Turn, follow, retrieve, within_document
 from gemserve.builtin.tokenizer import ASSISTANT, BOS, END, USER
 from gemserve.evaluation.problems import MANY_WORDINGS, SEPARATOR, Problem, ProblemMaker
 
@@ -36,29 +36,6 @@ class Recipe:
     noise: float = 0.0  # share of documents whose filler is random tokens
 
 
-class Guide(IntEnum):
-    """What a pair of positions teaches: the later one's attention should reach the earlier one.
-
-    FILTER: where answers begin, to all that a filter must keep. COPY: before each token of an
-    answer, to where it is copied from, or, after the last item, to the sequence's first token.
-    LINK: from what a variable is assigned to its name, from a name in a question to the one before
-    it. COUNT: from one of several
-    values to those before it and the sequence's first token, whose share tells how many. ECHO: from
-    the end of an item of an answer to its end in the document; ORDER: the same, one layer on. ASK:
-    from there to the name of the next item in the question. NAME: from a value to its subject's
-    name, and from where an answer begins to the names in the question.
-    """
-
-    FILTER = 0
-    COPY = 1
-    LINK = 2
-    ECHO = 3
-    ASK = 4
-    ORDER = 5
-    NAME = 6
-    COUNT = 7
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Token ids and targets of one step; integers are int64.
@@ -83,30 +60,7 @@ class _Sequence:
     tokens: np.ndarray
     positions: np.ndarray
     scored: list[tuple[int, int, bool]]  # column, target, is the answer's end
-    pointers: list[tuple[Guide, int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """A question and its answer in the tail, all offsets in tokens from the tail's start."""
-
-    problem: Problem
-    first: int  # of the answer
-    items: list[list[int]]
-    asked: list[int]  # last token of each item's name in the question, -1: none
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where an item stands in the document: its first and last token, its statement's last.
-
-    `name`: the last token of its subject's name, -1: none.
-    """
-
-    first: int
-    last: int
-    end: int
-    name: int
+    pointers: list[Pair]
 
 
 def _item_bounds(problem: Problem, statement: int) -> tuple[int, int, int]:
@@ -160,7 +114,7 @@ class Corpus:
         is_chat = rng.random() < 0.5
 
         tail: list[int] = []  # questions and answers
-        turns: list[_Turn] = []
+        turns: list[Turn] = []
         for index, problem in enumerate(asked):
             if is_chat:
                 opening = "\n\n" if index == 0 else USER
@@ -181,7 +135,7 @@ class Corpus:
             ]
             tail += encoding.ids
             items = [self._item(a.text, i == 0) for i, a in enumerate(problem.answers)]
-            turns.append(_Turn(problem, len(tail), items, names))
+            turns.append(Turn(problem, len(tail), items, names))
             tail += [*(token for item in items for token in item), special(END)]
 
         head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
@@ -192,7 +146,7 @@ class Corpus:
 
         start = len(head) + len(body)
         scored: list[tuple[int, int, bool]] = []
-        pointers: list[tuple[Guide, int, int]] = []
+        pointers: list[Pair] = []
         for turn in turns:
             answer = [*(token for item in turn.items for token in item), special(END)]
             first = start + turn.first - 1
@@ -205,94 +159,17 @@ class Corpus:
                 pointers += [(Guide.FILTER, first, token) for token in range(low, high)]
             elif turn.problem.kind == "tracking":
                 chains = [s for p in problems if p.kind == "tracking" for s in placed[id(p)]]
-                pointers += self._follow(turn, sources, chains, start)
+                pointers += follow(turn, sources, chains, start)
             else:
-                pointers += self._retrieve(turn, sources, start)
+                pointers += retrieve(turn, sources, start)
         for problem in problems:
-            sources = placed[id(problem)]
-            for s in sources:
-                if s.name >= 0:
-                    pointers += [(Guide.NAME, at, s.name) for at in {s.first, s.last}]
-            if problem.kind == "tracking":
-                pointers += [(Guide.LINK, s.end - 1, s.first) for s in sources]
-            elif problem.kind == "multi_value":
-                pointers += [
-                    (Guide.COUNT, at, earlier)
-                    for index, source in enumerate(sources)
-                    for at in {source.first, source.last}
-                    for earlier in (0, *(s.first for s in sources[:index]))
-                ]
+            pointers += within_document(problem, placed[id(problem)])
         return _Sequence(
             tokens=tokens,
             positions=self._positions(recipe, len(head), len(body), spans, rng),
             scored=scored,
             pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
         )
-
-    def _retrieve(
-        self, turn: _Turn, sources: list[_Source], start: int
-    ) -> list[tuple[Guide, int, int]]:
-        """Pairs of an answer whose items each stand in a statement; `sources` by statement."""
-        pairs: list[tuple[Guide, int, int]] = []
-        column = start + turn.first - 1  # predicts the next token of the answer
-        names = [start + name for name in turn.asked]
-        pairs += [(Guide.NAME, column, name) for name in dict.fromkeys(names)]
-        is_query = turn.problem.kind == "multi_query"
-        if is_query:
-            pairs += [(Guide.ASK, column, names[0])]
-            pairs += [(Guide.LINK, b, a) for a, b in zip([0, *names], names, strict=False)]
-        for index, (item, answer) in enumerate(zip(turn.items, turn.problem.answers, strict=True)):
-            source = sources[answer.statement]
-            lead = len(item) - (source.last - source.first + 1)  # a comma and a space
-            for offset in range(len(item)):
-                at = column + offset
-                if offset <= lead:
-                    pairs += [(Guide.FILTER, at, s.first) for s in self._needed(turn, sources)]
-                    pairs += [(Guide.COPY, at, source.first)]
-                    if index and is_query:
-                        pairs += [(Guide.ASK, at, names[index])]
-                    elif index and offset:
-                        before = sources[turn.problem.answers[index - 1].statement]
-                        pairs += [(Guide.ORDER, at, before.last)]
-                else:
-                    copied = source.first + offset - lead
-                    pairs += [(Guide.FILTER, at, copied), (Guide.COPY, at, copied)]
-            column += len(item)
-            if len(turn.items) > 1:
-                is_last = index + 1 == len(turn.items)
-                after = 0 if is_last else sources[turn.problem.answers[index + 1].statement].first
-                pairs += [(Guide.ECHO, column, source.last), (Guide.COPY, column, after)]
-                if is_query:
-                    pairs += [(Guide.ASK, column, 0 if is_last else names[index + 1])]
-                else:
-                    pairs += [(Guide.ORDER, column, source.last)]
-        return pairs
-
-    @staticmethod
-    def _needed(turn: _Turn, sources: list[_Source]) -> list[_Source]:
-        return [sources[answer.statement] for answer in turn.problem.answers]
-
-    def _follow(
-        self, turn: _Turn, sources: list[_Source], chains: list[_Source], start: int
-    ) -> list[tuple[Guide, int, int]]:
-        """Pairs of an answer that follows a chain of assignments; all `chains` must be kept.
-
-        What a variable is assigned comes after its name, so its name is reached from the end.
-        """
-        pairs: list[tuple[Guide, int, int]] = []
-        column = start + turn.first - 1
-        for index, (item, answer) in enumerate(zip(turn.items, turn.problem.answers, strict=True)):
-            for at in range(column, column + len(item)):
-                pairs += [(Guide.COPY, at, sources[answer.statement].end - 1)]
-                pairs += [(Guide.FILTER, at, s.first) for s in chains]
-                pairs += [(Guide.FILTER, at, s.end - 1) for s in chains]
-            column += len(item)
-            if index + 1 < len(turn.items):
-                after = sources[turn.problem.answers[index + 1].statement].end - 1
-                pairs += [(Guide.COPY, column, after)]
-            else:
-                pairs += [(Guide.COPY, column, 0)]
-        return pairs
 
     def _problems(self, recipe: Recipe, rng: Random) -> list[Problem]:
         wording = replace(
@@ -348,7 +225,7 @@ class Corpus:
 
     def _document(
         self, problems: list[Problem], head: int, room: int, recipe: Recipe, rng: Random
-    ) -> tuple[list[int], dict[int, list[_Source]], list[tuple[int, int]]]:
+    ) -> tuple[list[int], dict[int, list[Source]], list[tuple[int, int]]]:
         """All statements spread over filler, `room` tokens in all if that is enough.
 
         Also where the item of each of a problem's statements stands, and every statement's first
@@ -365,7 +242,7 @@ class Corpus:
         rng.shuffle(turn)
         spots = sorted(rng.choice(boundaries) for _ in turn)
         body: list[int] = []
-        placed: dict[int, list[_Source]] = {id(p): [] for p in problems}
+        placed: dict[int, list[Source]] = {id(p): [] for p in problems}
         spans: list[tuple[int, int]] = []
         done = 0
         for spot, which in zip(spots, turn, strict=True):
@@ -380,7 +257,7 @@ class Corpus:
                 low + encoding.char_to_token(character + 1) if character >= 0 else -1
                 for character in _item_bounds(problem, statement)  # a space goes before
             )
-            placed[id(problem)].append(_Source(first, last, high - 1, name))
+            placed[id(problem)].append(Source(first, last, high - 1, name))
             spans.append((low, high))
             body += encoding.ids
         return body + filler[done:], placed, spans

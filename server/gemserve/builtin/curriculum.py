@@ -9,6 +9,17 @@ from gemserve.builtin.corpus import Recipe
 MAX_POSITION = 32768
 SINGLE = (1.0, 0.0, 0.0, 0.0, 0.0)  # weights of `corpus.KINDS`
 SKILLS = (0.15, 0.35, 0.2, 0.2, 0.1)
+LISTS = (0.1, 0.4, 0.3, 0.1, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of one step's sequences: how long, how many, how many problems each, how far they reach."""
+
+    num_tokens: int
+    batch: int
+    problems: tuple[int, int]
+    max_position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,48 +28,65 @@ class Stage:
 
     name: str
     recipe: Recipe
-    batch: int
+    sizes: tuple[Size, ...]  # of step after step, in turn
     steps: int
     lr: float
     goal: float = 1.1  # share of whole values right, moving average; above 1: never
     pointer: float = 1.0  # weight of the auxiliary loss
-    filter_recipe: Recipe | None = None  # longer documents, for the auxiliary loss alone
+    filter_size: Size | None = None  # beside the longest size, for the auxiliary loss alone
     lr_end: float | None = None  # cosine to this; None: constant
 
+    def at(self, step: int) -> list[tuple[Recipe, int]]:
+        """What a step trains on and how many of it; second, what only the filter layer sees."""
+        size = self.sizes[step % len(self.sizes)]
+        wanted = [self._of(size)]
+        longest = max(s.num_tokens for s in self.sizes)
+        if self.filter_size is not None and size.num_tokens == longest:
+            wanted.append(self._of(self.filter_size))
+        return wanted
+
+    def _of(self, size: Size) -> tuple[Recipe, int]:
+        recipe = replace(
+            self.recipe,
+            num_tokens=size.num_tokens,
+            problems=size.problems,
+            max_position=size.max_position,
+        )
+        return recipe, size.batch
+
+
+_PROSE = Recipe(
+    num_tokens=512,  # this and what follows it is a `Size`'s
+    problems=(2, 5),
+    max_position=4096,
+    questions=4,
+    weights=SKILLS,
+    two_words=0.2,
+    letters=0.15,
+    words=0.2,
+    noise=0.1,
+)
+_LISTS = replace(_PROSE, questions=8, weights=LISTS, words=0.1)
+_NEAR = Size(256, 20, (1, 3), 4096)  # as short as what a filter leaves
+_HALF = Size(512, 10, (1, 4), 4096)
+_FULL = Size(1024, 5, (1, 6), MAX_POSITION)
+_LONG = Size(2048, 2, (2, 8), MAX_POSITION)
+_LONGEST = Size(4096, 1, (4, 12), MAX_POSITION)
+_FILTERED = Size(8192, 1, (4, 12), MAX_POSITION)
 
 STAGES: tuple[Stage, ...] = (
     Stage(
         name="bare",
-        recipe=Recipe(
-            num_tokens=224,
-            problems=(2, 4),
-            questions=2,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.1,
-            words=0.3,
-            max_position=1024,
-            noise=0.1,
-        ),
-        batch=22,
+        recipe=replace(_PROSE, questions=2, letters=0.1, words=0.3),
+        sizes=(Size(224, 22, (2, 4), 1024),),
         steps=2000,
         lr=1.5e-3,
         goal=0.9,
     ),
     Stage(
         name="prose",
-        recipe=Recipe(
-            num_tokens=512,
-            problems=(2, 5),
-            questions=4,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            words=0.2,
-            max_position=4096,
-            noise=0.1,
-        ),
-        batch=10,
+        recipe=_PROSE,
+        sizes=(Size(512, 10, (2, 5), 4096),),
         steps=1800,
         lr=1e-3,
         lr_end=3e-4,
@@ -66,50 +94,30 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         name="distance",
-        recipe=Recipe(
-            num_tokens=1024,
-            problems=(1, 6),
-            questions=5,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            words=0.1,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-        batch=5,
+        recipe=replace(_PROSE, questions=5, words=0.1),
+        sizes=(_FULL,),
         steps=2400,
         lr=6e-4,
         lr_end=1e-4,
     ),
+    # Long documents alone would unlearn what short ones taught.
     Stage(
-        name="long",
-        recipe=Recipe(
-            num_tokens=4096,
-            problems=(2, 8),
-            questions=8,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            words=0.1,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
-        batch=1,
-        steps=350,
+        name="mixed",
+        recipe=_LISTS,
+        sizes=(_FULL, _NEAR, _LONGEST, _HALF, _FULL, _LONG),
+        filter_size=_FILTERED,
+        steps=700,
         lr=5e-4,
         lr_end=2e-5,
-        filter_recipe=Recipe(
-            num_tokens=8192,
-            problems=(4, 12),
-            questions=12,
-            weights=SKILLS,
-            two_words=0.2,
-            letters=0.15,
-            words=0.1,
-            max_position=MAX_POSITION,
-            noise=0.1,
-        ),
+    ),
+    Stage(
+        name="again",
+        recipe=_LISTS,
+        sizes=(_FULL, _NEAR, _LONGEST, _FULL, _HALF, _LONGEST, _LONG),
+        filter_size=_FILTERED,
+        steps=600,
+        lr=4e-4,
+        lr_end=1e-5,
     ),
 )
 
@@ -118,16 +126,6 @@ def choose_stages(last: str | None, *, is_single: bool) -> tuple[Stage, ...]:
     """The stages up to `last`, or all; with single facts only, if that is asked for."""
     names = [stage.name for stage in STAGES]
     stages = STAGES if last is None else STAGES[: names.index(last) + 1]
-    return tuple(map(_with_single_facts, stages)) if is_single else stages
-
-
-def _with_single_facts(stage: Stage) -> Stage:
-    def simplified(recipe: Recipe) -> Recipe:
-        return replace(recipe, weights=SINGLE)
-
-    longer = stage.filter_recipe
-    return replace(
-        stage,
-        recipe=simplified(stage.recipe),
-        filter_recipe=None if longer is None else simplified(longer),
-    )
+    if not is_single:
+        return stages
+    return tuple(replace(s, recipe=replace(s.recipe, weights=SINGLE)) for s in stages)

@@ -2,7 +2,7 @@
 
 The curriculum lengthens step by step: bare facts, then prose, then long documents with skipped
 positions. Beside the loss on answers, guided heads are taught where to look at each step of a skill
-(`corpus.Guide`), those of the filter layer at all that an answer needs: a filter can only see what
+(`guides.Guide`), those of the filter layer at all that an answer needs: a filter can only see what
 that layer's queries and keys show. Every step's data follows from (seed, step), and the state is
 saved every few minutes: a stopped run resumes where it was.
 """
@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-from gemserve.builtin.corpus import Batch, Corpus, Guide
+from gemserve.builtin.corpus import Batch, Corpus
 from gemserve.builtin.curriculum import MAX_POSITION, STAGES, Stage, choose_stages
+from gemserve.builtin.guides import Guide
 from gemserve.builtin.tokenizer import BOS, END, PAD, as_transformers, train_tokenizer
 from gemserve.evaluation.prose import package_sentences
 from gemserve.evaluation.words import ADJECTIVES, ATTRIBUTES, NOUNS
@@ -284,20 +285,21 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(stage, step, warmup=200 if state["stage"] == 0 else 50)
             draw = (seed, int(state["total"]))
-            batch = corpus.batch(stage.recipe, stage.batch, draw)
+            (recipe, size), *filtered = stage.at(step)
+            batch = corpus.batch(recipe, size, draw)
             captured = Captured(shape, is_last=False)
             loss, values_right = answer_loss(model, hidden_states(model, batch, captured), batch)
             pointer = pointer_loss(captured, batch)
             optimizer.zero_grad(set_to_none=True)
             (loss + stage.pointer * pointer).backward()
-            if stage.filter_recipe is not None:
-                batch = corpus.batch(stage.filter_recipe, 1, (*draw, 1))
+            for recipe, size in filtered:
+                batch = corpus.batch(recipe, size, (*draw, 1))
                 captured = Captured(shape, is_last=True)
                 with suppress(FilterLayerReached):
                     hidden_states(model, batch, captured)
-                pointer = pointer_loss(captured, batch)
-                if pointer.requires_grad:  # not if nothing points anywhere
-                    (stage.pointer * pointer).backward()
+                filter_loss = pointer_loss(captured, batch)
+                if filter_loss.requires_grad:  # not if nothing points anywhere
+                    (stage.pointer * filter_loss).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             state["average"] += 0.02 * (values_right - state["average"])

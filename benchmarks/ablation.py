@@ -1,19 +1,24 @@
-"""What each ingredient of sieve is worth: the same examples without it.
+"""What each ingredient of sieve is worth: the same examples without it, or with another.
 
-Every example is read once; each variant then chooses from what the filter layer showed, and the
-model answers from its choice.
+Every example is read once; each variant then chooses from what the layers showed, and the model
+answers from its choice. `carry` goes on from the filter layer with what was kept, instead of
+reading it anew.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import harness
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import build_core
+from gemserve.engine.core import Core
+from gemserve.evaluation.arms import oracle
 from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.observe import observe
@@ -22,9 +27,10 @@ from gemserve.evaluation.table import TASKS
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence
 from gemserve.filtering.sieve import Sieve
+from gemserve.filtering.spans import reserved_positions
+from gemserve.model.loader import BUILTIN_PATH
 from gemserve.types import Budget, FilterParams
 
-BUDGET_SHARES = (1 / 16, 1 / 64)
 SUBTASKS = (
     ("needle", "single"),
     ("needle", "multikey"),
@@ -34,38 +40,123 @@ SUBTASKS = (
     ("relevance", "relevant_0.1"),
     ("relevance", "confusing_0.1"),
 )
+SIEVE = Sieve()
 WINDOW = 64
-Choose = Callable[[Evidence, int], list[int]]
+ByLayer = Mapping[int, Evidence]
+Choose = Callable[[ByLayer, int, int], list[int]]  # by layer, the filter layer, tokens to keep
 
 
-def by_sieve(sieve: Sieve) -> Choose:
-    def choose(evidence: Evidence, keep: int) -> list[int]:
-        seen = replace(evidence, queries=evidence.queries[:, -sieve.window(evidence.num_tokens) :])
-        budget = Budget(low=keep, high=keep, limit=keep)
-        params = FilterParams(method="sieve", keep=keep)
-        return list(sieve.choose(seen, budget, params).positions.tolist())
+def variant(
+    sieve: Sieve = SIEVE,
+    *,
+    rows: int = SIEVE.observed,
+    heads: str = "max",
+    window: str = "sum",
+    more_layers: int = 0,
+    is_protecting: bool = True,
+) -> Choose:
+    """Sieve with other chunks, another window, or another way to add up what it shows.
+
+    `heads`, `window`: how the probabilities of heads, and then of rows, become one score.
+    `more_layers`: below the filter layer, whose scores are added.
+    """
+
+    def choose(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
+        layers = range(max(0, layer - more_layers), layer + 1)
+        scores = sum(
+            (reduced(reduced(probabilities(by_layer[i], rows), heads), window) for i in layers),
+            torch.zeros(()),
+        )
+        evidence = by_layer[layer]
+        protected: Sequence[int] = ()
+        if is_protecting:
+            protected = reserved_positions(evidence.protected, evidence.num_tokens, keep)
+        order, _ = sieve.order(scores, evidence.code_blocks)
+        kept = dict.fromkeys([*protected, *order.tolist()])
+        return sorted(list(kept)[:keep])
 
     return choose
 
 
-def unprotected(evidence: Evidence, keep: int) -> list[int]:
-    return by_sieve(Sieve())(replace(evidence, protected=()), keep)
+def probabilities(evidence: Evidence, rows: int) -> torch.Tensor:
+    """Of the window's last `rows`: [heads, rows, tokens]."""
+    queries, keys = evidence.queries[:, -rows:], evidence.keys
+    groups = queries.shape[0] // keys.shape[0]
+    scores = queries @ keys.repeat_interleave(groups, dim=0).transpose(-1, -2) * evidence.scale
+    at = torch.arange(evidence.num_tokens - queries.shape[1], evidence.num_tokens)
+    future = torch.arange(evidence.num_tokens)[None] > at[:, None]
+    return scores.masked_fill(future, -torch.inf).softmax(-1)
 
 
-def by_gemfilter(evidence: Evidence, keep: int) -> list[int]:
+def reduced(values: torch.Tensor, how: str) -> torch.Tensor:
+    return values.amax(0) if how == "max" else values.sum(0)
+
+
+def by_gemfilter(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
     budget = Budget(low=keep, high=keep, limit=keep)
     params = FilterParams(method="gemfilter", keep=keep)
-    return list(GemFilter().choose(evidence, budget, params).positions.tolist())
+    return list(GemFilter().choose(by_layer[layer], budget, params).positions.tolist())
 
 
 VARIANTS: dict[str, Choose] = {
-    "sieve": by_sieve(Sieve()),
-    "nothing protected": unprotected,
-    "one row observed": by_sieve(Sieve(observed=1)),
-    "single tokens": by_sieve(Sieve(chunk=1, margin=0)),
-    "no margin": by_sieve(Sieve(margin=0)),
+    "sieve": variant(),
+    "nothing protected": variant(is_protecting=False),
+    "window of 1": variant(rows=1),
+    "window of 4": variant(rows=4),
+    "window of 8": variant(rows=8),
+    "window of 32": variant(rows=32),
+    "window of 64": variant(rows=64),
+    "heads summed": variant(heads="sum"),
+    "best row": variant(window="max"),
+    "2 layers": variant(more_layers=1),
+    "3 layers": variant(more_layers=2),
+    "single tokens": variant(Sieve(chunk=1, margin=0)),
+    "single tokens, margin 8": variant(Sieve(chunk=1, margin=8)),
+    "chunks of 8": variant(Sieve(chunk=8, margin=8)),
+    "chunks of 16, no margin": variant(Sieve(chunk=16, margin=0)),
+    "chunks of 16, margin 4": variant(Sieve(chunk=16, margin=4)),
+    "chunks of 16, margin 16": variant(Sieve(chunk=16, margin=16)),
+    "chunks of 32": variant(Sieve(chunk=32, margin=8)),
+    "chunks of 32, no margin": variant(Sieve(chunk=32, margin=0)),
+    "chunks of 64, no margin": variant(Sieve(chunk=64, margin=0)),
     "gemfilter": by_gemfilter,
 }
+
+
+@torch.inference_mode()
+def carry(hf: Any, core: Core, layer: int, ids: Sequence[int], kept: list[int], count: int) -> str:
+    """Generate from the kept tokens' states at `layer`, at the positions they had."""
+    model, cache, chosen = hf.model, DynamicCache(), torch.tensor(kept)
+
+    def run(hidden: torch.Tensor, layers: Any, positions: torch.Tensor) -> torch.Tensor:
+        rope = model.rotary_emb(hidden, positions)
+        for block in layers:
+            hidden = block(
+                hidden,
+                attention_mask=None,
+                position_ids=positions,
+                past_key_values=cache,
+                position_embeddings=rope,
+            )
+        return hidden
+
+    hidden = run(
+        model.embed_tokens(torch.tensor([list(ids)])),
+        model.layers[:layer],
+        torch.arange(len(ids))[None],
+    )
+    for held in cache.layers[:layer]:
+        held.keys, held.values = held.keys[:, :, chosen], held.values[:, :, chosen]
+    hidden = run(hidden[:, chosen], model.layers[layer:], chosen[None])
+    said: list[int] = []
+    for position in range(len(ids), len(ids) + count):
+        token = int(hf.lm_head(model.norm(hidden[:, -1])).argmax())
+        if token in core.eos_ids:
+            break
+        said.append(token)
+        embedded = model.embed_tokens(torch.tensor([[token]]))
+        hidden = run(embedded, model.layers, torch.tensor([[position]]))
+    return str(core.tokenizer.decode(said, skip_special_tokens=True))
 
 
 def main() -> None:
@@ -73,13 +164,17 @@ def main() -> None:
     parser.add_argument("--model", default="builtin")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--samples", type=int, default=20, help="of each subtask")
+    parser.add_argument("--shares", default="0.0625,0.03125", help="of the prompt, kept")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
     core = build_core(ModelConfig(model=arguments.model), EngineConfig(filter_min_tokens=0))
+    source = BUILTIN_PATH if arguments.model == "builtin" else arguments.model
+    hf = AutoModelForCausalLM.from_pretrained(source, attn_implementation="sdpa").eval()
     layer = core.config.filter_layer
     assert layer is not None
-    results: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    results: dict[tuple[str, float], dict[str, list[float]]] = {}
+    whole: dict[tuple[str, float], list[float]] = {}
     for task, subtask in SUBTASKS:
         for index in range(arguments.samples):
             draw = Draw(
@@ -90,22 +185,42 @@ def main() -> None:
             )
             example = TASKS[task][subtask](core.tokenizer, draw)
             ids = example.prompt.ids
-            evidence = observe(core, example.prompt, WINDOW)[layer]
-            for share in BUDGET_SHARES:
+            by_layer = observe(core, example.prompt, WINDOW)
+            for share in map(float, arguments.shares.split(",")):
                 keep = max(16, round(share * len(ids)))
-                for name, choose in VARIANTS.items():
-                    kept = choose(evidence, keep)
-                    params = FilterParams(method="none", keep=16)
-                    text, _ = generate(core, example, [ids[p] for p in kept], params)
-                    results.setdefault((name, share), []).append(
-                        (score_answer(text, example), whole_statements(example, kept))
-                    )
+                choices = {name: f(by_layer, layer, keep) for name, f in VARIANTS.items()}
+                choices["oracle"] = list(oracle(core.tokenizer, example, keep))
+                answers = dict.fromkeys(map(tuple, choices.values()), "")  # many agree
+                for kept in answers:
+                    answers[kept] = answer(core, example, kept)
+                said = {name: answers[tuple(kept)] for name, kept in choices.items()}
+                choices["carry"] = choices["sieve"]
+                said["carry"] = carry(hf, core, layer, ids, choices["sieve"], example.max_tokens)
+                for name, text in said.items():
+                    scores = results.setdefault((name, share), {}).setdefault(subtask, [])
+                    scores.append(score_answer(text, example))
+                    held = whole_statements(example, choices[name])
+                    whole.setdefault((name, share), []).append(held)
         harness.note(f"{subtask} done")
     rows = [
-        {"variant": name, "share": f"{share:g}", **averages(of)}
-        for (name, share), of in sorted(results.items(), key=lambda item: -item[0][1])
+        {
+            "variant": name,
+            "share": f"{share:g}",
+            "score": mean([score for scores in by_subtask.values() for score in scores]),
+            "whole_statements": mean(whole[name, share]),
+            **{subtask: mean(scores) for subtask, scores in by_subtask.items()},
+            "n": sum(map(len, by_subtask.values())),
+        }
+        for (name, share), by_subtask in sorted(results.items(), key=lambda item: -item[0][1])
     ]
     harness.finish("ablation", "cpu", rows, arguments.json)
+
+
+def answer(core: Core, example: Example, kept: Sequence[int]) -> str:
+    """What the model says to the kept tokens alone."""
+    ids = [example.prompt.ids[p] for p in kept]
+    text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
+    return text
 
 
 def whole_statements(example: Example, kept: list[int]) -> float:
@@ -115,13 +230,8 @@ def whole_statements(example: Example, kept: list[int]) -> float:
     return sum(whole) / max(1, len(whole))
 
 
-def averages(results: list[tuple[float, float]]) -> dict[str, float | int]:
-    scores, whole = zip(*results, strict=True)
-    return {
-        "score": round(sum(scores) / len(scores), 4),
-        "whole_statements": round(sum(whole) / len(whole), 4),
-        "n": len(scores),
-    }
+def mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Sieve:
         seen = window_attention(
             evidence.queries, evidence.keys, scale=evidence.scale, softcap=evidence.softcap
         )
-        order, groups = self._order(finite(seen.largest), evidence.code_blocks)
+        order, groups = self.order(finite(seen.largest), evidence.code_blocks)
         protected = reserved_positions(evidence.protected, num_tokens, budget.high)
         first = torch.tensor(protected, dtype=torch.long, device=order.device)
         is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
@@ -64,7 +64,7 @@ class Sieve:
         kept = torch.cat([first, order[:within]])
         return Choice(positions=kept.sort().values, coverage=reached)
 
-    def _order(
+    def order(
         self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All positions, best first, and the rank of each one's chunk.

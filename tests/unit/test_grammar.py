@@ -157,6 +157,20 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monk
     assert len(checked) == 1
 
 
+def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def refuse(schema: str) -> None:
+        tried.append(schema)
+        raise InvalidGrammar("takes too long to compile")
+
+    monkeypatch.setattr("gemserve.engine.grammar.check", refuse)
+    for _ in range(3):
+        with pytest.raises(InvalidGrammar, match="too long"):
+            grammars.matcher(grammar({"const": "never"}))
+    assert len(tried) == 1
+
+
 def test_a_tokenizer_that_cannot_be_read_is_no_crash() -> None:
     class Backend:
         def to_str(self) -> str:

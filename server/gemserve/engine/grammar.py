@@ -62,14 +62,24 @@ class Grammars:
         self._end_ids = sorted(end_ids)
         self._tables: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._compiled = lru_cache(maxsize=_NUM_CACHED)(self._compile)
+        self._tried = lru_cache(maxsize=_NUM_CACHED)(self._try)
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the grammar's start, sharing nothing that changes with any other matcher.
 
         Raises `InvalidGrammar`. Slow for a grammar not seen lately.
         """
-        return Matcher(self._compiled(grammar).deep_copy())
+        tried = self._tried(grammar)
+        if isinstance(tried, InvalidGrammar):
+            raise tried.with_traceback(None)
+        return Matcher(tried.deep_copy())
+
+    def _try(self, grammar: Grammar) -> LLMatcher | InvalidGrammar:
+        """What is refused is remembered too: it may be what took longest."""
+        try:
+            return self._compile(grammar)
+        except InvalidGrammar as error:
+            return error
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _CPU_S = 2
 _WALL_S = 30.0  # on a machine so busy that two seconds of processor time take longer
 _MEMORY_BYTES = 1 << 30
 _SHOWN_CHARS = 300
+_TRIALS = threading.BoundedSemaphore(4)  # at once: each may take a processor
 
 
 class InvalidGrammar(ValueError):
@@ -34,7 +36,10 @@ def check(schema: str) -> None:
         raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_SCHEMA_BYTES}")
     command = [sys.executable, "-P", "-m", __name__]
     try:
-        trial = subprocess.run(command, input=schema.encode(), capture_output=True, timeout=_WALL_S)
+        with _TRIALS:
+            trial = subprocess.run(
+                command, input=schema.encode(), capture_output=True, timeout=_WALL_S
+            )
     except subprocess.TimeoutExpired as error:
         raise InvalidGrammar("takes too long to compile") from error
     if trial.returncode < 0:  # ended by a limit

@@ -160,6 +160,7 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     filter: FilterParams
+    priority: int = 0  # lower ones are admitted first
     selects_only: bool = False  # it ends when the filter has chosen
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[Span, ...] = ()

@@ -77,6 +77,8 @@ COMMON: list[tuple[str, Any, str]] = [
     ("logit_bias", {"x": 1.0}, "logit_bias.x"),
     ("logit_bias", {"99999999": 1.0}, "logit_bias"),
     ("ignore_eos", "no", "ignore_eos"),
+    ("priority", 1.5, "priority"),
+    ("priority", HUGE, "priority"),
     ("filter", 3, "filter"),
     ("filter", [], "filter"),
     ("filter", "snip", "filter"),

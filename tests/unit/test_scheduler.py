@@ -17,7 +17,13 @@ TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))
 
 
 def sequence(
-    order: int, prompt: int, keep: int | None, max_tokens: int, *, is_adaptive: bool = False
+    order: int,
+    prompt: int,
+    keep: int | None,
+    max_tokens: int,
+    *,
+    is_adaptive: bool = False,
+    priority: int = 0,
 ) -> Sequence:
     count = prompt if keep is None else keep
     budget = Budget(
@@ -29,6 +35,7 @@ def sequence(
             prompt_ids=range(prompt),
             sampling=SamplingParams(max_tokens=max_tokens),
             filter=FilterParams(method="none" if keep is None else "sieve", keep=keep or 16),
+            priority=priority,
         ),
         filter_layer=None if keep is None else 2,
         num_kept=count,
@@ -44,7 +51,14 @@ def scheduler(capacity: int, max_running: int = 64) -> Scheduler:
 def random_sequence(rng: Random, order: int) -> Sequence:
     prompt = int(2 ** rng.uniform(0, 11))
     keep = rng.randrange(1, prompt) if prompt > 1 and rng.random() < 0.6 else None
-    return sequence(order, prompt, keep, rng.randrange(1, 20), is_adaptive=rng.random() < 0.5)
+    return sequence(
+        order,
+        prompt,
+        keep,
+        rng.randrange(1, 20),
+        is_adaptive=rng.random() < 0.5,
+        priority=rng.choice((0, 0, 0, -1, 5)),
+    )
 
 
 def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
@@ -285,3 +299,17 @@ def test_a_request_that_never_fits_is_told_so() -> None:
     s = scheduler(1000)
     assert not s.fits_ever(sequence(0, 1000, None, 10))
     assert s.fits_ever(sequence(0, 40, None, 10))
+
+
+def test_what_waits_is_admitted_by_priority_then_arrival() -> None:
+    queue = scheduler(2 * LAYERS * 20, max_running=1)
+    for order, priority in enumerate((0, 5, -1, 0, -1)):
+        queue.add(sequence(order, 10, None, 1, priority=priority))
+    ended: list[int] = []
+    while not queue.is_idle:
+        plan = queue.schedule(100, is_decode_due=False)
+        assert plan.chunk is not None
+        done = plan.chunk.sequence
+        ended.append(done.order)
+        queue.commit(plan, StepOutput(tokens={done: 1}, finished=frozenset({done})))
+    assert ended == [2, 4, 0, 3, 1]

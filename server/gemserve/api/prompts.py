@@ -200,6 +200,7 @@ class PromptBuilder:
             prompt_ids=prompt.ids,
             sampling=sampling,
             filter=params,
+            priority=body.priority or 0,
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,

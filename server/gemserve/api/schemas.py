@@ -120,6 +120,7 @@ class Sampled(Filterable):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod

@@ -8,6 +8,7 @@ turns out to need more gives back what it has, and is admitted again.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Scheduler:
         self.pool = pool
         self._num_layers = num_layers
         self._max_running = max_running
-        self._is_oldest_next = True
+        self._is_first_next = True
         self._awaits_compaction = False
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -84,7 +85,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         assert sequence.state is State.WAITING
         assert self.fits_ever(sequence)
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=lambda s: s.rank)
 
     def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> Plan:
         """Admit what fits, then plan one step.
@@ -146,7 +147,7 @@ class Scheduler:
         assert held == self.pool.used, f"running sequences hold {held}, the pool {self.pool.used}"
 
     def _admit(self) -> list[Move]:
-        """Admit in order of arrival whatever fits; what does not fit is overtaken, for a while.
+        """Admit by priority and arrival whatever fits; what does not is overtaken, for a while.
 
         Where the free units suffice but lie scattered, the pool is compacted: as soon as no chunk
         is under way, since its pass points to where things are.
@@ -183,7 +184,7 @@ class Scheduler:
         return moves
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
-        """In turn of the oldest unfinished prompt and of the one nearest its end.
+        """In turn of the unfinished prompt that is first by rank and of the one nearest its end.
 
         So a huge prompt always advances, and short ones do not wait behind it. A chunk under way is
         brought to its end before another prompt's begins: what passes hold stays bounded.
@@ -193,12 +194,12 @@ class Scheduler:
             unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
             return None
-        oldest = min(unfinished, key=lambda s: s.order)
-        others = [s for s in unfinished if s is not oldest]
-        sequence = oldest
-        if others and not self._is_oldest_next:
+        first = min(unfinished, key=lambda s: s.rank)
+        others = [s for s in unfinished if s is not first]
+        sequence = first
+        if others and not self._is_first_next:
             sequence = min(others, key=lambda s: (s.open_tokens == 0, s.remaining))
-        self._is_oldest_next = not self._is_oldest_next
+        self._is_first_next = not self._is_first_next
         if sequence.request.prompt_logprobs is not None:
             chunk_tokens = min(chunk_tokens, MAX_SCORED_TOKENS)
         count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
@@ -241,5 +242,4 @@ class Scheduler:
         sequence.span = None
         sequence.state = State.WAITING
         self.running.remove(sequence)
-        later = (i for i, other in enumerate(self.waiting) if other.order > sequence.order)
-        self.waiting.insert(next(later, len(self.waiting)), sequence)
+        insort(self.waiting, sequence, key=lambda s: s.rank)

@@ -53,6 +53,11 @@ class Sequence:
         return len(self.request.prompt_ids)
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Its turn among others, lowest first: by priority, then by arrival."""
+        return self.request.priority, self.order
+
+    @property
     def max_length(self) -> int:
         """Keys and values that generation may need."""
         return self.num_kept + self.request.sampling.max_tokens

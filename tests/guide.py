@@ -11,10 +11,11 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
 ADDRESS = "http://127.0.0.1:8000"
+NODE = Path(sys.executable).with_name("node")  # of the development packages, not the machine's
 INTERPRETERS = {
     "python": (sys.executable, "-c"),
     "sh": ("bash", "-ec"),
-    "js": ("node", "--input-type=module", "-e"),
+    "js": (str(NODE), "--input-type=module", "-e"),
 }
 
 

@@ -39,6 +39,14 @@ $(NODE): tests/clients/package.json | $(STAMP)
 		--fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 --prefix $(@D); \
 	then touch $@; else echo "npm could not install openai: the tests of it will be skipped"; fi
 
+PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+# Its yardstick is transformers: the main environment's, with its torch.
+.venv-clients/lm-eval/.installed: tests/clients/lm-eval.txt | $(STAMP)
+	$(BIN)/python -m venv $(@D)
+	$(BIN)/python $(PACKAGES) > "$$($(@D)/bin/python $(PACKAGES))/main.pth"
+	$(@D)/bin/python -m pip install --quiet --upgrade --requirement $<
+	touch $@
+
 .venv-clients/%/.installed: tests/clients/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade --requirement $<

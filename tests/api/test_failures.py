@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from gemserve.engine.sampling import InvalidLogits
-from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, api_over, data_of, text_of
+from tests.fakes import (
+    CHAT,
+    COMPLETIONS,
+    FILTERED,
+    Api,
+    FakeCore,
+    api_over,
+    data_of,
+    text_of,
+    wait_for_async,
+)
 
 pytestmark = pytest.mark.anyio
 both = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -87,8 +97,9 @@ async def test_a_dead_engine_ends_the_request_and_says_so_ever_after(
 async def test_a_stopping_server_ends_running_requests(tokenizer: Any, path: str) -> None:
     async with api_over(FakeCore(FILTERED, "a", 30.0), tokenizer) as api:
         posts = [asyncio.create_task(api.post(path, stream=s)) for s in (True, False)]
-        await asyncio.to_thread(api.core.started.wait, 5)
-        await asyncio.to_thread(api.serving.engine.stop)
+        engine = api.serving.engine
+        await wait_for_async(lambda: engine.num_running + engine.num_waiting == 2)
+        await asyncio.to_thread(engine.stop)
         async with asyncio.timeout(5):
             streamed, _ = await asyncio.gather(*posts)
         data_of(streamed)

@@ -31,7 +31,12 @@ async def test_probes(api: Api) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nowhere", 404), ("POST", "/v1/nowhere", 404), ("GET", CHAT, 405)],
+    [
+        ("GET", "/nowhere", 404),
+        ("POST", "/v1/nowhere", 404),
+        ("GET", "/health/", 404),
+        ("GET", CHAT, 405),
+    ],
 )
 async def test_what_does_not_exist_is_json_too(
     api: Api, method: str, path: str, status: int
@@ -40,6 +45,7 @@ async def test_what_does_not_exist_is_json_too(
     assert reply.status_code == status
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
     assert reply.headers["x-request-id"]
+    assert reply.headers.get("allow") == ("POST" if status == 405 else None)
 
 
 async def test_metrics_of_a_finished_request(api: Api) -> None:

@@ -25,7 +25,7 @@ PROMPTS: list[Any] = [
     [-1],
     [4096],
     [True],
-    [1.0],
+    [1.5],
     [[[1]]],
     [2**70],
 ]
@@ -89,7 +89,7 @@ COMMON: list[tuple[str, Any, str]] = [
     ("filter", {"layer": 99}, "filter.layer"),
     ("filter", {"layer": FILTER_LAYER + 1}, "filter.layer"),
     ("filter", {"layer": -1}, "filter.layer"),
-    ("filter", {"layer": 1.0}, "filter.layer"),
+    ("filter", {"layer": 1.5}, "filter.layer"),
     ("filter", {"layer": True}, "filter.layer"),
     ("filter", {"layer": "last"}, "filter.layer"),
     *(("filter", {"keep": keep}, "filter.keep") for keep in KEEPS),

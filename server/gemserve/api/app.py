@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 import gemserve
 from gemserve.api.asked import Asked
 from gemserve.api.call_format import CallFormat
+from gemserve.api.chat_body import ChatBody
 from gemserve.api.errors import error_body, error_response
 from gemserve.api.exchange import reply, reply_selection
 from gemserve.api.formats import ChatFormat, CompletionFormat, Format
@@ -27,12 +28,13 @@ from gemserve.api.keys import open_keys
 from gemserve.api.limits import BodyLimit, RequestId, request_id_of
 from gemserve.api.logprobs import Vocabulary
 from gemserve.api.metrics import Metrics
+from gemserve.api.openapi import document
 from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.quota import Quota
 from gemserve.api.response_body import ResponsesBody
 from gemserve.api.responses import reply_response
-from gemserve.api.schemas import ChatBody, CompletionBody, Filterable, Generation, SelectionBody
+from gemserve.api.schemas import CompletionBody, Filterable, Generation, SelectionBody
 from gemserve.api.tokenizing import tokenizing_routes
 from gemserve.api.tools import call_rules
 from gemserve.config import ServerConfig
@@ -69,13 +71,20 @@ def create_app(serving: Serving) -> FastAPI:
     metrics = Metrics(engine, serving.model_name)
     created = int(time.time())
     vocabulary = Vocabulary(prompts.tokenizer)
+    described = document(config, serving.model_name)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await to_thread.run_sync(engine.stop)
 
-    app = FastAPI(title="gemserve", version=gemserve.__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="gemserve",
+        version=gemserve.__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,  # what is not in the document is a 404
+    )
+    app.openapi = lambda: described  # type: ignore[method-assign]
     _add_middleware(app, config, metrics)
 
     @app.exception_handler(GemserveError)

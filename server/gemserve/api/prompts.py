@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from gemserve.api.asked import Asked, ask
+from gemserve.api.chat_body import ChatBody
 from gemserve.api.response_body import ResponsesBody
 from gemserve.api.sampling import check_ids, read_sampling
 from gemserve.api.schemas import (
-    ChatBody,
     CompletionBody,
     Filterable,
     FilterBody,

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from gemserve.api.schemas import Body, Count, Sampled, TextOr
+from gemserve.api.integers import WHOLE, Count
+from gemserve.api.schemas import Body, Sampled, TextOr
+
+
+def _check_false(value: bool) -> bool:
+    """Not `Literal[False]`, which 0 is equal to."""
+    if value:
+        raise ValueError("must be false")
+    return value
 
 
 class InputText(Body):
@@ -49,12 +57,14 @@ class ResponsesBody(Sampled):
     max_output_tokens: Count | None = None
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: (
+        Annotated[bool, AfterValidator(_check_false), WithJsonSchema({"const": False})] | None
+    ) = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[Any], Field(max_length=0)] | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0), WHOLE] | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None

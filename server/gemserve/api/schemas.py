@@ -13,19 +13,22 @@ from pydantic import (
     Field,
     Tag,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
 
+from gemserve.api import declared
+from gemserve.api.integers import WHOLE, WHOLE_ITEMS, Count, Natural, Seed, TokenId, TokenIds
 from gemserve.types import FILTER_METHODS, FilterMethod, Keep, parse_keep
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
-MAX_TOOLS = 128
-Count = Annotated[int, Field(ge=1, le=1 << 31)]
+NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
 T = TypeVar("T")
 # Errors in what is not a text are those of the other form alone.
 TextOr = Annotated[
@@ -42,9 +45,9 @@ class FilterBody(Body):
     """The `filter` object. What is omitted falls back to the server's settings."""
 
     method: FilterMethod | None = None
-    keep: Any = None
+    keep: Annotated[Any, WithJsonSchema(declared.KEEP)] = None
     fallback: bool | None = None
-    layer: Annotated[int, Field(ge=0, le=1 << 31)] | Literal["auto"] = "auto"
+    layer: Natural | Literal["auto"] = "auto"
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
 
@@ -73,7 +76,9 @@ class Filterable(FieldsWithoutEffect):
     model: str
     filter: FilterBody | None = None  # null: the server's default filter, as if omitted
 
-    @field_validator("filter", mode="before")
+    @field_validator(
+        "filter", mode="before", json_schema_input_type=FilterMethod | FilterBody | None
+    )
     @classmethod
     def _expand_shorthand(cls, value: object) -> object:
         if isinstance(value, str):
@@ -93,6 +98,12 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
+    model_config = ConfigDict(
+        json_schema_extra=declared.either(
+            {"type": {"enum": ["text", "json_object"]}, "json_schema": None},
+            {"type": {"enum": ["json_schema"]}, "json_schema": {}},
+        )
+    )
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -109,16 +120,27 @@ class Sampled(Filterable):
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    top_k: Natural | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(json_schema_extra={"maxProperties": MAX_BIASES, **declared.TOKEN_KEYS}),
+        ]
+        | None
+    ) = None
+    min_tokens: Natural | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True), WHOLE_ITEMS] | None
+    ) = None
+    seed: Seed | None = None
+    stop: Annotated[
+        str | Annotated[list[str], Field(fail_fast=True)] | None,
+        WithJsonSchema(declared.stops(MAX_STOPS)),
+    ] = None
     ignore_eos: bool = False
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
 
@@ -146,7 +168,7 @@ class Generation(Sampled):
 
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: NumChoices | None = None
 
 
 # Known fields, of which no value but null is served.
@@ -158,21 +180,21 @@ UNSUPPORTED = (
 )
 
 
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Prompt = str | TokenIds
-Prompts = (
-    Prompt
+Prompt = Annotated[str | TokenIds, WithJsonSchema({"anyOf": declared.PROMPTS})]
+Prompts = Annotated[
+    str
+    | TokenIds
     | Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
-    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)]
-)
-NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)],
+    WithJsonSchema(declared.prompts(MAX_CHOICES)),
+]
 
 
 class CompletionBody(Generation):
     prompt: Prompts
     max_tokens: Count | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: NumChoices | None = None
     logprobs: NumTop | None = None
     suffix: None = None
 
@@ -204,6 +226,12 @@ class ToolCall(Body):
 
 
 class Message(Body):
+    model_config = ConfigDict(
+        json_schema_extra=declared.either(
+            {"content": {}, "tool_calls": None},
+            {"role": {"enum": ["assistant"]}, "tool_calls": {}},
+        )
+    )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
     content: Annotated[
@@ -252,42 +280,13 @@ class Message(Body):
 class SelectionBody(Filterable):
     """A prompt or messages to be filtered, and not answered."""
 
+    model_config = ConfigDict(
+        json_schema_extra=declared.either(
+            {"prompt": {}, "messages": None}, {"messages": {}, "prompt": None}
+        )
+    )
     prompt: Prompt | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
-
-
-class Function(Body):
-    """`strict` changes nothing: forced arguments are held to `parameters` either way."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Body):
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Body):
-    name: str
-
-
-class NamedTool(Body):
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class ChatBody(Generation):
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: NumTop | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
 
 
 class TokenizerBody(Body):
@@ -297,6 +296,12 @@ class TokenizerBody(Body):
 
 
 class TokenizeBody(TokenizerBody):
+    model_config = ConfigDict(
+        json_schema_extra=declared.either(
+            {"prompt": {}, "messages": None, "add_generation_prompt": None},
+            {"messages": {}, "prompt": None},
+        )
+    )
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
@@ -305,4 +310,4 @@ class TokenizeBody(TokenizerBody):
 
 
 class DetokenizeBody(TokenizerBody):
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: TokenIds

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemserve.api.calls import CallRules
-from gemserve.api.schemas import ChatBody, NamedTool, Tool
+from gemserve.api.chat_body import ChatBody, NamedTool, Tool
 from gemserve.errors import RequestError, shown
 from gemserve.types import Grammar
 

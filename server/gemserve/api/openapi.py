@@ -1,0 +1,203 @@
+"""`/openapi.json`: the operations as this server is configured to answer them.
+
+Routes read bodies and write replies themselves, so the framework could tell nothing of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+import gemserve
+from gemserve.api import replies
+from gemserve.api.gate import OPEN_PATHS
+from gemserve.api.operations import OPERATIONS, Json, Operation
+from gemserve.api.schemas import Generation
+from gemserve.config import ServerConfig
+
+_JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
+_KEY = "api_key"
+
+
+def document(config: ServerConfig, model_name: str) -> Json:
+    """The OpenAPI document of a server with this configuration, which serves this model."""
+    schemas, definitions = _schemas()
+    components: Json = {"schemas": deepcopy(definitions)}
+    if config.api_key_file is not None:
+        components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
+    for schema in components["schemas"].values():
+        _name_model(schema, model_name)
+    writer = _Writer(config, model_name, schemas)
+    paths: Json = {}
+    for name, operation in OPERATIONS.items():
+        method, path = name.split()
+        paths.setdefault(path, {})[method.lower()] = writer.operation(method, path, operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "gemserve", "version": gemserve.__version__},
+        "paths": paths,
+        "components": components,
+    }
+
+
+@cache
+def _schemas() -> tuple[dict[Any, Json], Json]:
+    """Of every type in `OPERATIONS`; and what these refer to, by name."""
+    types: dict[Any, None] = {replies.Error: None}  # in order, and once
+    for operation in OPERATIONS.values():
+        for kind in (operation.body, operation.reply, operation.event, operation.unavailable):
+            if kind is not None:
+                types[kind] = None
+    schemas, definitions = TypeAdapter.json_schemas(
+        [(t, "validation", TypeAdapter(t)) for t in types],
+        schema_generator=_Schemas,
+        ref_template="#/components/schemas/{model}",
+    )
+    return {t: schema for (t, _), schema in schemas.items()}, definitions["$defs"]
+
+
+class _Schemas(GenerateJsonSchema):
+    """Objects have no other fields than those they are described with; no field has a title."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        return {**super().typed_dict_schema(schema), "additionalProperties": False}
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        return {**super().dataclass_schema(schema), "additionalProperties": False}
+
+
+class _Writer:
+    """Writes operations. `schemas`: of what they take and answer."""
+
+    def __init__(self, config: ServerConfig, model_name: str, schemas: dict[Any, Json]) -> None:
+        self._config = config
+        self._model_name = model_name
+        self._schemas = schemas
+
+    def operation(self, method: str, path: str, operation: Operation) -> Json:
+        is_open = path in OPEN_PATHS or self._config.api_key_file is None
+        written: Json = {
+            "summary": operation.summary,
+            "operationId": _id_of(method, path),
+            "parameters": [_REQUEST_ID, *self._path_parameters(path)],
+        }
+        if not is_open:
+            written["security"] = [{_KEY: []}]
+        if operation.body is not None:
+            example = {"model": self._model_name, **operation.example}
+            content = {_JSON: {"schema": self._schemas[operation.body], "example": example}}
+            written["requestBody"] = {"required": True, "content": content}
+        statuses = dict(self._replies(path, operation, is_open))
+        written["responses"] = {str(status): statuses[status] for status in sorted(statuses)}
+        return written
+
+    def _path_parameters(self, path: str) -> Iterator[Json]:
+        if "{name}" in path:
+            schema = {"type": "string", "enum": [self._model_name]}
+            yield {"name": "name", "in": "path", "required": True, "schema": schema}
+
+    def _replies(
+        self, path: str, operation: Operation, is_open: bool
+    ) -> Iterator[tuple[int, Json]]:
+        yield 200, self._good(operation)
+        if operation.body is not None:
+            yield 400, self._error("The body is wrong; `param` names the field, if it is one.")
+            yield 413, self._error("The body is too large.")
+        if operation.body is not None or "{name}" in path:
+            yield 404, self._error("There is no such model.")
+        if not is_open:
+            yield 401, self._error("The key is missing or wrong.", {"WWW-Authenticate": _BEARER})
+            if operation.body is not None and self._has_quota:
+                yield 429, self._error("The key has had its share.", {"Retry-After": _SECONDS})
+        yield 500, self._error("The server failed.")
+        if operation.unavailable is not None:
+            headers = {} if operation.body is None else {"Retry-After": _optional(_SECONDS)}
+            content = {_JSON: {"schema": self._schemas[operation.unavailable]}}
+            yield 503, _reply("Not now: overloaded, stopping or dead.", content, headers)
+
+    @property
+    def _has_quota(self) -> bool:
+        limits = (self._config.requests_per_minute, self._config.concurrency_per_key)
+        return any(limit is not None for limit in limits)
+
+    def _good(self, operation: Operation) -> Json:
+        if operation.reply is None:
+            return _reply("Metrics", {_PLAIN: {"schema": {"type": "string"}}}, {})
+        content = {_JSON: {"schema": self._schemas[operation.reply]}}
+        headers: Json = {}
+        if operation.reply is replies.Selection:
+            headers = _COUNTS
+        if operation.event is not None:
+            content[_EVENTS] = {"schema": self._event(operation)}
+            headers = {name: _optional(header) for name, header in _COUNTS.items()}
+        reply = _reply("Done", content, headers)
+        return reply if operation.links is None else {**reply, "links": operation.links}
+
+    def _event(self, operation: Operation) -> Json:
+        """Of each of a stream's events, if `stream` is true."""
+        data: Json = {
+            "type": "string",
+            "contentMediaType": _JSON,
+            "contentSchema": self._schemas[operation.event],
+        }
+        assert operation.body is not None
+        if issubclass(operation.body, Generation):
+            data = {"anyOf": [{"const": "[DONE]"}, data]}
+        return {
+            "description": "One event of the stream.",
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": data},
+            "required": ["data"],
+        }
+
+    def _error(self, description: str, headers: Json | None = None) -> Json:
+        return _reply(description, {_JSON: {"schema": self._schemas[replies.Error]}}, headers or {})
+
+
+_TEXT: Json = {"type": "string"}
+_REQUEST_ID: Json = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Of 1 to 128 printable ASCII characters; the reply has another otherwise.",
+    "schema": _TEXT,
+}
+_BEARER: Json = {"required": True, "schema": {"const": "Bearer"}}
+_SECONDS: Json = {"required": True, "schema": {"type": "integer", "minimum": 1}}
+_COUNT: Json = {"required": True, "schema": {"type": "integer", "minimum": 0}}
+_COUNTS: Json = {"X-Gemserve-Prompt-Tokens": _COUNT, "X-Gemserve-Kept-Tokens": _COUNT}
+_ID_GIVEN: Json = {"required": True, "schema": {**_TEXT, "pattern": "^[!-~]{1,128}$"}}
+
+
+def _optional(header: Json) -> Json:
+    return {**header, "required": False}
+
+
+def _reply(description: str, content: Json, headers: Json) -> Json:
+    return {
+        "description": description,
+        "headers": {"X-Request-Id": _ID_GIVEN, **headers},
+        "content": content,
+    }
+
+
+def _id_of(method: str, path: str) -> str:
+    words = path.replace("{", "").replace("}", "").strip("/").split("/")
+    return "_".join([method.lower(), *words])
+
+
+def _name_model(schema: Json, name: str) -> None:
+    """Say that `model` can only be the one that is served."""
+    for form in schema.get("anyOf", [schema]):
+        field = form.get("properties", {}).get("model", {})
+        for kind in field.get("anyOf", [field]):
+            if kind.get("type") == "string":
+                kind["enum"] = [name]

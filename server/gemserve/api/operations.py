@@ -1,0 +1,112 @@
+"""What every operation takes and answers: bodies are the models that check them (`schemas`, …),
+replies are types of their own (`replies`, `reply_events`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemserve.api import replies
+from gemserve.api.chat_body import ChatBody
+from gemserve.api.reply_events import AnyEvent, Response
+from gemserve.api.response_body import ResponsesBody
+from gemserve.api.schemas import (
+    Body,
+    CompletionBody,
+    DetokenizeBody,
+    SelectionBody,
+    TokenizeBody,
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """`example`: of a body, beside its model. `event`: what the data of a stream's events is.
+
+    `reply` None: a plain text. `unavailable`: the reply with status 503.
+    """
+
+    summary: str
+    body: type[Body] | None = None
+    example: Json = field(default_factory=dict)
+    reply: Any = None
+    event: Any = None
+    unavailable: Any = None
+    links: Json | None = None
+
+
+_MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+OPERATIONS: dict[str, Operation] = {
+    "POST /v1/completions": Operation(
+        summary="Complete prompts",
+        body=CompletionBody,
+        example={"prompt": "The capital of France is", "max_tokens": 8},
+        reply=replies.Completion,
+        event=replies.CompletionChunk | replies.Error,
+        unavailable=replies.Error,
+    ),
+    "POST /v1/chat/completions": Operation(
+        summary="Answer messages",
+        body=ChatBody,
+        example={"messages": _MESSAGES, "max_tokens": 32},
+        reply=replies.Chat,
+        event=replies.ChatChunk | replies.Error,
+        unavailable=replies.Error,
+    ),
+    "POST /v1/responses": Operation(
+        summary="Answer, as a response",
+        body=ResponsesBody,
+        example={"input": _MESSAGES, "max_output_tokens": 32},
+        reply=Response,
+        event=AnyEvent,
+        unavailable=replies.Error,
+    ),
+    "POST /v1/filter": Operation(
+        summary="Tell what would be kept of a prompt",
+        body=SelectionBody,
+        example={"messages": _MESSAGES, "filter": {"keep": 64, "return_selection": True}},
+        reply=replies.Selection,
+        unavailable=replies.Error,
+    ),
+    "POST /tokenize": Operation(
+        summary="Tokenize a prompt or messages",
+        body=TokenizeBody,
+        example={"prompt": "Hello"},
+        reply=replies.Tokens,
+        links={
+            "text": {
+                "operationId": "post_detokenize",
+                "requestBody": {"tokens": "$response.body#/tokens"},
+            }
+        },
+    ),
+    "POST /detokenize": Operation(
+        summary="Turn tokens into text",
+        body=DetokenizeBody,
+        example={"tokens": [72, 105]},
+        reply=replies.Text,
+    ),
+    "GET /tokenizer_info": Operation(summary="Describe the tokenizer", reply=replies.TokenizerInfo),
+    "GET /v1/models": Operation(
+        summary="List the one model that is served",
+        reply=replies.Models,
+        links={
+            "model": {
+                "operationId": "get_v1_models_name",
+                "parameters": {"name": "$response.body#/data/0/id"},
+            }
+        },
+    ),
+    "GET /v1/models/{name}": Operation(summary="Describe the model", reply=replies.Model),
+    "GET /health": Operation(
+        summary="Does the engine live?", reply=replies.Alive, unavailable=replies.NotAlive
+    ),
+    "GET /ready": Operation(
+        summary="Does the server take requests?", reply=replies.Alive, unavailable=replies.NotAlive
+    ),
+    "GET /version": Operation(summary="The server's version", reply=replies.Version),
+    "GET /metrics": Operation(summary="Prometheus metrics"),
+}

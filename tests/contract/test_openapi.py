@@ -1,0 +1,152 @@
+"""The OpenAPI document and a real model's replies; and Schemathesis, which looks for requests that
+are not answered as the document says.
+
+`GEMSERVE_TEST_CASES=200` runs the full size: cases of every operation, and the phase that tries
+each bound of each field. The default keeps the suite quick.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gemserve.api.serving import build_serving
+from gemserve.config import EngineConfig, ServerConfig
+from gemserve.engine.core import Core
+from gemserve.model.causal import CausalModel
+from tests import models
+from tests.described import Described
+from tests.fakes import CHAT, COMPLETIONS, live_server
+
+CASES = os.environ.get("GEMSERVE_TEST_CASES")
+SEED = 1
+KEY = "sk-described"
+MODEL = "org/random"
+RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def url(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A random model with so short a context that no request takes long."""
+    model = models.build("llama")
+    model.config.max_position_embeddings = 96
+    config = EngineConfig(
+        kv_memory_bytes=64 << 20,
+        filter_layer=1,
+        filter_keep=16,
+        filter_min_tokens=24,
+        max_prompt_tokens=80,
+        max_queue=1000,
+    )
+    core = Core(
+        model=CausalModel(model), tokenizer=tokenizer, config=config, eos_ids=frozenset({2})
+    )
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(KEY)
+    server = ServerConfig(api_key_file=str(keys))
+    with live_server(build_serving(core, model_name=MODEL, config=server)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def described(client: httpx.Client) -> Described:
+    return Described(client.get("/openapi.json").json())
+
+
+MESSAGES = [{"role": "user", "content": "Where is it?"}]
+CALLED = {
+    "messages": MESSAGES,
+    "tools": [{"type": "function", "function": {"name": "find"}}],
+    "tool_choice": "required",
+}
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": "Hi"}),
+    (COMPLETIONS, {"prompt": ["Hi", "Ho"], "n": 2, "seed": 1}),
+    (COMPLETIONS, {"prompt": [50, 60, 70], "logprobs": 2, "echo": True}),
+    (COMPLETIONS, {"prompt": "one two " * 14, "filter": {"keep": 16, "return_selection": True}}),
+    (CHAT, {"messages": MESSAGES, "filter": "none", "max_tokens": 3}),
+    (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "n": 2, "max_tokens": 3}),
+    (CHAT, CALLED),
+    (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
+    (RESPONSES, {"input": "Where?", "user": "me", "metadata": {"a": 1}, "instructions": "Be."}),
+    (RESPONSES, {"input": [{"role": "user", "content": "Where?"}], "max_output_tokens": 3}),
+    (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),
+    (SELECTION, {"messages": MESSAGES}),
+    ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
+    ("/tokenize", {"messages": MESSAGES}),
+    ("/detokenize", {"tokens": [50, 60]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED, ids=lambda value: str(value)[:50])
+def test_replies_are_as_described(
+    client: httpx.Client, described: Described, path: str, body: dict[str, Any]
+) -> None:
+    whole = {"model": MODEL, **body}
+    assert described.accepts(path, whole)
+    reply = client.post(path, json=whole)
+    assert reply.status_code == 200, reply.text
+    described.check(reply)
+    if path not in (COMPLETIONS, CHAT, RESPONSES):
+        return
+    options = {} if path == RESPONSES else {"stream_options": {"include_usage": True}}
+    streamed = client.post(path, json={**whole, "stream": True, **options})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    described.check(streamed)
+
+
+def test_replies_to_get_are_as_described(client: httpx.Client, described: Described) -> None:
+    paths = [
+        path for path, operations in described.document["paths"].items() if "get" in operations
+    ]
+    for path in paths:
+        reply = client.get(path.format(name=MODEL))
+        assert reply.status_code == 200
+        described.check(reply, path)
+
+
+@pytest.mark.timeout(1200)
+def test_schemathesis_finds_nothing(url: str, tmp_path: Path) -> None:
+    phases = "examples,fuzzing,stateful" if CASES is None else "examples,coverage,fuzzing,stateful"
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli"),
+            *("--config-file", str(HERE / "schemathesis.toml")),
+            *("run", f"{url}/openapi.json"),
+            *("--phases", phases, "--max-examples", CASES or "10", "--seed", str(SEED)),
+            "--no-color",
+        ],
+        env={
+            **os.environ,
+            "GEMSERVE_TEST_KEY": KEY,
+            "SCHEMATHESIS_HOOKS": "tests.contract.schemathesis_checks",
+            "PYTHONPATH": os.pathsep.join(p for p in (str(HERE.parents[1]), *sys.path) if p),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-20_000:] + run.stderr[-2000:]
+    counted = re.search(r"(\d+) generated, (\d+) passed", run.stdout)
+    assert counted is not None
+    assert counted[1] == counted[2]
+    if CASES is not None:
+        assert int(counted[1]) >= 2000
+        assert "mostly rejected" not in run.stdout  # what fits the document is tried in earnest
+    print(run.stdout[run.stdout.index("Test Phases:") :])

@@ -176,6 +176,24 @@ async def test_another_model_is_not_found_as_described(api: Api) -> None:
     document.check(await api.client.get("/v1/models/other"), "/v1/models/{name}")
 
 
+@pytest.mark.parametrize("path", STREAMED)
+async def test_every_integer_may_be_written_with_a_point(api: Api, path: str) -> None:
+    """As JSON schema has it; pydantic's strict integers refuse 1.0."""
+    document = await described(api)
+    content = document.operation("POST", path)["requestBody"]["content"]["application/json"]
+    body = document.document["components"]["schemas"][content["schema"]["$ref"].split("/")[-1]]
+    integers = {
+        field: float(kind.get("minimum", 0) or kind.get("maximum", 0))
+        for field, schema in body["properties"].items()
+        for kind in schema.get("anyOf", [schema])
+        if kind.get("type") == "integer"
+    }
+    assert integers
+    for field, value in integers.items():
+        reply = await api.client.post(path, json={**GOOD[path], field: value})
+        assert "valid integer" not in reply.text, field
+
+
 CHATTED = {"role": "user", "content": "x"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 # path, fields, does the schema accept them? The server must agree.

@@ -142,7 +142,7 @@ class Sampled(Filterable):
         WithJsonSchema(declared.stops(MAX_STOPS)),
     ] = None
     ignore_eos: bool = False
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), WHOLE] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod

@@ -14,6 +14,11 @@ def server_url(given: str | None = None) -> str:
     return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
 
 
+def has_key(given: str | None = None) -> bool:
+    """Is there a key, in `given` or GEMSERVE_API_KEY?"""
+    return bool(given or os.environ.get("GEMSERVE_API_KEY"))
+
+
 def server_key(given: str | None = None) -> str:
     """`given`, GEMSERVE_API_KEY, or "none" for a server that wants no key."""
     return given or os.environ.get("GEMSERVE_API_KEY") or "none"

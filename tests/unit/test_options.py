@@ -188,9 +188,10 @@ def test_a_wrong_key_file_is_an_error_before_a_model_is_loaded(
 def test_an_unknown_variable_is_refused_and_the_client_s_address_is_not() -> None:
     """A server started with a key that it does not read would stand open."""
     refuse_unknown_variables({"GEMSERVE_PORT": "1", "GEMSERVE_URL": "http://127.0.0.1:1"})
-    for name in ("GEMSERVE_API_KEY", "GEMSERVE_PROT"):
-        with pytest.raises(ConfigError, match=f"{name}: no such setting"):
-            refuse_unknown_variables({name: "1"})
+    with pytest.raises(ConfigError, match="GEMSERVE_PROT: no such setting"):
+        refuse_unknown_variables({"GEMSERVE_PROT": "1"})
+    with pytest.raises(ConfigError, match="GEMSERVE_API_KEY: this is the client's"):
+        refuse_unknown_variables({"GEMSERVE_API_KEY": "1"})
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

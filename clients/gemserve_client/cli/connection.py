@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gemserve_client.address import DEFAULT_URL, server_key, server_url
+from gemserve_client.address import DEFAULT_URL, has_key, server_key, server_url
 from gemserve_client.cli.errors import Failed, Misused
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def connected(arguments: argparse.Namespace) -> Iterator[GemserveClient]:
     try:
         with GemserveClient(base_url=url, api_key=key) as client:
             yield client
+    except openai.AuthenticationError as error:
+        hint = "" if has_key(arguments.api_key) else ": give --api-key or GEMSERVE_API_KEY"
+        raise Failed(f"{_said(error)} (status {error.status_code}{hint})") from error
     except openai.APIStatusError as error:
         asked = f"{error.request.method} {error.request.url}"
         raise Failed(f"{_said(error)} (status {error.status_code}, {asked})") from error

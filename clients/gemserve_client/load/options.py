@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -148,7 +149,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     number = _number
     add = parser.add_argument
-    add("--url", type=_url, help="the server's address, with or without /v1")
+    add(
+        "--url",
+        type=_url,
+        default=os.environ.get("GEMSERVE_URL"),
+        help="the server's address, with or without /v1; default: GEMSERVE_URL",
+    )
     add("--requests", type=number(int, 1, MAX_REQUESTS), metavar="N", help="requests per point")
 
     group = parser.add_argument_group("traffic")
@@ -169,7 +175,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add = group.add_argument
     add("--endpoint", choices=("chat", "completions"), default="chat")
     add("--model", help="default: the first that the server lists")
-    add("--api-key", type=_key)
+    add(
+        "--api-key",
+        type=_key,
+        default=os.environ.get("GEMSERVE_API_KEY"),
+        help="default: GEMSERVE_API_KEY, which no process list shows",
+    )
     add("--extra-body", type=_object, default="{}", metavar="JSON", help="more fields, or others")
     add("--ignore-eos", action="store_true", help="send ignore_eos: answers of full length")
     add("--temperature", type=number(float, 0, 2), default=0.0)

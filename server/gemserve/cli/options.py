@@ -203,6 +203,10 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
     # The client's, which a shell may hold too. Not its GEMSERVE_API_KEY: whoever gives that to a
     # server expects to be asked for it.
     known.add("GEMSERVE_URL")
+    if "GEMSERVE_API_KEY" in environment:
+        raise ConfigError(
+            "GEMSERVE_API_KEY: this is the client's; a server's keys are in --api-key-file"
+        )
     for name in environment:
         if name.startswith("GEMSERVE_") and name not in known:
             raise ConfigError(f"{name}: no such setting; `gemserve serve --help` lists them all")

@@ -101,6 +101,12 @@ async def test_what_cannot_be_chosen_is_named(api: Api, fields: dict[str, Any], 
     assert not api.core.requests
 
 
+@pytest.mark.parametrize("filter_", [None, "none", {"method": "none"}])
+async def test_scoring_may_say_that_it_filters_nothing(api: Api, filter_: Any) -> None:
+    reply = await api.post(COMPLETIONS, echo=True, logprobs=1, filter=filter_)
+    assert reply.status_code == 200
+
+
 async def test_all_choices_are_queued_or_none(tokenizer: Any) -> None:
     gate = threading.Event()
     async with api_over(FakeCore(FILTERED, gate, "x"), tokenizer) as api:

@@ -78,6 +78,8 @@ COMMON: list[tuple[str, Any, str]] = [
     ("logit_bias", {"99999999": 1.0}, "logit_bias"),
     ("ignore_eos", "no", "ignore_eos"),
     ("priority", 1.5, "priority"),
+    ("metadata", {"a": NAN}, "metadata.a"),
+    ("metadata", {"a": 1}, "metadata.a"),
     ("priority", HUGE, "priority"),
     ("filter", 3, "filter"),
     ("filter", [], "filter"),

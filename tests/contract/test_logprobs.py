@@ -83,6 +83,14 @@ async def test_offsets_point_into_the_text(client: httpx.AsyncClient) -> None:
     assert any(token.startswith("bytes:\\x") for token in found["tokens"])  # of the emoji
 
 
+async def test_special_tokens_that_are_spelled_out_count(client: httpx.AsyncClient) -> None:
+    fields = {"prompt": "a<|end|>b c", "echo": True, "logprobs": 0, "max_tokens": 2}
+    (choice,) = (await post(client, COMPLETIONS, **fields)).json()["choices"]
+    found = choice["logprobs"]
+    places = dict(zip(found["tokens"], found["text_offset"], strict=True))
+    assert (places["a"], places["<|end|>"], places["b"], places[" c"]) == (0, 1, 8, 9)
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_a_stream_says_what_a_whole_reply_says(client: httpx.AsyncClient, path: str) -> None:
     fields: dict[str, Any] = {"logprobs": 3, "prompt": PROMPT, "echo": True}

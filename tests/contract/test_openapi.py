@@ -84,7 +84,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "n": 2, "max_tokens": 3}),
     (CHAT, CALLED),
     (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
-    (RESPONSES, {"input": "Where?", "user": "me", "metadata": {"a": 1}, "instructions": "Be."}),
+    (RESPONSES, {"input": "Where?", "user": "me", "metadata": {"a": "1"}, "instructions": "Be."}),
     (RESPONSES, {"input": [{"role": "user", "content": "Where?"}], "max_output_tokens": 3}),
     (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),
     (SELECTION, {"messages": MESSAGES}),

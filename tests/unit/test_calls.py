@@ -140,3 +140,19 @@ def test_plain_text_is_not_held_back() -> None:
     auto = reader()
     assert auto.push(" I") == {"content": " I"}
     assert auto.push(" {") == {"content": " {"}
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 1500 + "]" * 1500, '"}\\"{"'])
+def test_a_forced_call_s_last_brace_is_not_an_argument(value: str) -> None:
+    """Even where a parser would refuse the arguments."""
+    arguments = '{"x": ' + value + "}"
+    found = reader(is_forced=True)
+    _, calls = read(found, '{"name": "find", "arguments": ' + arguments + "}", 7)
+    assert calls == [("find", arguments)]
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud800"'])
+def test_what_json_cannot_carry_is_no_call(value: str) -> None:
+    text = '{"name": "find", "arguments": {"what": ' + value + "}}"
+    content, calls = read(reader(), text, 5)
+    assert (content, calls) == (text, [])

@@ -16,6 +16,7 @@ from typing import Any
 
 Json = dict[str, Any]
 _TAG = "<tool_call>"
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _FORCED = re.compile(r'\{"name": ?"([^"]*)", ?"arguments": ?(?=\{)')
 _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>\s*", re.DOTALL)
 
@@ -100,7 +101,7 @@ class CallReader:
     def _finish_forced(self) -> Json:
         if not self.calls:
             return {}  # cut off before its name was known
-        is_whole = _parse(self.calls[0].arguments) is not None
+        is_whole = _is_closed(self.calls[0].arguments)
         return self._argue({}, "" if is_whole else self._held, "")
 
     def _argue(self, opening: Json, text: str, held: str) -> Json:
@@ -135,7 +136,18 @@ class CallReader:
             return None
         if name not in self._rules.names:
             return None
-        return Call(name, json.dumps(arguments, ensure_ascii=False))
+        try:
+            written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            written.encode()  # an escape may name half a character
+        except ValueError:
+            return None
+        return Call(name, written)
+
+
+def _is_closed(text: str) -> bool:
+    """Is every brace closed? A JSON parser would refuse what is deep or has long numbers."""
+    bare = _STRING.sub("", text)
+    return '"' not in bare and bare.count("{") == bare.count("}") > 0
 
 
 def _parse(text: str) -> Json | None:

@@ -85,7 +85,9 @@ class CompletionFormat:
         return self._entry(choice, "", None, choice.finished.reason)
 
     def _of(self, choice: Choice) -> CompletionLogprobs:
-        return self._logprobs.setdefault(choice.index, CompletionLogprobs(self._vocabulary))
+        return self._logprobs.setdefault(
+            choice.index, CompletionLogprobs(self._vocabulary, choice.echo)
+        )
 
     def _prompt_parts(self, choice: Choice, scored: PromptScored) -> list[Json]:
         written = self._of(choice)

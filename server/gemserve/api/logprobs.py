@@ -66,8 +66,9 @@ def _byte_alphabet() -> dict[str, int]:
 class CompletionLogprobs:
     """One choice's `logprobs` object of /v1/completions, piece by piece; offsets in characters."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, echo: str = "") -> None:
         self._vocabulary = vocabulary
+        self._echo = echo
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -84,7 +85,10 @@ class CompletionLogprobs:
         offsets: list[int] = []
         for token, _ in tokens:
             offsets.append(self._offset)
-            if not self._vocabulary.is_special(token):  # which no text shows
+            name = text_of(token)
+            # no text shows a special token, unless it was spelled out
+            is_shown = self._echo.startswith(name, self._offset)
+            if is_shown or not self._vocabulary.is_special(token):
                 self._offset += len(self._decoder.decode(self._vocabulary.bytes_of(token)))
         return {
             "tokens": [text_of(token) for token, _ in tokens],

@@ -49,7 +49,8 @@ class PromptBuilder:
     def completion(self, body: CompletionBody, request_id: str) -> Asked:
         _check_best_of(body)
         is_scored = bool(body.echo) and body.logprobs is not None
-        if is_scored and body.filter is not None and body.filter.method != "none":
+        asks_to_filter = body.filter and self._filter_params(body.filter).method != "none"
+        if is_scored and asks_to_filter:
             raise RequestError(
                 "filter: not with echo and logprobs, which score every token of the prompt",
                 param="filter",
@@ -146,7 +147,7 @@ class PromptBuilder:
     def _rendered(
         self, messages: Sequence[dict[str, Any]], field: str, tools: Sequence[Tool] = ()
     ) -> Prompt:
-        if not any(m["content"].strip() for m in messages):
+        if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
         self._check_chars(sum(len(m["content"]) for m in messages), field)
         limit = self.config.max_prompt_tokens

@@ -63,7 +63,7 @@ class StreamOptions(Body):
 
 class FieldsWithoutEffect(Body):
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -240,7 +240,11 @@ class Message(Body):
     ] = None
     name: str | None = None
     tool_call_id: str | None = None
+    # null in what the SDKs make of a reply, which comes back as history
     refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
 
     @field_validator("tool_calls")
     @classmethod

@@ -108,4 +108,12 @@ REFUSED: dict[str, tuple[Schema, str]] = {
         {"type": "string", "allOf": [{"pattern": f"^.*(a|b){{{i}}}.*$"} for i in range(1, 60)]},
         "compile",
     ),
+    "remainders": (
+        {"anyOf": [{"type": "integer", "multipleOf": m} for m in (997, 991, 983, 977)]},
+        "compile",
+    ),
+    "patterns met later": (
+        {"allOf": [{"type": "string", "pattern": f"^.*{c}.*$"} for c in "abcdefg"]},
+        "expressions",
+    ),
 }  # fmt: skip

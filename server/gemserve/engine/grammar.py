@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemserve.engine.json_schema import InvalidGrammar, check, limits, reason, to_grammar
+from gemserve.engine.json_schema import (
+    InvalidGrammar,
+    Vocabulary,
+    check,
+    compile_schema,
+    reason,
+)
 from gemserve.types import ANY_OBJECT, Grammar
 
 if TYPE_CHECKING:
@@ -59,8 +65,8 @@ class Grammars:
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._end_ids = sorted(end_ids)
-        self._tables: LLTokenizer | None = None
+        self._end_ids = tuple(sorted(end_ids))
+        self._tables: tuple[Vocabulary, LLTokenizer] | None = None
         self._lock = threading.Lock()
         self._tried = lru_cache(maxsize=_NUM_CACHED)(self._try)
 
@@ -82,31 +88,21 @@ class Grammars:
             return error
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        from llguidance import LLMatcher
-
+        vocabulary, tables = self._known()
         if grammar != ANY_OBJECT:
-            check(grammar.schema)
-        compiled = LLMatcher(
-            self._llguidance_tables(), to_grammar(grammar.schema), log_level=0, limits=limits()
-        )
-        if not compiled.is_error():
-            compiled.compute_bitmask()  # finds what only a tokenizer's first step meets
-        if compiled.is_error():
-            message = reason(compiled.get_error())
-            raise InvalidGrammar("nothing matches it" if "NoExt" in message else message)
-        return compiled
+            check(grammar.schema, vocabulary)
+        return compile_schema(grammar.schema, tables)
 
-    def _llguidance_tables(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
-
+    def _known(self) -> tuple[Vocabulary, LLTokenizer]:
         with self._lock:
             if self._tables is None:
+                vocabulary = Vocabulary(
+                    self._tokenizer.backend_tokenizer.to_str(),
+                    max(self._vocab_size, len(self._tokenizer)),
+                    self._end_ids,
+                )
                 try:
-                    self._tables = LLTokenizer(
-                        self._tokenizer.backend_tokenizer.to_str(),
-                        n_vocab=max(self._vocab_size, len(self._tokenizer)),
-                        eos_token=self._end_ids or None,
-                    )
+                    self._tables = vocabulary, vocabulary.tables()
                 except ValueError as error:
                     raise InvalidGrammar(
                         f"this model's tokenizer cannot be held to one: {reason(str(error))}"

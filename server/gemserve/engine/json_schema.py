@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -58,10 +59,14 @@ def check(schema: str, vocabulary: Vocabulary) -> None:
     if size > MAX_SCHEMA_BYTES:
         raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_SCHEMA_BYTES}")
     command = [sys.executable, "-P", "-m", __name__]
+    # or numpy alone reserves more than the limit on memory, where there are many processors
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     try:
         with _TRIALS:
             told = json.dumps([schema, *astuple(vocabulary)]).encode()
-            trial = subprocess.run(command, input=told, capture_output=True, timeout=_WALL_S)
+            trial = subprocess.run(
+                command, input=told, capture_output=True, timeout=_WALL_S, env=environment
+            )
     except subprocess.TimeoutExpired as error:
         raise InvalidGrammar("takes too long to compile") from error
     if trial.returncode < 0:  # ended by a limit

@@ -2,6 +2,7 @@
 
 from gemserve_kernels.attention import AttentionBackend, Partial, merge
 from gemserve_kernels.backends import select_backend
+from gemserve_kernels.ntk import ntk_features, ntk_part
 from gemserve_kernels.scores import (
     WindowAttention,
     grouped_probabilities,
@@ -16,6 +17,8 @@ __all__ = [
     "WindowAttention",
     "grouped_probabilities",
     "merge",
+    "ntk_features",
+    "ntk_part",
     "pooled",
     "raw_scores",
     "select_backend",

@@ -1,8 +1,8 @@
 """Attention as parts joined by their log-sum-exp.
 
-What a token attends to is a list of parts (its own past, the causal chunk it arrives in, later a
-cached document or an adapter's term). Each part is evaluated alone and yields a `Partial`; `merge`
-joins them exactly. No [queries × keys] mask is ever built for the causal case.
+What a token attends to is a list of parts (its own past, the causal chunk it arrives in, an
+adapter's term). Each part is evaluated alone and yields a `Partial`; `merge` joins them exactly. No
+[queries × keys] mask is ever built for the causal case.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """One part's contribution.
+    """One part's contribution: e^lse · out to the numerator, e^lse · mass to the denominator.
 
-    `out`: [heads, queries, head_dim], softmax over this part's keys alone, times its values.
-    `lse`: [heads, queries], float32, natural log-sum-exp of this part's scaled scores.
+    `out`: [heads, queries, head_dim]; of keys and values, softmax over this part's keys alone,
+    times its values. `lse`: [heads, queries], float32; natural log-sum-exp of this part's scaled
+    scores. `mass`: [heads, queries], float32; None: 1, as it is of keys and values.
     """
 
     out: torch.Tensor
     lse: torch.Tensor
+    mass: torch.Tensor | None = None
 
 
 class AttentionBackend(Protocol):
@@ -63,18 +65,21 @@ class AttentionBackend(Protocol):
 
 
 def merge(parts: Sequence[Partial]) -> torch.Tensor:
-    """Join the parts of one attention: [heads, queries, head_dim] in the parts' dtype.
+    """Join the parts of one attention: [heads, queries, head_dim] in the first part's dtype.
 
-    Computed relative to the largest log-sum-exp, so no exponential overflows.
+    Computed in float32 relative to the largest log-sum-exp, so no exponential overflows.
     """
     assert parts, "attention over no keys at all"
-    if len(parts) == 1:
+    if len(parts) == 1 and parts[0].mass is None:
         return parts[0].out
     lse = torch.stack([part.lse for part in parts])  # [parts, heads, queries], float32
     weights = torch.softmax(lse, dim=0)
     total = weights[0].unsqueeze(-1) * parts[0].out
     for weight, part in zip(weights[1:], parts[1:], strict=True):
         total = total + weight.unsqueeze(-1) * part.out
+    if any(part.mass is not None for part in parts):
+        masses = zip(weights, (part.mass for part in parts), strict=True)
+        total = total / sum(w if m is None else w * m for w, m in masses).unsqueeze(-1)
     return total.to(parts[0].out.dtype)
 
 

@@ -3,10 +3,13 @@
     GemserveError
     ├── ConfigError          the operator's configuration is wrong
     ├── ModelError           a model cannot be loaded or served correctly
+    ├── AdapterError         an adapter cannot be loaded, or is not for this model (400)
+    ├── AdapterBusy          there is no room for an adapter now (503)
     ├── RequestError         the client's request is wrong (400)
     │   ├── PromptTooLong
     │   ├── CapacityExceeded
-    │   └── ModelNotFound    (404)
+    │   ├── ModelNotFound    (404)
+    │   └── AdapterNotFound  (404)
     ├── InvalidKey           (401)
     ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
@@ -16,6 +19,8 @@ Messages name the field, the value and the limit. `param` is the request field a
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 _SHOWN_CHARS = 100
 
@@ -39,6 +44,18 @@ class ConfigError(GemserveError):
 
 class ModelError(GemserveError):
     """A model cannot be loaded, or cannot be served correctly; the message says why."""
+
+
+class AdapterError(GemserveError):
+    """An adapter cannot be loaded, or is not for this model; the message says why."""
+
+
+class AdapterBusy(GemserveError):
+    def __init__(self, *, name: str, needed: int, held: int, limit: int) -> None:
+        super().__init__(
+            f"Adapter {shown(name)} needs {needed} bytes; running requests hold {held} of the "
+            f"{limit} that adapters may take."
+        )
 
 
 class RequestError(GemserveError):
@@ -80,6 +97,16 @@ class ModelNotFound(RequestError):
             f"The model {shown(model)} does not exist; this server serves {shown(served)}.",
             param="model",
             code="model_not_found",
+        )
+
+
+class AdapterNotFound(RequestError):
+    def __init__(self, name: str, loaded: Collection[str]) -> None:
+        super().__init__(
+            f"The adapter {shown(name)} does not exist; loaded are: "
+            f"{shown(', '.join(sorted(loaded))) if loaded else 'none'}.",
+            param="adapter",
+            code="adapter_not_found",
         )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from gemserve.errors import RequestError, shown
 
@@ -146,6 +146,20 @@ class Grammar:
 ANY_OBJECT = Grammar('{"type": "object"}')
 
 
+class LoadedAdapter(Protocol):
+    """What is put on the model for one request: this very version of it, until it ends.
+
+    `num_positions`: taken before the prompt's first token.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def num_positions(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
@@ -166,6 +180,12 @@ class Request:
     protected: tuple[Span, ...] = ()
     code_blocks: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
+    adapter: LoadedAdapter | None = None
+
+    @property
+    def adapter_positions(self) -> int:
+        """Of the context, those its adapter takes."""
+        return 0 if self.adapter is None else self.adapter.num_positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

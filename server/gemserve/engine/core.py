@@ -248,7 +248,8 @@ class Core:
         low = AUTO_MIN_KEEP if params.keep == "auto" else keep
         if not params.fallback and not self._fails_open:
             return Budget(low=low, high=keep, limit=keep)
-        limit = min(num_tokens, self.longest_sequence - request.sampling.max_tokens)
+        used = request.sampling.max_tokens + request.adapter_positions
+        limit = min(num_tokens, self.longest_sequence - used)
         return Budget(low=low, high=keep, limit=max(keep, limit))
 
     def _check_fits(self, sequence: Sequence) -> None:

@@ -17,6 +17,7 @@ from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
 from gemserve.filtering.selector import Choice, Evidence
 from gemserve.filtering.table import EVICTORS, SELECTORS
+from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal import CausalModel
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.seam import FilterTap, WindowTap
@@ -108,19 +109,22 @@ class Runner:
 
     def _decode(self, plan: Plan, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
-        if not plan.decodes:
-            return
-        try:
-            rows = self._decode_rows(plan.decodes)
-        except Exception:
-            for sequence in plan.decodes:
-                row = self._alone(sequence, out, self._decode_rows, (sequence,))
-                if row is not None:
-                    logits[sequence] = row[0]
-        else:
-            logits.update(zip(plan.decodes, rows, strict=True))
+        by_model: dict[CausalModel, list[Sequence]] = {}
+        for sequence in plan.decodes:
+            by_model.setdefault(self._model_of(sequence), []).append(sequence)
+        for sequences in by_model.values():
+            try:
+                rows = self._decode_rows(sequences)
+            except Exception:
+                for sequence in sequences:
+                    row = self._alone(sequence, out, self._decode_rows, [sequence])
+                    if row is not None:
+                        logits[sequence] = row[0]
+            else:
+                logits.update(zip(sequences, rows, strict=True))
 
-    def _decode_rows(self, sequences: tuple[Sequence, ...]) -> torch.Tensor:
+    def _decode_rows(self, sequences: list[Sequence]) -> torch.Tensor:
+        """Of sequences that run on one model."""
         spans = [self._kept_kv(s) for s in sequences]
         batch = DecodeBatch(
             self._memory,
@@ -128,8 +132,11 @@ class Runner:
             slots=[s.next_slot for s in sequences],
             positions=[s.next_slot + s.num_evicted for s in sequences],
         )
-        return self._model.decode(
-            [s.generated[-1] for s in sequences], batch, [s.rope_length for s in sequences]
+        return self._model_of(sequences[0]).decode(
+            [s.generated[-1] for s in sequences],
+            batch,
+            [s.rope_length for s in sequences],
+            [_adapter_of(s) for s in sequences],
         )
 
     def _read(
@@ -199,7 +206,7 @@ class Runner:
             window = EVICTORS[sequence.request.filter.method].window(sequence.num_prompt)
             self._windows[sequence] = self._model.new_window(window, sequence.num_prompt)
         return partial(
-            self._model.prefill_chunk,
+            self._model_of(sequence).prefill_chunk,
             sequence.ids[chunk.start : chunk.start + chunk.count],
             start=chunk.start,
             kv=self._kept_kv(sequence),
@@ -207,6 +214,7 @@ class Runner:
             is_last=chunk.is_last,
             is_scored=sequence.request.prompt_logprobs is not None,
             window=self._windows.get(sequence),
+            adapter=_adapter_of(sequence),
         )
 
     def _filtering(self, chunk: Chunk) -> Forward:
@@ -226,11 +234,12 @@ class Runner:
             queries=queries,
         )
         return partial(
-            self._model.filter_chunk,
+            self._model_of(sequence).filter_chunk,
             sequence.request.prompt_ids[chunk.start : chunk.start + chunk.count],
             start=chunk.start,
             kv=self._memory.kv(span.start, num_layers=layer, capacity=num_tokens),
             tap=tap,
+            adapter=_adapter_of(sequence),
         )
 
     def _choose(self, sequence: Sequence, tap: FilterTap) -> Choice:
@@ -273,6 +282,11 @@ class Runner:
         target.pack(kv, chosen)
         self._kept[sequence] = (start, target)
 
+    def _model_of(self, sequence: Sequence) -> CausalModel:
+        """The model, or the one that the sequence's adapter makes of it."""
+        own: CausalModel | None = _adapter_of(sequence).own
+        return self._model if own is None else own
+
     def _kept_kv(self, sequence: Sequence) -> KVSpan:
         """All layers' keys and values; made anew only when compaction has moved them."""
         assert sequence.span is not None
@@ -293,3 +307,11 @@ class Runner:
         except Exception as error:
             out.failures[sequence] = error
             return None
+
+
+def _adapter_of(sequence: Sequence) -> Adapter:
+    adapter = sequence.request.adapter
+    if adapter is None:
+        return NO_ADAPTER
+    assert isinstance(adapter, Adapter)
+    return adapter

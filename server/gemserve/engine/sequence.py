@@ -81,7 +81,7 @@ class Sequence:
     @property
     def rope_length(self) -> int:
         """Positions up to the longest answer, which fixes length-dependent rope."""
-        return self.max_length + self.num_evicted
+        return self.request.adapter_positions + self.max_length + self.num_evicted
 
     @property
     def pass_length(self) -> int:

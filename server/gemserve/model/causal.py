@@ -12,6 +12,7 @@ from torch import nn
 
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
+from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 from gemserve.model.rope import RotaryFactory
 from gemserve.model.seam import (
@@ -68,6 +69,12 @@ class CausalModel:
         is_windowed = kinds is None or kinds[layer] == "sliding_attention"
         return window if is_windowed else None
 
+    def variant(self, hf: Any) -> CausalModel:
+        """The same model over another tree of modules, of the same shape."""
+        clone = copy.copy(self)
+        clone.hf, clone._decoder = hf, follow(hf, self._path)
+        return clone
+
     def new_memory(self, num_units: int) -> Memory:
         """Memory for keys and values; one unit holds one token's K or V in one layer."""
         return Memory(num_units, self.shape, self.dtype, self.device)
@@ -100,13 +107,13 @@ class CausalModel:
         start: int,
         kv: KVSpan,
         tap: FilterTap,
+        adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
     ) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
-        chunk = Chunk(kv=kv, start=start)
-        context = self._context(chunk, breaks, tap=tap)
-        decoder = self._lower_decoder(tap.layer, tap.num_tokens)
-        positions = range(start, start + len(ids))
+        context = self._context(Chunk(kv=kv, start=start), [adapter], breaks, tap=tap)
+        decoder = self._lower_decoder(tap, adapter)
+        positions = _positions(start, len(ids), adapter)
         try:
             decoder(**self._inputs(ids, positions), context=context)
         except FilterLayerReached:
@@ -124,19 +131,22 @@ class CausalModel:
         is_last: bool,
         is_scored: bool = False,
         window: WindowTap | None = None,
+        adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
     ) -> torch.Tensor | None:
         """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
 
         Those of every token, [tokens, vocab], if `is_scored`. `rope_tokens`: the sequence's final
-        length, which fixes length-dependent rope. `window` gets the queries it collects.
+        length, with its adapter's positions, which fixes length-dependent rope. `window` gets the
+        queries it collects.
         """
         wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
         logits = self._forward(
             ids,
-            range(start, start + len(ids)),
+            _positions(start, len(ids), adapter),
             Chunk(kv=kv, start=start),
             [rope_tokens],
+            [adapter],
             logits_of=wanted,
             window=window,
             breaks=breaks,
@@ -145,10 +155,19 @@ class CausalModel:
 
     @torch.inference_mode()
     def decode(
-        self, ids: Sequence[int], batch: DecodeBatch, rope_tokens: Sequence[int]
+        self,
+        ids: Sequence[int],
+        batch: DecodeBatch,
+        rope_tokens: Sequence[int],
+        adapters: Sequence[Adapter] | None = None,
     ) -> torch.Tensor:
         """Run one token of each of several sequences: logits [sequences, vocab], float32."""
-        return self._forward(ids, batch.positions, batch, rope_tokens, logits_of=range(len(ids)))
+        adapters = adapters or [NO_ADAPTER] * len(ids)
+        pairs = zip(batch.positions, adapters, strict=True)
+        positions = [position + adapter.num_positions for position, adapter in pairs]
+        return self._forward(
+            ids, positions, batch, rope_tokens, adapters, logits_of=range(len(ids))
+        )
 
     def _forward(
         self,
@@ -156,13 +175,14 @@ class CausalModel:
         positions: Sequence[int],
         rows: Chunk | DecodeBatch,
         rope_tokens: Sequence[int],
+        adapters: Sequence[Adapter],
         logits_of: Sequence[int],
         window: WindowTap | None = None,
         breaks: Breaks | None = None,
     ) -> torch.Tensor:
-        out = self._whole_model(rope_tokens)(
+        out = self._whole_model(rope_tokens, adapters)(
             **self._inputs(ids, positions),
-            context=self._context(rows, breaks, window=window),
+            context=self._context(rows, adapters, breaks, window=window),
             # an index tensor: the integer 0 would mean "all of them"
             logits_to_keep=torch.tensor(list(logits_of), dtype=torch.long, device=self.device),
         )
@@ -170,13 +190,16 @@ class CausalModel:
         return logits
 
     def _context(
-        self, rows: Chunk | DecodeBatch, breaks: Breaks | None, **taps: Any
+        self,
+        rows: Chunk | DecodeBatch,
+        adapters: Sequence[Adapter],
+        breaks: Breaks | None,
+        **taps: Any,
     ) -> ForwardContext:
-        if breaks is None:
-            return ForwardContext(rows=rows, backend=self.backend, **taps)
-        return ForwardContext(
-            rows=rows, backend=self.backend, pause=breaks.pause, piece=breaks.piece, **taps
-        )
+        pauses: dict[str, Any] = {}
+        if breaks is not None:
+            pauses = {"pause": breaks.pause, "piece": breaks.piece}
+        return ForwardContext(rows=rows, backend=self.backend, adapters=adapters, **pauses, **taps)
 
     def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
         return {
@@ -185,20 +208,28 @@ class CausalModel:
             "use_cache": False,
         }
 
-    def _lower_decoder(self, layer: int, num_tokens: int) -> nn.Module:
-        layers = nn.ModuleList(list(self._decoder.layers)[: layer + 1])
-        rotary = self._rotary.replacement([num_tokens])
-        return _with_modules(self._decoder, {"layers": layers, **rotary})
+    def _lower_decoder(self, tap: FilterTap, adapter: Adapter) -> nn.Module:
+        layers = nn.ModuleList(list(self._decoder.layers)[: tap.layer + 1])
+        shifted = shifted_layers(layers, [adapter])
+        rotary = self._rotary.replacement([tap.num_tokens + adapter.num_positions])
+        return _with_modules(self._decoder, {"layers": shifted or layers, **rotary})
 
-    def _whole_model(self, rope_tokens: Sequence[int]) -> nn.Module:
-        rotary = self._rotary.replacement(rope_tokens)
-        if not rotary:
+    def _whole_model(self, rope_tokens: Sequence[int], adapters: Sequence[Adapter]) -> nn.Module:
+        shifted = shifted_layers(self._decoder.layers, adapters)
+        changes = self._rotary.replacement(rope_tokens)
+        if shifted is not None:
+            changes["layers"] = shifted
+        if not changes:
             return self.hf
-        replaced = _with_modules(self._decoder, rotary)
+        replaced = _with_modules(self._decoder, changes)
         for depth in range(len(self._path) - 1, -1, -1):
             parent = follow(self.hf, self._path[:depth])
             replaced = _with_modules(parent, {self._path[depth]: replaced})
         return replaced
+
+
+def _positions(start: int, count: int, adapter: Adapter) -> range:
+    return range(start + adapter.num_positions, start + adapter.num_positions + count)
 
 
 def _with_modules(module: Any, replacements: dict[str, nn.Module]) -> Any:

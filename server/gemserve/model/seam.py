@@ -6,7 +6,7 @@ keyword argument of `forward`. Nothing is patched and nothing remains after an a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.errors import ModelError
+from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions, attend_all
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve_kernels import AttentionBackend, Partial, merge
 from gemserve_kernels.attention import reference_attention
@@ -105,12 +106,13 @@ class ForwardContext:
     """One forward pass: over a chunk of one sequence, or over one token of each of several.
 
     `tap` ends a chunk's pass at its layer; `window` listens in every layer;
-    `pause` is called before every layer's attention, and within it after every `piece` pairs of a
-    query and a key: there the pass may be left for a while.
+    `adapters`: of each sequence. `pause` is called before every layer's attention, and within it
+    after every `piece` pairs of a query and a key: there the pass may be left for a while.
     """
 
     rows: Chunk | DecodeBatch
     backend: AttentionBackend
+    adapters: Sequence[Adapter]
     tap: FilterTap | None = None
     window: WindowTap | None = None
     pause: Callable[[], None] = field(default=_never)
@@ -142,14 +144,14 @@ def attention(
     assert attention_mask is None
     assert dropout == 0.0
     q, k, v = query[0], key[0], value[0]
-    options = _Options(
+    options = AttentionOptions(
         scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
         window=sliding_window,
         softcap=softcap,
     )
     layer: int = module.layer_idx
     if isinstance(context.rows, DecodeBatch):
-        return _decode(context.rows, layer, q, k, v, options, context.backend).unsqueeze(0), None
+        return _decode(context, context.rows, layer, q, k, v, options).unsqueeze(0), None
     if context.tap is not None and layer == context.tap.layer:
         if sliding_window is not None and sliding_window < context.tap.num_tokens:
             raise ModelError(
@@ -165,21 +167,14 @@ def attention(
     return out.transpose(0, 1).unsqueeze(0), None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    scale: float
-    window: int | None
-    softcap: float | None
-
-
 def _decode(
+    context: ForwardContext,
     batch: DecodeBatch,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    options: _Options,
-    backend: AttentionBackend,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """One token of each sequence: [sequences, heads, head_dim]."""
     batch.write(layer, key, value)
@@ -188,13 +183,21 @@ def _decode(
         keys = [k[:, -options.window :] for k in keys]
         values = [v[:, -options.window :] for v in values]
     queries = query.transpose(0, 1).contiguous()  # [sequences, heads, head_dim]
-    if options.softcap is None:
-        return backend.decode(queries, keys, values, scale=options.scale)
-    outs = [
-        reference_attention(q.unsqueeze(1), k, v, scale=options.scale, softcap=options.softcap)
-        for q, k, v in zip(queries, keys, values, strict=True)
-    ]
-    return torch.stack([part.out[:, 0] for part in outs])
+    rows_of: dict[Adapter, list[int]] = {}
+    for row, adapter in enumerate(context.adapters):
+        rows_of.setdefault(adapter, []).append(row)
+    if options.softcap is None and rows_of.keys() == {NO_ADAPTER}:
+        return context.backend.decode(queries, keys, values, scale=options.scale)
+    out = torch.empty_like(queries)
+    for adapter, rows in rows_of.items():
+        own = [
+            attend_all(query[:, row : row + 1], keys[row], values[row], options, context.backend)
+            for row in rows
+        ]
+        parts = [Partial(torch.cat([p.out for p in own], 1), torch.cat([p.lse for p in own], 1))]
+        extra = adapter.part(layer, query[:, rows], options, context.backend)
+        out[rows] = merge(parts if extra is None else [*parts, extra]).transpose(0, 1)
+    return out
 
 
 def _attend(
@@ -204,7 +207,7 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    options: _Options,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """A chunk's attention: [heads, tokens, head_dim]."""
     start, stop = chunk.start, chunk.start + query.shape[1]
@@ -212,7 +215,7 @@ def _attend(
     is_windowed = options.window is not None and stop > options.window
     if options.softcap is not None or is_windowed:
         all_k, all_v = chunk.kv.read(layer, stop)
-        return _dense(context, query, all_k, all_v, start, options)
+        return _dense(context, layer, query, all_k, all_v, start, options)
     past_k, past_v = chunk.kv.read(layer, start)
     step = start if context.piece is None else max(_FEWEST_KEYS, context.piece // query.shape[1])
     parts: list[Partial] = []
@@ -222,16 +225,30 @@ def _attend(
         parts.append(part)
         context.pause()
     parts.append(context.backend.part(query, key, value, scale=options.scale, is_causal=True))
-    return merge(parts)
+    return _with_extra(context, layer, query, options, parts)
+
+
+def _with_extra(
+    context: ForwardContext,
+    layer: int,
+    query: torch.Tensor,
+    options: AttentionOptions,
+    parts: list[Partial],
+) -> torch.Tensor:
+    """A chunk's parts and what its adapter adds to them: [heads, tokens, head_dim]."""
+    (adapter,) = context.adapters
+    extra = adapter.part(layer, query, options, context.backend)
+    return merge(parts if extra is None else [*parts, extra])
 
 
 def _dense(
     context: ForwardContext,
+    layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     start: int,
-    options: _Options,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Soft-capped or windowed attention of a chunk, with a [chunk, visible] mask.
 
@@ -258,7 +275,7 @@ def _dense(
             mask=mask,
             softcap=options.softcap,
         )
-        outs.append(part.out)
+        outs.append(_with_extra(context, layer, query[:, low:high], options, [part]))
     return torch.cat(outs, dim=1)
 
 

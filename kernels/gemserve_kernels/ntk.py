@@ -1,0 +1,49 @@
+"""NTK-Attention's term: what a prefix of any length adds to attention, at the cost of a short one.
+
+Algorithm 2 of the NTK-Attention paper, for one layer. Its denominator is added to, as there; the
+ten lines of code in its appendix multiply by (se + φk)/se instead, which is wrong.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gemserve_kernels.attention import Partial
+
+LEAST_SHARE = 1e-3  # of Σ|φ_i k_i|: the least a denominator's term may be
+
+
+def ntk_features(query: torch.Tensor, size: int) -> torch.Tensor:
+    """φ(query): [..., size], in the dtype of `query`; `size` is head_dim or twice that.
+
+    φ(z) = d^(−1/4) · (z where z ≥ 0, else e^z) + 1, element by element; it jumps by d^(−1/4) at 0,
+    where gradients are those of z ≥ 0. The paper uses 2·d features without defining them: here they
+    are [φ(z); φ(−z)].
+    """
+    head_dim = query.shape[-1]
+    assert size in (head_dim, 2 * head_dim)
+    z = query if size == head_dim else torch.cat([query, -query], dim=-1)
+    # e^z of large z is infinite, and would make its gradient NaN although it is not chosen
+    chosen = torch.where(z >= 0, z, z.clamp(max=0).exp())
+    return chosen * head_dim**-0.25 + 1
+
+
+def ntk_part(query: torch.Tensor, z_a: torch.Tensor, z_b: torch.Tensor, k: torch.Tensor) -> Partial:
+    """The part (0, φ(q)·Z, φ(q)·k) of attention, Z = Z_A·Z_B.
+
+    `query`: [heads, queries, head_dim], as attention gets it, after RoPE; `z_a`: [heads, r, s];
+    `z_b`: [heads, s, head_dim]; `k`: [heads, r]; all three float32, one of each per query head.
+
+    The mass φ(q)·k is at least `LEAST_SHARE` · Σ|φ_i k_i|: a denominator near zero or below it
+    would make anything of the output. While k ≥ 0, as after training, the bound is never reached.
+    Where k is all zero there is no part: Z then counts for nothing.
+    """
+    features = ntk_features(query.double(), k.shape[-1])  # [heads, queries, r]
+    out = features.to(z_a.dtype) @ z_a @ z_b
+    # float64, as what is left of the sum may be a thousandth of its terms
+    column = k.double().unsqueeze(-1)  # [heads, r, 1]
+    mass = (features @ column).squeeze(-1)
+    least = LEAST_SHARE * (features.abs() @ column.abs()).squeeze(-1)
+    mass = torch.maximum(mass, least).to(z_a.dtype)
+    lse = torch.where(mass > 0, 0.0, -torch.inf)
+    return Partial(out, lse, mass)

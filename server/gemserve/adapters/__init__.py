@@ -1,0 +1,1 @@
+"""Adapters: what is trained for a task and put on the model for one request."""

@@ -1,0 +1,45 @@
+"""`activation`: one vector added before one layer.
+
+The uniform special case of Activation Prompts, which add one vector per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from gemserve.adapters.shapes import take
+from gemserve.errors import AdapterError
+from gemserve.model.adapter import Adapter
+from gemserve.model.causal import CausalModel
+
+
+class Activation(Adapter):
+    """`vector`: [hidden_size], in the model's dtype, added to what enters layer `layer`."""
+
+    def __init__(self, name: str, version: str, *, vector: torch.Tensor, layer: int) -> None:
+        super().__init__(name, version)
+        self.vector, self.layer = vector, layer
+
+    @property
+    def num_bytes(self) -> int:
+        return self.vector.numel() * self.vector.element_size()
+
+    def shift(self, layer: int) -> torch.Tensor | None:
+        return self.vector if layer == self.layer else None
+
+
+def build(
+    name: str,
+    version: str,
+    tensors: Mapping[str, torch.Tensor],
+    settings: Mapping[str, object],
+    model: CausalModel,
+) -> Activation:
+    """Raises `AdapterError` if vector or layer are not this model's."""
+    layer = settings.get("layer")
+    if not isinstance(layer, int) or not 0 <= layer < model.num_layers:
+        raise AdapterError(f"layer={layer!r}: must be from 0 to {model.num_layers - 1}")
+    taken = take(tensors, {"vector": (model.shape.hidden_size,)}, model.dtype, model.device)
+    return Activation(name, version, vector=taken["vector"], layer=layer)

@@ -1,0 +1,129 @@
+"""An adapter on disk: a folder with a description in JSON and its tensors as safetensors.
+
+Ours are `adapter.json` and `adapter.safetensors`; PEFT's `adapter_config.json` and
+`adapter_model.safetensors` are read as they are. Nothing else is ever opened, no link is followed,
+and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+
+from gemserve.errors import AdapterError
+from gemserve.model.base import BaseModel
+
+FORMAT = 1
+_OURS = ("adapter.json", "adapter.safetensors")
+_PEFT = ("adapter_config.json", "adapter_model.safetensors")
+_MAX_JSON_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFolder:
+    """What a folder holds. `version`: a hash of its bytes. `base` None: PEFT does not say."""
+
+    kind: str
+    settings: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    base: BaseModel | None
+    version: str
+
+
+def read_folder(path: Path, max_bytes: int) -> AdapterFolder:
+    """Raises `AdapterError` for what is missing, broken, too large, or not plain files."""
+    if not path.is_dir() or path.is_symlink():
+        raise AdapterError("no such folder")
+    ours, peft = (all((path / name).exists() for name in names) for names in (_OURS, _PEFT))
+    if not ours and not peft:
+        raise AdapterError(
+            f"must hold {' and '.join(_OURS)}, or PEFT's {' and '.join(_PEFT)}; only safetensors "
+            "are read"
+        )
+    description_name, tensors_name = _OURS if ours else _PEFT
+    description = _read(path / description_name, _MAX_JSON_BYTES)
+    packed = _read(path / tensors_name, max_bytes)
+    try:
+        tensors = load(packed)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise AdapterError(f"{tensors_name}: not whole safetensors: {error}") from error
+    version = hashlib.sha256(description + b"\0" + packed).hexdigest()[:16]
+    stated = _parse(description_name, description)
+    if not ours:
+        kind = str(stated.get("peft_type"))
+        return AdapterFolder(
+            kind=f"peft {kind}", settings=stated, tensors=tensors, base=None, version=version
+        )
+    if stated.keys() != {"format", "type", "base", "settings"} or stated["format"] != FORMAT:
+        raise AdapterError(
+            f"{description_name}: format={stated.get('format')!r}, fields "
+            f"{', '.join(sorted(stated))}; this version reads format {FORMAT} with base, format, "
+            "settings, type"
+        )
+    if not isinstance(stated["settings"], dict):
+        raise AdapterError(f"{description_name}: settings must be an object")
+    return AdapterFolder(
+        kind=str(stated["type"]),
+        settings=stated["settings"],
+        tensors=tensors,
+        base=_base(description_name, stated["base"]),
+        version=version,
+    )
+
+
+def write_folder(
+    path: Path,
+    *,
+    kind: str,
+    settings: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    base: BaseModel,
+) -> None:
+    """Make `path` a folder that `read_folder` reads; what is there under these names is replaced.
+
+    The description comes last: a folder without it is not an adapter.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    description = path / _OURS[0]
+    description.unlink(missing_ok=True)
+    packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(packed, path / _OURS[1])
+    stated = {"format": FORMAT, "type": kind, "base": asdict(base), "settings": settings}
+    description.write_text(json.dumps(stated, indent=2) + "\n")
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise AdapterError(f"{path.name}: cannot be read: {error.strerror}") from error
+    if len(content) > max_bytes:
+        raise AdapterError(f"{path.name}: has more than {max_bytes} bytes, the limit")
+    return content
+
+
+def _parse(name: str, content: bytes) -> dict[str, Any]:
+    try:
+        stated = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{name}: not JSON: {error}") from error
+    if not isinstance(stated, dict):
+        raise AdapterError(f"{name}: must be an object")
+    return stated
+
+
+def _base(name: str, stated: object) -> BaseModel:
+    wanted = {field.name for field in fields(BaseModel)}
+    if not isinstance(stated, dict) or stated.keys() != wanted:
+        raise AdapterError(f"{name}: base must have {', '.join(sorted(wanted))}")
+    return BaseModel(**stated)

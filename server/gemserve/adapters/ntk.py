@@ -1,0 +1,61 @@
+"""`ntk`: NTK-Attention. A term in every layer's softmax that stands for a prefix of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from gemserve.adapters.shapes import take
+from gemserve.cost import ModelShape
+from gemserve.errors import AdapterError
+from gemserve.model.adapter import Adapter, AttentionOptions
+from gemserve.model.causal import CausalModel
+from gemserve_kernels import AttentionBackend, Partial, ntk_part
+
+DEFAULT_RANK = 16
+
+
+class NTK(Adapter):
+    """`z_a`: [layers, heads, r, s]; `z_b`: [layers, heads, s, head_dim]; `k`: [layers, heads, r].
+
+    All float32, one of each per query head; see `gemserve_kernels.ntk_part`.
+    """
+
+    def __init__(
+        self, name: str, version: str, *, z_a: torch.Tensor, z_b: torch.Tensor, k: torch.Tensor
+    ) -> None:
+        super().__init__(name, version)
+        self.z_a, self.z_b, self.k = z_a, z_b, k
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.z_a, self.z_b, self.k))
+
+    def part(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        options: AttentionOptions,
+        backend: AttentionBackend,
+    ) -> Partial:
+        return ntk_part(query, self.z_a[layer], self.z_b[layer], self.k[layer])
+
+
+def shapes(shape: ModelShape, r: int, s: int) -> dict[str, tuple[int, ...]]:
+    """Of its tensors. Raises `AdapterError` for an `r` that φ is not defined for."""
+    if r not in (shape.head_dim, 2 * shape.head_dim):
+        raise AdapterError(
+            f"r={r}: must be the model's head_dim, {shape.head_dim}, or twice that, "
+            f"{2 * shape.head_dim}"
+        )
+    lead = (shape.num_layers, shape.num_heads)
+    return {"z_a": (*lead, r, s), "z_b": (*lead, s, shape.head_dim), "k": (*lead, r)}
+
+
+def build(name: str, version: str, tensors: Mapping[str, torch.Tensor], model: CausalModel) -> NTK:
+    """Raises `AdapterError` if the tensors are not this model's."""
+    z_a = tensors.get("z_a")
+    r, s = z_a.shape[2:] if z_a is not None and z_a.dim() == 4 else (model.shape.head_dim, 1)
+    taken = take(tensors, shapes(model.shape, r, s), torch.float32, model.device)
+    return NTK(name, version, **taken)

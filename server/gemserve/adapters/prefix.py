@@ -1,0 +1,88 @@
+"""`prefix`: keys and values before the prompt's first token, as P-Tuning v2 and PEFT train them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from gemserve.adapters.shapes import take
+from gemserve.cost import ModelShape
+from gemserve.errors import AdapterError
+from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
+from gemserve.model.causal import CausalModel
+from gemserve_kernels import AttentionBackend, Partial
+
+
+class Prefix(Adapter):
+    """`keys`, `values`: [layers, kv_heads, prefix, head_dim] in the model's dtype.
+
+    Its keys are what attention sees: no rotary embedding is applied to them. They take the first
+    positions, and the prompt's tokens come after.
+    """
+
+    def __init__(
+        self, name: str, version: str, *, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        super().__init__(name, version)
+        self.keys, self.values = keys, values
+        self.num_positions = keys.shape[2]
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def part(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        options: AttentionOptions,
+        backend: AttentionBackend,
+    ) -> Partial:
+        return attend_all(query, self.keys[layer], self.values[layer], options, backend)
+
+
+def shapes(shape: ModelShape, length: int) -> dict[str, tuple[int, ...]]:
+    """Of its tensors."""
+    one = (shape.num_layers, shape.num_kv_heads, length, shape.head_dim)
+    return {"keys": one, "values": one}
+
+
+def build(
+    name: str, version: str, tensors: Mapping[str, torch.Tensor], model: CausalModel
+) -> Prefix:
+    """Raises `AdapterError` if the tensors are not this model's, or its layers see too little."""
+    keys = tensors.get("keys")
+    length = keys.shape[2] if keys is not None and keys.dim() == 4 else 1
+    taken = take(tensors, shapes(model.shape, length), model.dtype, model.device)
+    if length == 0 or length >= model.context_tokens:
+        raise AdapterError(
+            f"a prefix of {length} positions: must be from 1 to {model.context_tokens - 1}, what "
+            "the model's context leaves room for"
+        )
+    windows = [w for w in map(model.window_of, range(model.num_layers)) if w is not None]
+    if windows:
+        raise AdapterError(
+            f"type 'prefix': not for this model: {len(windows)} of its layers see only the last "
+            f"{min(windows)} tokens, and would lose the prefix"
+        )
+    return Prefix(name, version, **taken)
+
+
+def from_peft(tensors: Mapping[str, torch.Tensor], shape: ModelShape) -> dict[str, torch.Tensor]:
+    """A PEFT checkpoint's one tensor [prefix, 2 · layers · kv_heads · head_dim] as ours."""
+    packed = tensors.get("prompt_embeddings")
+    width = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    if packed is None or len(tensors) != 1:
+        raise AdapterError(
+            "a PEFT prefix has one tensor, 'prompt_embeddings'; this file has "
+            f"{', '.join(sorted(tensors)) or 'none'}"
+        )
+    if packed.dim() != 2 or packed.shape[1] != width:
+        raise AdapterError(
+            f"tensor 'prompt_embeddings': has shape {list(packed.shape)}, the base model needs "
+            f"[prefix, {width}]"
+        )
+    by_layer = packed.view(-1, 2 * shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    pairs = by_layer.permute(1, 2, 0, 3)  # [2 · layers, kv_heads, prefix, head_dim]
+    return {"keys": pairs[0::2].contiguous(), "values": pairs[1::2].contiguous()}

@@ -1,0 +1,113 @@
+"""What one sequence may bring to a model's passes, beside its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemserve_kernels import AttentionBackend, Partial
+from gemserve_kernels.attention import reference_attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """How a layer attends: `scale` of its scores, `window` of tokens it sees, `softcap`."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Adapter:
+    """Changes to attention, to what enters a layer, or to weights. Never changed once made.
+
+    This one changes nothing; each kind overrides what it is about. `version`: of what is loaded
+    under `name`. `num_positions`: taken before the first token. `own`: a model to run instead,
+    which shares the base's other weights.
+    """
+
+    num_positions: int = 0
+    own: Any = None
+
+    def __init__(self, name: str = "", version: str = "") -> None:
+        self.name = name
+        self.version = version
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its tensors."""
+        return 0
+
+    def part(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        options: AttentionOptions,
+        backend: AttentionBackend,
+    ) -> Partial | None:
+        """What queries [heads, queries, head_dim] attend to in `layer` beside their sequence."""
+        return None
+
+    def shift(self, layer: int) -> torch.Tensor | None:
+        """Added to what enters `layer`: [hidden_size]."""
+        return None
+
+
+NO_ADAPTER = Adapter()
+
+
+def attend_all(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+    backend: AttentionBackend,
+) -> Partial:
+    """Every query sees every key. Shapes as of `AttentionBackend.part`."""
+    if options.softcap is None:
+        return backend.part(query, key, value, scale=options.scale, is_causal=False)
+    return reference_attention(query, key, value, scale=options.scale, softcap=options.softcap)
+
+
+class Shifted(nn.Module):
+    """A decoder layer before which `shift`, [rows, hidden_size] or [hidden_size], is added."""
+
+    def __init__(self, layer: nn.Module, shift: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self.shift = shift
+
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        return self.layer(hidden_states + self.shift, *arguments, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        """A decoder asks its layers what kind they are."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+def shifted_layers(layers: nn.ModuleList, adapters: Sequence[Adapter]) -> nn.ModuleList | None:
+    """The layers with what the rows' adapters add before them; None where that is nothing.
+
+    `adapters`: one for each row, or one for all.
+    """
+    if all(adapter is NO_ADAPTER for adapter in adapters):
+        return None
+    made: list[nn.Module] = []
+    for index, layer in enumerate(layers):
+        shifts = [adapter.shift(index) for adapter in adapters]
+        known = next((shift for shift in shifts if shift is not None), None)
+        if known is None:
+            made.append(layer)
+            continue
+        rows = [torch.zeros_like(known) if shift is None else shift for shift in shifts]
+        made.append(Shifted(layer, torch.stack(rows) if len(rows) > 1 else rows[0]))
+    return (
+        nn.ModuleList(made) if any(m is not o for m, o in zip(made, layers, strict=True)) else None
+    )

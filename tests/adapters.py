@@ -1,0 +1,59 @@
+"""Random adapters for a model, strong enough that forgetting one shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gemserve.adapters.folder import write_folder
+from gemserve.model.base import BaseModel, base_of
+from gemserve.model.causal import CausalModel
+
+
+def tensors(
+    kind: str, model: CausalModel, seed: int = 0
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and settings of one of our kinds."""
+    g = torch.Generator().manual_seed(seed)
+    shape = model.shape
+    lead = (shape.num_layers, shape.num_heads)
+    r, s = 2 * shape.head_dim, 4
+    if kind == "ntk":
+        return {
+            "z_a": torch.randn(*lead, r, s, generator=g) * 0.5,
+            "z_b": torch.randn(*lead, s, shape.head_dim, generator=g),
+            "k": torch.rand(*lead, r, generator=g),
+        }, {}
+    if kind == "prefix":
+        one = (shape.num_layers, shape.num_kv_heads, 7, shape.head_dim)
+        return {name: torch.randn(*one, generator=g) * 2 for name in ("keys", "values")}, {}
+    assert kind == "activation"
+    return {"vector": torch.randn(shape.hidden_size, generator=g)}, {"layer": 1}
+
+
+def write(
+    folder: Path, kind: str, model: CausalModel, seed: int = 0, base: BaseModel | None = None
+) -> Path:
+    made, settings = tensors(kind, model, seed)
+    write_folder(folder, kind=kind, settings=settings, tensors=made, base=base or base_of(model))
+    return folder
+
+
+def write_peft(folder: Path, hf: Any, kind: str, seed: int = 0) -> Any:
+    """A PEFT checkpoint made by PEFT over `hf`, and the PEFT model itself."""
+    from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    if kind == "lora":
+        config: Any = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    else:
+        config = PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
+    model = get_peft_model(hf, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn_like(parameter) * (0.3 if "lora" in name else 1.5))
+    model.save_pretrained(folder, safe_serialization=True)
+    return model.eval()

@@ -100,13 +100,14 @@ def reference_attention(
     """
     heads, queries, _ = query.shape
     kv_heads = key.shape[0]
-    grouped = query.float().reshape(kv_heads, heads // kv_heads * queries, -1)
-    scores = (grouped @ key.float().transpose(-1, -2) * scale).reshape(heads, queries, -1)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.to(wide).reshape(kv_heads, heads // kv_heads * queries, -1)
+    scores = (grouped @ key.to(wide).transpose(-1, -2) * scale).reshape(heads, queries, -1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.unsqueeze(-1))
-    out = weights.reshape(kv_heads, -1, scores.shape[-1]) @ value.float()
+    out = weights.reshape(kv_heads, -1, scores.shape[-1]) @ value.to(wide)
     return Partial(out.reshape(heads, queries, -1).to(query.dtype), lse)

@@ -19,14 +19,23 @@ DEFAULT_RANK = 16
 class NTK(Adapter):
     """`z_a`: [layers, heads, r, s]; `z_b`: [layers, heads, s, head_dim]; `k`: [layers, heads, r].
 
-    All float32, one of each per query head; see `gemserve_kernels.ntk_part`.
+    All float32, one of each per query head; see `gemserve_kernels.ntk_part`. `num_positions`: where
+    the prompt starts; of a converted text, where it would start after that text.
     """
 
     def __init__(
-        self, name: str, version: str, *, z_a: torch.Tensor, z_b: torch.Tensor, k: torch.Tensor
+        self,
+        name: str,
+        version: str,
+        *,
+        z_a: torch.Tensor,
+        z_b: torch.Tensor,
+        k: torch.Tensor,
+        num_positions: int = 0,
     ) -> None:
         super().__init__(name, version)
         self.z_a, self.z_b, self.k = z_a, z_b, k
+        self.num_positions = num_positions
 
     @property
     def num_bytes(self) -> int:
@@ -53,9 +62,18 @@ def shapes(shape: ModelShape, r: int, s: int) -> dict[str, tuple[int, ...]]:
     return {"z_a": (*lead, r, s), "z_b": (*lead, s, shape.head_dim), "k": (*lead, r)}
 
 
-def build(name: str, version: str, tensors: Mapping[str, torch.Tensor], model: CausalModel) -> NTK:
-    """Raises `AdapterError` if the tensors are not this model's."""
+def build(
+    name: str,
+    version: str,
+    tensors: Mapping[str, torch.Tensor],
+    settings: Mapping[str, object],
+    model: CausalModel,
+) -> NTK:
+    """Raises `AdapterError` if tensors or settings are not this model's."""
+    positions = settings.get("positions", 0)
+    if not isinstance(positions, int) or not 0 <= positions < model.context_tokens:
+        raise AdapterError(f"positions={positions!r}: must be from 0 to {model.context_tokens - 1}")
     z_a = tensors.get("z_a")
     r, s = z_a.shape[2:] if z_a is not None and z_a.dim() == 4 else (model.shape.head_dim, 1)
     taken = take(tensors, shapes(model.shape, r, s), torch.float32, model.device)
-    return NTK(name, version, **taken)
+    return NTK(name, version, **taken, num_positions=positions)

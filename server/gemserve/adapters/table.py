@@ -14,7 +14,7 @@ from gemserve.model.causal import CausalModel
 
 Build = Callable[[str, AdapterFolder, CausalModel], Adapter]
 KINDS: dict[str, Build] = {
-    "ntk": lambda name, f, model: ntk.build(name, f.version, f.tensors, model),
+    "ntk": lambda name, f, model: ntk.build(name, f.version, f.tensors, f.settings, model),
     "prefix": lambda name, f, model: prefix.build(name, f.version, f.tensors, model),
     "activation": lambda name, f, model: activation.build(
         name, f.version, f.tensors, f.settings, model

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,19 @@ class CausalModel:
         clone = copy.copy(self)
         clone.hf, clone._decoder = hf, follow(hf, self._path)
         return clone
+
+    @contextmanager
+    def attention_named(self, name: str) -> Iterator[None]:
+        """Run another attention function than the seam's, registered under `name`."""
+        before, self.config._attn_implementation = self.config._attn_implementation, name
+        try:
+            yield
+        finally:
+            self.config._attn_implementation = before
+
+    def with_adapter(self, adapter: Adapter, rope_tokens: int) -> nn.Module:
+        """The transformers model, with what the adapter adds before layers."""
+        return self._whole_model([rope_tokens], [adapter])
 
     def new_memory(self, num_units: int) -> Memory:
         """Memory for keys and values; one unit holds one token's K or V in one layer."""

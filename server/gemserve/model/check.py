@@ -8,7 +8,7 @@ import torch
 
 from gemserve.errors import ModelError
 from gemserve.model.causal import CausalModel
-from gemserve.model.seam import ATTENTION_NAME, FilterTap
+from gemserve.model.seam import FilterTap
 
 _TOKENS = 48
 # float32 differs by summation order alone; half precision by its 8 to 11 bits
@@ -56,9 +56,6 @@ def check_servable(model: CausalModel) -> None:
 
 @torch.inference_mode()
 def _own_forward(model: CausalModel, ids: list[int]) -> Any:
-    model.config._attn_implementation = "eager"
-    try:
-        tokens = torch.tensor([ids], device=model.device)
+    tokens = torch.tensor([ids], device=model.device)
+    with model.attention_named("eager"):
         return model.hf(input_ids=tokens, use_cache=False).logits[0, -1].float()
-    finally:
-        model.config._attn_implementation = ATTENTION_NAME

@@ -1,0 +1,115 @@
+"""Training an adapter on a frozen model, with transformers' `Trainer`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gemserve.adapters.examples import TrainingExample, collate
+from gemserve.adapters.folder import write_folder
+from gemserve.adapters.trainable import Adapted, Parameters
+from gemserve.model.base import BaseModel, base_of
+from gemserve.model.causal import CausalModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """AdamW with a cosine schedule. `patience`: evaluations without a lower loss before it stops;
+    0: none is too many."""
+
+    epochs: float = 3.0
+    batch_size: int = 8
+    learning_rate: float = 5e-3
+    weight_decay: float = 0.0
+    warmup_share: float = 0.05
+    evals: int = 10
+    patience: int = 3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """Losses per token of a completion; `eval_loss` of the best evaluation, whose weights stay."""
+
+    steps: int
+    train_loss: float
+    eval_loss: float
+    num_parameters: int
+
+
+def train(
+    model: CausalModel,
+    parameters: Parameters,
+    examples: Sequence[TrainingExample],
+    held_out: Sequence[TrainingExample],
+    out: Path,
+    config: TrainConfig,
+    *,
+    pad_id: int,
+    is_quiet: bool = True,
+) -> TrainResult:
+    """Train, keeping the best of the evaluations, and write the adapter to `out`.
+
+    Checkpoints are in `out/checkpoints`; a run that was stopped goes on from the last of them.
+    """
+    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+
+    base: BaseModel = base_of(model)
+    steps = max(1, math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size)))
+    every = max(1, steps // config.evals)
+    arguments = TrainingArguments(
+        output_dir=str(out / "checkpoints"),
+        max_steps=steps,
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        warmup_steps=round(config.warmup_share * steps),
+        lr_scheduler_type="cosine",
+        optim="adamw_torch",
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=every,
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        logging_steps=every,
+        disable_tqdm=is_quiet,
+        report_to=[],
+        remove_unused_columns=False,
+        label_names=["labels"],
+        seed=config.seed,
+        data_seed=config.seed,
+        use_cpu=model.device.type == "cpu",
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(
+        model=Adapted(model, parameters),
+        args=arguments,
+        train_dataset=list(examples),
+        eval_dataset=list(held_out),
+        data_collator=partial(collate, pad_id=pad_id),
+        callbacks=[EarlyStoppingCallback(config.patience)] if config.patience else [],
+    )
+    is_resumed = any((out / "checkpoints").glob("checkpoint-*"))
+    trained: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
+    write_folder(
+        out,
+        kind=parameters.kind,
+        settings=parameters.settings,
+        tensors=parameters.tensors(),
+        base=base,
+    )
+    best = trainer.state.best_metric
+    return TrainResult(
+        steps=trainer.state.global_step,
+        train_loss=float(trained.training_loss),
+        eval_loss=float("nan") if best is None else float(best),
+        num_parameters=parameters.num_parameters,
+    )

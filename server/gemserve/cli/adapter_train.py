@@ -1,0 +1,166 @@
+"""`gemserve adapter train`: an adapter from a file of prompts and completions."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from gemserve.cli.options import MODEL_OPTIONS, add_options, number, read_options
+from gemserve.config import ModelConfig
+from gemserve.errors import AdapterError, ConfigError
+
+KINDS = ("ntk", "prefix", "activation")
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser("train", help="train an adapter on a frozen model")
+    parser.add_argument("--type", dest="kind", required=True, choices=KINDS)
+    parser.add_argument("--data", type=Path, help="examples, one JSON object a line")
+    parser.add_argument(
+        "--eval-data", type=Path, help="examples to stop by (default: a tenth of --data)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="the adapter's folder; a run that was stopped there goes on"
+    )
+    parser.add_argument("--r", type=int, help="ntk: features, head_dim (the default) or twice that")
+    parser.add_argument("--s", type=number(1), default=16, help="ntk: rank (default: %(default)s)")
+    parser.add_argument(
+        "--length", type=number(1), default=16, help="prefix: positions (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--layer", type=number(0), default=1, help="activation: before it (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=number(2), default=2048, help="longest example (default: %(default)s)"
+    )
+    for name, low, kind, text in (
+        ("epochs", 0.001, float, "passes over the examples"),
+        ("batch-size", 1, int, "examples of a step"),
+        ("learning-rate", 1e-9, float, "its highest value"),
+        ("weight-decay", 0, float, "AdamW's"),
+        ("warmup-share", 0, float, "of the steps, over which the rate rises"),
+        ("evals", 1, int, "how often it is evaluated"),
+        ("patience", 0, int, "evaluations without a lower loss before it stops; 0: no end"),
+        ("seed", 0, int, "of the start and of the examples' order"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=number(low, kind=kind), help=f"{text} (default: {_DEFAULTS[name]:g})"
+        )
+    parser.add_argument("--dry-run", action="store_true", help="count parameters; reads no weights")
+    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    add_options(parser, MODEL_OPTIONS)
+    parser.set_defaults(run=run)
+
+
+_DEFAULTS: dict[str, float] = {
+    "epochs": 3,
+    "batch-size": 8,
+    "learning-rate": 5e-3,
+    "weight-decay": 0,
+    "warmup-share": 0.05,
+    "evals": 10,
+    "patience": 3,
+    "seed": 0,
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    model: ModelConfig = read_options(arguments, MODEL_OPTIONS, ModelConfig)
+    if arguments.dry_run:
+        return _count(arguments, model)
+    for name in ("data", "out"):
+        if getattr(arguments, name) is None:
+            raise ConfigError(f"--{name}: is needed to train")
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError("training needs the package accelerate; pip install 'gemserve[train]'")
+    from gemserve.adapters.examples import read_examples
+    from gemserve.adapters.train import TrainConfig, train
+    from gemserve.model.loader import load
+
+    loaded = load(model)
+    eos_id = min(loaded.eos_ids, default=None)
+    if eos_id is None:
+        raise ConfigError("the model names no token that ends an answer")
+    limits = {"eos_id": eos_id, "max_tokens": arguments.max_tokens}
+    examples = read_examples(arguments.data, loaded.tokenizer, **limits)
+    if arguments.eval_data is not None:
+        held_out = read_examples(arguments.eval_data, loaded.tokenizer, **limits)
+    else:
+        share = max(1, len(examples) // 10)
+        examples, held_out = examples[:-share], examples[-share:]
+    if not examples:
+        raise AdapterError(f"{arguments.data}: must have at least 2 examples, or --eval-data")
+    given = {
+        f.name: getattr(arguments, f.name)
+        for f in fields(TrainConfig)
+        if getattr(arguments, f.name) is not None
+    }
+    config = TrainConfig(**given)
+    parameters = _parameters(arguments, loaded.model, examples[0].ids, config.seed)
+    print(
+        f"gemserve: {parameters.num_parameters:,} parameters, {len(examples)} examples, "
+        f"{len(held_out)} to evaluate with",
+        flush=True,
+    )
+    result = train(
+        loaded.model,
+        parameters,
+        examples,
+        held_out,
+        arguments.out,
+        config,
+        pad_id=eos_id,
+        is_quiet=not sys.stderr.isatty(),
+    )
+    print(
+        f"gemserve: {result.steps} steps, evaluation loss {result.eval_loss:.4f}; "
+        f"the adapter is in {arguments.out}"
+    )
+    if arguments.json:
+        print(json.dumps({"type": arguments.kind, **asdict(result)}))
+    return 0
+
+
+def _parameters(arguments: argparse.Namespace, model: Any, text: Any, seed: int) -> Any:
+    """A new adapter of the wanted kind; a prefix starts as the beginning of `text`."""
+    from gemserve.adapters.trainable import (
+        ActivationParameters,
+        NTKParameters,
+        PrefixParameters,
+    )
+
+    if arguments.kind == "ntk":
+        r = arguments.r or model.shape.head_dim
+        return NTKParameters(model.shape, r, arguments.s, seed)
+    if arguments.kind == "activation":
+        return ActivationParameters(model.shape, arguments.layer)
+    repeated = list(text) * -(-arguments.length // len(text))
+    return PrefixParameters(model, repeated[: arguments.length])
+
+
+def _count(arguments: argparse.Namespace, model: ModelConfig) -> int:
+    from gemserve.adapters.trainable import count_parameters
+    from gemserve.model.loader import shape_from_config
+
+    shape, _ = shape_from_config(model)
+    count = count_parameters(
+        arguments.kind,
+        shape,
+        r=arguments.r or shape.head_dim,
+        s=arguments.s,
+        length=arguments.length,
+    )
+    settings = {
+        "ntk": {"r": arguments.r or shape.head_dim, "s": arguments.s},
+        "prefix": {"length": arguments.length},
+        "activation": {"layer": arguments.layer},
+    }[arguments.kind]
+    print(f"{arguments.kind} {settings}: {count:,} parameters")
+    if arguments.json:
+        print(json.dumps({"type": arguments.kind, "parameters": count, **settings}))
+    return 0

@@ -215,7 +215,7 @@ def test_conversion_comes_close_to_the_prefix() -> None:
 def test_bad_examples_are_named(tmp_path: Path, tokenizer: Any, line: str, fault: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(line + "\n")
-    with pytest.raises(AdapterError, match="data.jsonl") as caught:
+    with pytest.raises(AdapterError, match=r"data\.jsonl") as caught:
         read_examples(path, tokenizer, eos_id=2, max_tokens=8)
     assert fault in str(caught.value)
 

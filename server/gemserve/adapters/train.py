@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from gemserve.adapters.examples import TrainingExample, collate
 from gemserve.adapters.folder import write_folder
 from gemserve.adapters.trainable import Adapted, Parameters
-from gemserve.model.base import BaseModel, base_of
+from gemserve.model.base import base_of
 from gemserve.model.causal import CausalModel
 
 
@@ -52,17 +54,44 @@ def train(
     pad_id: int,
     is_quiet: bool = True,
 ) -> TrainResult:
-    """Train, keeping the best of the evaluations, and write the adapter to `out`.
+    """Train an adapter and write it to `out`; see `run_trainer`."""
+    base = base_of(model)
+    adapted = Adapted(model, parameters)
+    result = run_trainer(
+        adapted, examples, held_out, out / "checkpoints", config, pad_id=pad_id, is_quiet=is_quiet
+    )
+    write_folder(
+        out,
+        kind=parameters.kind,
+        settings=parameters.settings,
+        tensors=parameters.tensors(),
+        base=base,
+    )
+    return result
 
-    Checkpoints are in `out/checkpoints`; a run that was stopped goes on from the last of them.
+
+def run_trainer(
+    module: nn.Module,
+    examples: Sequence[TrainingExample],
+    held_out: Sequence[TrainingExample],
+    checkpoints: Path,
+    config: TrainConfig,
+    *,
+    pad_id: int,
+    is_quiet: bool = True,
+) -> TrainResult:
+    """Train what of `module` has gradients; afterwards it holds the best of the evaluations.
+
+    `module` takes `input_ids` and `labels` and returns a `loss`. A run that was stopped goes on
+    from the last of its `checkpoints`.
     """
     from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
-    base: BaseModel = base_of(model)
+    trained = [p for p in module.parameters() if p.requires_grad]
     steps = max(1, math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size)))
     every = max(1, steps // config.evals)
     arguments = TrainingArguments(
-        output_dir=str(out / "checkpoints"),
+        output_dir=str(checkpoints),
         max_steps=steps,
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,
@@ -86,30 +115,23 @@ def train(
         label_names=["labels"],
         seed=config.seed,
         data_seed=config.seed,
-        use_cpu=model.device.type == "cpu",
+        use_cpu=trained[0].device.type == "cpu",
         dataloader_pin_memory=False,
     )
     trainer = Trainer(
-        model=Adapted(model, parameters),
+        model=module,
         args=arguments,
         train_dataset=list(examples),
         eval_dataset=list(held_out),
         data_collator=partial(collate, pad_id=pad_id),
         callbacks=[EarlyStoppingCallback(config.patience)] if config.patience else [],
     )
-    is_resumed = any((out / "checkpoints").glob("checkpoint-*"))
-    trained: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
-    write_folder(
-        out,
-        kind=parameters.kind,
-        settings=parameters.settings,
-        tensors=parameters.tensors(),
-        base=base,
-    )
+    is_resumed = any(checkpoints.glob("checkpoint-*"))
+    done: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
     best = trainer.state.best_metric
     return TrainResult(
         steps=trainer.state.global_step,
-        train_loss=float(trained.training_loss),
+        train_loss=float(done.training_loss),
         eval_loss=float("nan") if best is None else float(best),
-        num_parameters=parameters.num_parameters,
+        num_parameters=sum(p.numel() for p in trained),
     )

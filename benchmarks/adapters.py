@@ -1,0 +1,265 @@
+"""What each type of adapter learns of a task that the built-in model cannot do, and what it costs.
+
+The task: the value asked for, in another notation. Every contestant sees the same examples in the
+same number of steps, with the learning rate that did best for it on a seed that is not reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import harness
+import torch
+from torch import nn
+
+from gemserve.adapters.examples import TrainingExample, read_examples
+from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.train import TrainConfig, run_trainer, train
+from gemserve.adapters.trainable import (
+    ActivationParameters,
+    NTKParameters,
+    PrefixParameters,
+    logits_with_gradients,
+)
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.assemble import assemble
+from gemserve.engine.core import Core
+from gemserve.evaluation.example import draw_filler
+from gemserve.evaluation.problems import ProblemMaker
+from gemserve.evaluation.prose import stdlib_sentences
+from gemserve.model.adapter import NO_ADAPTER, Adapter
+from gemserve.model.loader import Loaded, load
+from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TASKS: dict[str, Callable[[str], str]] = {
+    "dashes": "-".join,
+    "letters": lambda value: "".join(chr(ord("a") + int(digit)) for digit in value),
+    "words": lambda value: " ".join(DIGITS[int(digit)] for digit in value),
+    "parity": lambda value: "odd" if int(value) % 2 else "even",
+}
+RATES = {"ntk": 1e-2, "prefix": 1e-2, "activation": 1e-2, "lora": 3e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """`size`: the rank s of ntk, positions of a prefix, the rank r of LoRA."""
+
+    kind: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind == "activation" else f"{self.kind} {self.size}"
+
+
+CONTESTANTS = (
+    Contestant("ntk", 4),
+    Contestant("ntk", 16),
+    Contestant("prefix", 1),
+    Contestant("prefix", 10),
+    Contestant("prefix", 100),
+    Contestant("activation", 1),
+    Contestant("lora", 8),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", choices=TASKS, default="letters")
+    parser.add_argument("--only", help="contestants whose names begin so")
+    parser.add_argument("--examples", type=int, default=4000)
+    parser.add_argument("--filler", type=int, default=0, help="tokens of prose around the fact")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--rate", type=float, help="instead of the type's own")
+    harness.add_common(parser)
+    arguments = parser.parse_args()
+    loaded = load(ModelConfig(device=arguments.device))
+    core = assemble(loaded, EngineConfig(kv_memory_bytes=256 << 20))
+    rows: list[dict[str, Any]] = []
+    tested = chats(loaded, arguments.task, 200, arguments.filler, seed=0)
+    seconds = decode_seconds(core, None, arguments.repeats)
+    plain = {"adapter": "none", "parameters": 0, "score": exact(core, None, tested)}
+    rows.append({**plain, "decode_ms": 1e3 * seconds})
+    for contestant in CONTESTANTS:
+        if arguments.only and not contestant.name.startswith(arguments.only):
+            continue
+        runs = []
+        for seed in map(int, arguments.seeds.split(",")):
+            harness.note(f"{contestant.name}, seed {seed}")
+            taught = chats(loaded, arguments.task, arguments.examples, arguments.filler, seed)
+            rate = arguments.rate or RATES[contestant.kind]
+            with trained(loaded, contestant, taught, seed, rate) as (adapter, count, spent_s):
+                score = exact(core, adapter, tested)
+                runs.append((score, spent_s, decode_seconds(core, adapter, arguments.repeats)))
+        scores, times, steps = zip(*runs, strict=True)
+        rows.append(
+            {
+                "adapter": contestant.name,
+                "parameters": count,
+                "score": statistics.mean(scores),
+                "least": min(scores),
+                "most": max(scores),
+                "train_s": statistics.mean(times),
+                "decode_ms": 1e3 * statistics.median(steps),
+            }
+        )
+    harness.finish("adapters", arguments.device, rows, arguments.json)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    prompt: tuple[int, ...]
+    example: TrainingExample
+
+
+def chats(loaded: Loaded, task: str, count: int, filler: int, seed: int) -> list[Chat]:
+    """Facts, a question each, and its value in the task's notation."""
+    rng = Random(f"adapters {task} {seed}")
+    lines = []
+    while len(lines) < count:
+        problem = ProblemMaker(rng).single()
+        value = problem.answers[0].text
+        if not value.isdigit():
+            continue
+        prose = draw_filler(loaded.tokenizer, stdlib_sentences(), filler, rng)
+        at = rng.randrange(len(prose) + 1)
+        text = " ".join([*prose[:at], *problem.statements, *prose[at:]])
+        messages = [
+            {"role": "user", "content": f"{text}\n\n{problem.question}"},
+            {"role": "assistant", "content": TASKS[task](value)},
+        ]
+        lines.append(json.dumps({"messages": messages}))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chats.jsonl"
+        path.write_text("\n".join(lines))
+        examples = read_examples(
+            path, loaded.tokenizer, eos_id=min(loaded.eos_ids), max_tokens=4096
+        )
+    return [Chat(e.ids[: e.num_prompt], e) for e in examples]
+
+
+@contextmanager
+def trained(
+    loaded: Loaded, contestant: Contestant, taught: list[Chat], seed: int, rate: float
+) -> Iterator[tuple[Adapter, int, float]]:
+    """The adapter as it is served, its parameters, and the seconds its training took."""
+    model, size = loaded.model, contestant.size
+    examples = [chat.example for chat in taught]
+    data = (examples[:-64], examples[-64:])
+    config = TrainConfig(epochs=1, learning_rate=rate, patience=0, evals=4, seed=seed)
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "adapter"
+        start = time.perf_counter()
+        if contestant.kind == "lora":
+            count = train_lora(loaded, size, data, folder, config)
+        else:
+            made = {
+                "ntk": lambda: NTKParameters(model.shape, model.shape.head_dim, size, seed),
+                "prefix": lambda: PrefixParameters(model, (examples[0].ids * size)[:size]),
+                "activation": lambda: ActivationParameters(model.shape, layer=size),
+            }[contestant.kind]()
+            count = train(model, made, *data, folder, config, pad_id=0).num_parameters
+        spent_s = time.perf_counter() - start
+        store = AdapterStore(model, Path(root), 1 << 30)
+        store.load("a", "adapter")
+        yield store.get("a"), count, spent_s
+
+
+class LoraModel(nn.Module):
+    """PEFT's model, through the same attention and loss as the others."""
+
+    def __init__(self, loaded: Loaded, peft_model: Any) -> None:
+        super().__init__()
+        # these alone are in its checkpoints
+        self.low_rank = nn.ParameterList(p for p in peft_model.parameters() if p.requires_grad)
+        self._variant = (loaded.model.variant(peft_model.base_model.model),)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = logits_with_gradients(self._variant[0], NO_ADAPTER, input_ids)
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"loss": loss, "logits": logits}
+
+
+def train_lora(
+    loaded: Loaded,
+    rank: int,
+    data: tuple[list[TrainingExample], list[TrainingExample]],
+    folder: Path,
+    config: TrainConfig,
+) -> int:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(config.seed)
+    fresh = load(ModelConfig(device=str(loaded.model.device)))  # PEFT changes the model it is given
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    wrapped = get_peft_model(
+        fresh.model.hf, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
+    )
+    result = run_trainer(
+        LoraModel(fresh, wrapped), *data, folder.with_name("checkpoints"), config, pad_id=0
+    )
+    wrapped.save_pretrained(folder)
+    return result.num_parameters
+
+
+def request_of(ids: tuple[int, ...], adapter: Adapter | None, max_tokens: int) -> Request:
+    return Request(
+        request_id="benchmark",
+        prompt_ids=ids,
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+        filter=FilterParams(method="none", keep=16),
+        adapter=adapter,
+    )
+
+
+def exact(core: Core, adapter: Adapter | None, tested: list[Chat]) -> float:
+    """Share of whole answers right, as the engine serves them, 32 at a time."""
+    right = 0
+    for low in range(0, len(tested), 32):
+        batch = tested[low : low + 32]
+        jobs = {core.add(request_of(c.prompt, adapter, 48)): c for c in batch}
+        said: dict[Any, list[int]] = {job: [] for job in jobs}
+        while not core.is_idle:
+            for job, event in core.step():
+                if isinstance(event, TextDelta):
+                    said[job] += event.token_ids
+                elif isinstance(event, Finished):
+                    assert event.error is None, event.error
+        right += sum(
+            tuple(said[job]) == c.example.ids[c.example.num_prompt :] for job, c in jobs.items()
+        )
+    return right / len(tested)
+
+
+def decode_seconds(core: Core, adapter: Adapter | None, repeats: int) -> float:
+    """Median step of eight sequences of 256 tokens that all decode with the adapter."""
+    steps: list[float] = []
+    for repeat in range(repeats):
+        for seed in range(8):
+            ids = tuple(harness.random_ids(256, core.model.vocab_size, seed + 8 * repeat))
+            core.add(replace_sampling(request_of(ids, adapter, 24)))
+        while not core.is_idle:
+            start = time.perf_counter()
+            events = core.step()
+            if sum(isinstance(event, TextDelta) for _, event in events) == 8:
+                steps.append(time.perf_counter() - start)
+    return statistics.median(steps)
+
+
+def replace_sampling(request: Request) -> Request:
+    return replace(request, sampling=replace(request.sampling, ignore_eos=True))
+
+
+if __name__ == "__main__":
+    main()

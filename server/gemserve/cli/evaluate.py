@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemserve.cli.eval_table import table
 from gemserve.cli.options import (
     MEMORY_OPTIONS,
     MODEL_OPTIONS,
@@ -118,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     progress.close()
 
     rows = average(done)
-    _print_rows(rows)
+    print(*table(rows), sep="\n")
     comparisons = _compare(done, methods)
     _print_comparisons(comparisons)
     if {"none", "sieve", "sieve:fallback"} <= set(methods):
@@ -239,20 +240,6 @@ class Progress:
     def close(self) -> None:
         if self._is_shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _print_rows(rows: Any) -> None:
-    width = max(len("subtask"), *(len(row.subtask) for row in rows))
-    print(
-        f"{'subtask':<{width}} {'tokens':>7} {'method':<14} {'kept':>7} {'score':>6} {'recall':>7}"
-        f" {'n':>4}"
-    )
-    for row in rows:
-        recall = "–" if row.recall is None else f"{row.recall:.2f}"
-        print(
-            f"{row.subtask:<{width}} {row.prompt_tokens:>7} {row.method:<14} "
-            f"{row.kept_tokens:>7.0f} {row.score:>6.2f} {recall:>7} {row.n:>4}"
-        )
 
 
 def _compare(outcomes: Any, methods: list[str]) -> list[Any]:

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -119,7 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
     progress.close()
 
     rows = average(done)
-    print(*table(rows), sep="\n")
+    whole = Counter(
+        (o.subtask, o.prompt_tokens, o.method) for o in done if o.reason == "short_prompt"
+    )
+    print(*table(rows, whole), sep="\n")
     comparisons = _compare(done, methods)
     _print_comparisons(comparisons)
     if {"none", "sieve", "sieve:fallback"} <= set(methods):

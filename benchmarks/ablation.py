@@ -8,6 +8,7 @@ reading it anew.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,9 +28,9 @@ from gemserve.evaluation.table import TASKS
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence
 from gemserve.filtering.sieve import Sieve
-from gemserve.filtering.spans import reserved_positions
+from gemserve.filtering.spans import protected_positions
 from gemserve.model.loader import BUILTIN_PATH
-from gemserve.types import Budget, FilterParams
+from gemserve.types import Budget, FilterParams, Priority, Span
 
 SUBTASKS = (
     ("needle", "single"),
@@ -42,6 +43,7 @@ SUBTASKS = (
 )
 SIEVE = Sieve()
 WINDOW = 64
+REST_SHARE = 0.25
 ByLayer = Mapping[int, Evidence]
 Choose = Callable[[ByLayer, int, int], list[int]]  # by layer, the filter layer, tokens to keep
 
@@ -53,12 +55,14 @@ def variant(
     heads: str = "max",
     window: str = "sum",
     more_layers: int = 0,
-    is_protecting: bool = True,
+    rest: float | None = REST_SHARE,
+    chunk: int | None = None,
 ) -> Choose:
     """Sieve with other chunks, another window, or another way to add up what it shows.
 
     `heads`, `window`: how the probabilities of heads, and then of rows, become one score.
-    `more_layers`: below the filter layer, whose scores are added.
+    `more_layers`: below the filter layer, whose scores are added. `rest`: see `reserved`.
+    `chunk`: fixed chunks of that size rank as one, with margins of half a chunk.
     """
 
     def choose(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
@@ -69,13 +73,35 @@ def variant(
         )
         evidence = by_layer[layer]
         protected: Sequence[int] = ()
-        if is_protecting:
-            protected = reserved_positions(evidence.protected, evidence.num_tokens, keep)
-        order, _ = sieve.order(scores, evidence.code_blocks)
+        if rest is not None:
+            protected = reserved(evidence.protected, evidence.num_tokens, keep, rest)
+        if chunk is None:
+            order, _ = sieve.order(scores, evidence.code_blocks)
+        else:
+            order = by_chunks(scores, chunk)
         kept = dict.fromkeys([*protected, *order.tolist()])
         return sorted(list(kept)[:keep])
 
     return choose
+
+
+def by_chunks(scores: torch.Tensor, size: int) -> torch.Tensor:
+    """Positions by the rank of their chunk, or of the best one whose margin reaches them."""
+    margin, num_tokens = size // 2, len(scores)
+    padded = torch.nn.functional.pad(scores, (0, -num_tokens % size), value=-torch.inf)
+    best = padded.view(-1, size).amax(1).repeat_interleave(size)[:num_tokens]
+    reach = torch.nn.functional.max_pool1d(best[None, None], 2 * margin + 1, 1, margin)[0, 0]
+    by_score = scores.sort(descending=True, stable=True).indices
+    return by_score[reach[by_score].sort(descending=True, stable=True).indices]
+
+
+def reserved(spans: Sequence[Span], num_tokens: int, budget: int, rest: float) -> list[int]:
+    chosen: list[int] = []
+    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.REST, rest)):
+        allowed = [s for s in spans if s.priority <= last]
+        most = max(len(chosen), int(share * budget))
+        chosen = protected_positions(allowed, num_tokens, most)
+    return chosen
 
 
 def probabilities(evidence: Evidence, rows: int) -> torch.Tensor:
@@ -100,25 +126,15 @@ def by_gemfilter(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
 
 VARIANTS: dict[str, Choose] = {
     "sieve": variant(),
-    "nothing protected": variant(is_protecting=False),
-    "window of 1": variant(rows=1),
-    "window of 4": variant(rows=4),
-    "window of 8": variant(rows=8),
-    "window of 32": variant(rows=32),
-    "window of 64": variant(rows=64),
+    **{f"window of {rows}": variant(rows=rows) for rows in (1, 2, 8, 16, 64)},
     "heads summed": variant(heads="sum"),
     "best row": variant(window="max"),
     "2 layers": variant(more_layers=1),
     "3 layers": variant(more_layers=2),
-    "single tokens": variant(Sieve(chunk=1, margin=0)),
-    "single tokens, margin 8": variant(Sieve(chunk=1, margin=8)),
-    "chunks of 8": variant(Sieve(chunk=8, margin=8)),
-    "chunks of 16, no margin": variant(Sieve(chunk=16, margin=0)),
-    "chunks of 16, margin 4": variant(Sieve(chunk=16, margin=4)),
-    "chunks of 16, margin 16": variant(Sieve(chunk=16, margin=16)),
-    "chunks of 32": variant(Sieve(chunk=32, margin=8)),
-    "chunks of 32, no margin": variant(Sieve(chunk=32, margin=0)),
-    "chunks of 64, no margin": variant(Sieve(chunk=64, margin=0)),
+    **{f"reach of {n}": variant(Sieve(reach=n)) for n in (0, 4, 6, 10, 12, 16)},
+    **{f"chunks of {n}": variant(chunk=n) for n in (8, 16, 32)},
+    "nothing protected": variant(rest=None),
+    **{f"rest up to {share}": variant(rest=share) for share in (0.0, 0.5)},
     "gemfilter": by_gemfilter,
 }
 
@@ -164,6 +180,8 @@ def main() -> None:
     parser.add_argument("--model", default="builtin")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--samples", type=int, default=20, help="of each subtask")
+    parser.add_argument("--variants", default=".", help="those whose names match this pattern")
+    parser.add_argument("--carry", action="store_true", help="beside sieve, which restarts")
     parser.add_argument("--shares", default="0.0625,0.03125", help="of the prompt, kept")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="only the result line")
@@ -173,6 +191,9 @@ def main() -> None:
     hf = AutoModelForCausalLM.from_pretrained(source, attn_implementation="sdpa").eval()
     layer = core.config.filter_layer
     assert layer is not None
+    variants = {
+        n: f for n, f in VARIANTS.items() if n == "sieve" or re.search(arguments.variants, n)
+    }
     results: dict[tuple[str, float], dict[str, list[float]]] = {}
     whole: dict[tuple[str, float], list[float]] = {}
     for task, subtask in SUBTASKS:
@@ -188,14 +209,17 @@ def main() -> None:
             by_layer = observe(core, example.prompt, WINDOW)
             for share in map(float, arguments.shares.split(",")):
                 keep = max(16, round(share * len(ids)))
-                choices = {name: f(by_layer, layer, keep) for name, f in VARIANTS.items()}
+                choices = {name: f(by_layer, layer, keep) for name, f in variants.items()}
                 choices["oracle"] = list(oracle(core.tokenizer, example, keep))
                 answers = dict.fromkeys(map(tuple, choices.values()), "")  # many agree
                 for kept in answers:
                     answers[kept] = answer(core, example, kept)
                 said = {name: answers[tuple(kept)] for name, kept in choices.items()}
-                choices["carry"] = choices["sieve"]
-                said["carry"] = carry(hf, core, layer, ids, choices["sieve"], example.max_tokens)
+                if arguments.carry:
+                    choices["carry"] = choices["sieve"]
+                    said["carry"] = carry(
+                        hf, core, layer, ids, choices["sieve"], example.max_tokens
+                    )
                 for name, text in said.items():
                     scores = results.setdefault((name, share), {}).setdefault(subtask, [])
                     scores.append(score_answer(text, example))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gemserve.types import FilterMethod
 
 # rows of the observation window
-SIEVE_ROWS = 16
+SIEVE_ROWS = 4
 SNAPKV_ROWS = 32
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import FilterParams
+from gemserve.types import FILTER_METHODS, FilterParams
 from tests.fakes import CHAT, COMPLETIONS, FILTER_LAYER, Api, data_of
 
 pytestmark = pytest.mark.anyio
@@ -23,6 +23,7 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     ({"keep": None}, {}),
     ({"layer": 0}, {"layer": 0}),
     ({"layer": "auto"}, {}),
+    ({"method": "snapkv", "layer": "auto"}, {"method": "snapkv"}),
     ({"return_selection": True}, {"return_selection": True}),
     ({"keep": "auto"}, {"keep": "auto", "fallback": True}),
     ({"keep": "auto", "fallback": False}, {"keep": "auto"}),
@@ -56,6 +57,18 @@ async def test_keep_is_exact(api: Api, stream: bool, keep: float, kept: int) -> 
     report = data_of(reply)[0]["filter"] if stream else reply.json()["filter"]
     assert (report["prompt_tokens"], report["kept_tokens"]) == (500, kept)
     assert report["applied"]
+
+
+@pytest.mark.parametrize("method", sorted({*FILTER_METHODS} - {"gemfilter", "sieve"}))
+async def test_a_layer_is_refused_where_none_chooses(api: Api, method: str) -> None:
+    """It was accepted without effect. The server's own layer is no reason to refuse a method."""
+    assert (await api.post(COMPLETIONS, filter=method)).status_code == 200
+    reply = await api.post(COMPLETIONS, filter={"method": method, "layer": 1})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "filter.layer"
+    expected = f"filter.layer=1: only methods gemfilter and sieve have a filter layer, not {method}"
+    assert error["message"] == expected
 
 
 async def test_ids_reach_the_engine_unaltered(api: Api) -> None:

@@ -65,7 +65,7 @@ def test_auto_keeps_little_where_attention_is_focused() -> None:
     assert len(one.positions) < len(several.positions) < BUDGET.high
 
 
-def test_auto_keeps_whole_chunks() -> None:
+def test_auto_keeps_whole_passages() -> None:
     """It kept the one token with most of the attention, and so half a number."""
     kept = set(Sieve().choose(evidence(700), BUDGET, PARAMS).positions.tolist())
     assert set(range(700 - 8, 700 + 9)) <= kept

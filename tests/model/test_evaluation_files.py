@@ -84,6 +84,22 @@ def test_questions_of_one_s_own(
         main(arguments)
 
 
+def test_prompts_no_longer_than_what_is_kept_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever chose, nothing was left out: a score like that of none says nothing of a method."""
+    data = write(tmp_path / "mine.jsonl", questions(2))
+    methods = ["none", "sieve", "gemfilter", "snapkv", "position", "random", "bm25"]
+    arguments = ["eval", "jsonl", "--data", str(data), "--methods", ",".join(methods), "--json"]
+    for keep, marks in (("128", None), ("300", "1/2"), ("4000", "2/2")):
+        assert main([*arguments, "--keep", keep]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        marked = [line.split()[-1] == marks for line in lines[1 : 1 + len(methods)]]
+        assert marked == [method != "none" and marks is not None for method in methods]
+        assert any(line.startswith("whole: ") for line in lines) == (marks is not None)
+        assert all("whole" not in row for row in json.loads(lines[-1])["rows"])
+
+
 def test_longbench_of_three_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = {"context": FILLER * 8, "input": "Where?", "all_classes": None, "answers": ["houses"]}
     write(tmp_path / "hotpotqa.jsonl", [line, line])

@@ -10,6 +10,8 @@ from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
+from gemserve.engine.eviction import evict
+from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal import CausalModel
 from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
@@ -135,3 +137,30 @@ def test_greedy_answers_equal_the_transcription(name: str, keep: int, max_tokens
     assert report.selection is None
     checked = min(max_tokens, 10)
     assert tokens[:checked] == transcription(models.build(name), ids, keep, checked)
+
+
+def test_every_layer_chooses_by_its_own_queries_scale_and_softcap() -> None:
+    """Whoever evicts: the engine and the evaluation once had a loop each."""
+    model = CausalModel(models.build("llama"))
+    torch.manual_seed(0)
+    heads, dim, layers, num_tokens, keep = model.shape.num_kv_heads, 16, model.num_layers, 90, 40
+    source = model.new_memory(2 * layers * 100).kv(0, num_layers=layers, capacity=100)
+    target = model.new_memory(2 * layers * 60).kv(0, num_layers=layers, capacity=60)
+    window = model.new_window(8, num_tokens)
+    for layer in range(layers):
+        key, value = torch.randn(2, heads, num_tokens, dim)
+        source.write(layer, 0, key, value)
+        window.queries[layer] = torch.randn(model.shape.num_heads, 8, dim)
+        window.scales[layer] = 0.02 * 10**layer
+        window.softcaps[layer] = 0.5 if layer % 2 else None
+
+    snapkv = SnapKV(observed=8)
+    evict(snapkv, window, source, keep, target)
+    for layer in range(layers):
+        keys, values = source.read(layer, num_tokens)
+        options = {"scale": window.scales[layer], "softcap": window.softcaps[layer]}
+        chosen = snapkv.select(window.queries[layer], keys, keep, **options)
+        index = chosen.unsqueeze(-1).expand(-1, -1, dim)
+        packed_keys, packed_values = target.read(layer, keep)
+        assert torch.equal(packed_keys, keys.gather(1, index))
+        assert torch.equal(packed_values, values.gather(1, index))

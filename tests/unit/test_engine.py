@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +21,28 @@ from gemserve.types import Event, FilterParams, Finished, Request, SamplingParam
 from tests.fakes import FILTERED, FakeCore, FakeJob, Step, wait_for, wait_for_async
 
 pytestmark = pytest.mark.anyio
+LEFT_ALONE = """
+import asyncio
+import torch
+from gemserve.engine.engine import Engine
+from tests.fakes import FakeCore
+from tests.unit.test_engine import request
+
+class Busy(FakeCore):
+    def step(self):
+        torch.ones(500, 500) @ torch.ones(500, 500)
+        self.started.set()
+        return []
+
+async def submit():
+    engine.submit(request())
+
+core = Busy()
+engine = Engine(core, max_queue=1)
+if {is_busy}:
+    asyncio.run(submit())
+    assert core.started.wait(30)
+"""
 Make = Callable[..., tuple[Engine, FakeCore]]
 
 
@@ -253,3 +280,28 @@ async def test_draining_ends_what_takes_too_long(make: Make) -> None:
     await wait_for_async(core.started.is_set)
     engine.drain(0.05)
     assert_one_terminal(await read(stream), "abort")
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_process_ends_although_its_engine_was_not_stopped(is_busy: bool) -> None:
+    """It was aborted (status 134): its worker came back from torch to no interpreter."""
+    script = LEFT_ALONE.replace("{is_busy}", str(is_busy))
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+async def test_an_engine_that_has_stopped_is_let_go() -> None:
+    """Its core holds the model: nothing may keep it until the process ends."""
+    engine = Engine(FakeCore(), max_queue=1)
+    engine.stop()
+    known = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert known() is None

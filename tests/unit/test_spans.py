@@ -46,7 +46,7 @@ def test_what_is_protected_leaves_room_for_what_is_found() -> None:
     """A system prompt, tool results or a hundred turns used up the budget: the filter was blind."""
     long = 10_000
     question = Span(long - 20, long, Priority.QUESTION)
-    for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.REST, 0.5)):
+    for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.REST, 0.25)):
         spans = [BOS, Span(1, 5000, priority), question]
         chosen = reserved_positions(spans, long, 400)
         assert len(chosen) == 400 * share
@@ -55,7 +55,7 @@ def test_what_is_protected_leaves_room_for_what_is_found() -> None:
     everything = [BOS, Span(1, 101, Priority.SYSTEM), Span(200, 9000, Priority.REST), question]
     chosen = set(reserved_positions(everything, long, 400))
     assert set(range(101)) | set(range(long - 20, long)) <= chosen
-    assert len(chosen) == 200
+    assert len(chosen) == 121, "more than a quarter is taken before the rest has its turn"
     assert reserved_positions([Span(0, 900, Priority.QUESTION)], long, 400)[0] == 899
     assert len(reserved_positions([Span(0, 900, Priority.QUESTION)], long, 400)) == 400
 

@@ -231,7 +231,14 @@ class PromptBuilder:
         body = body or FilterBody()
         layer = self.config.filter_layer
         assert layer is not None
+        method = body.method or self.config.filter_method
         if body.layer != "auto":
+            if method not in SELECTORS:
+                raise RequestError(
+                    f"filter.layer={body.layer}: only methods {' and '.join(SELECTORS)} have a "
+                    f"filter layer, not {method}",
+                    param="filter.layer",
+                )
             if body.layer > layer:
                 raise RequestError(
                     f"filter.layer={body.layer}: must be from 0 to this server's filter layer, "
@@ -239,7 +246,6 @@ class PromptBuilder:
                     param="filter.layer",
                 )
             layer = body.layer
-        method = body.method or self.config.filter_method
         if body.pooling is not None and method != "gemfilter":
             raise RequestError(
                 f"filter.pooling={body.pooling}: only method gemfilter has it, not {method}",

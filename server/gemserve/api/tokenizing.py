@@ -17,7 +17,8 @@ from gemserve.api.parsing import BodyT, parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.sampling import check_ids
 from gemserve.api.schemas import DetokenizeBody, TokenizeBody
-from gemserve.engine.prompt import decode, encode, render_chat
+from gemserve.engine.control_tokens import spell_out
+from gemserve.engine.prompt import decode, encode, find_messages, render_chat
 from gemserve.engine.tools import for_template
 from gemserve.errors import RequestError, shown
 
@@ -57,11 +58,7 @@ def tokenizing_routes(prompts: PromptBuilder, model_name: str) -> APIRouter:
 
 def tokenize(prompts: PromptBuilder, body: TokenizeBody) -> str:
     """The reply's JSON. Special tokens are added to a prompt; a chat template writes its own."""
-    add_special_tokens = body.add_special_tokens
-    if add_special_tokens is None:
-        add_special_tokens = body.messages is None
-    text = _text_of(prompts, body)
-    ids = encode(prompts.tokenizer, text, add_special_tokens=add_special_tokens).ids
+    ids = _encoding_of(prompts, body).ids
     strings = "null"
     if body.return_token_strs:
         strings = _json_array(ids, prompts.tokenizer.convert_ids_to_tokens)
@@ -92,17 +89,19 @@ def tokenizer_info(prompts: PromptBuilder) -> dict[str, Any]:
     }
 
 
-def _text_of(prompts: PromptBuilder, body: TokenizeBody) -> str:
+def _encoding_of(prompts: PromptBuilder, body: TokenizeBody) -> Any:
+    """As a request's prompt or messages would be encoded: see `engine.prompt.Prompt`."""
+    tokenizer = prompts.tokenizer
     if body.messages is not None:
         if body.prompt is not None:
             raise RequestError("messages: not together with prompt", param="messages")
         plain = [message.plain for message in body.messages]
-        messages, _ = for_template(prompts.tokenizer, plain, ())
-        return render_chat(
-            prompts.tokenizer,
-            messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-        )
+        messages, _ = for_template(tokenizer, plain, ())
+        has_header = body.add_generation_prompt is not False
+        text = render_chat(tokenizer, messages, add_generation_prompt=has_header)
+        encoding = encode(tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
+        places = find_messages(tokenizer, text, messages, add_generation_prompt=has_header)
+        return spell_out(tokenizer, text, encoding, places)
     if body.add_generation_prompt is not None:
         raise RequestError(
             f"add_generation_prompt={shown(body.add_generation_prompt)}: only with messages",
@@ -112,7 +111,8 @@ def _text_of(prompts: PromptBuilder, body: TokenizeBody) -> str:
         raise RequestError(
             "prompt: required, unless there are messages", param="prompt", code="missing_field"
         )
-    return body.prompt
+    is_adding = body.add_special_tokens is not False
+    return encode(tokenizer, body.prompt, add_special_tokens=is_adding)
 
 
 def _json_array(

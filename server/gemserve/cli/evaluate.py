@@ -6,11 +6,13 @@ import argparse
 import importlib.util
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemserve.cli.eval_table import table
 from gemserve.cli.options import (
     MEMORY_OPTIONS,
     MODEL_OPTIONS,
@@ -118,7 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
     progress.close()
 
     rows = average(done)
-    _print_rows(rows)
+    whole = Counter(
+        (o.subtask, o.prompt_tokens, o.method) for o in done if o.reason == "short_prompt"
+    )
+    print(*table(rows, whole), sep="\n")
     comparisons = _compare(done, methods)
     _print_comparisons(comparisons)
     if {"none", "sieve", "sieve:fallback"} <= set(methods):
@@ -239,20 +244,6 @@ class Progress:
     def close(self) -> None:
         if self._is_shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _print_rows(rows: Any) -> None:
-    width = max(len("subtask"), *(len(row.subtask) for row in rows))
-    print(
-        f"{'subtask':<{width}} {'tokens':>7} {'method':<14} {'kept':>7} {'score':>6} {'recall':>7}"
-        f" {'n':>4}"
-    )
-    for row in rows:
-        recall = "–" if row.recall is None else f"{row.recall:.2f}"
-        print(
-            f"{row.subtask:<{width}} {row.prompt_tokens:>7} {row.method:<14} "
-            f"{row.kept_tokens:>7.0f} {row.score:>6.2f} {recall:>7} {row.n:>4}"
-        )
 
 
 def _compare(outcomes: Any, methods: list[str]) -> list[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -69,7 +71,7 @@ class Engine:
     """A bounded inbox in front of one worker thread.
 
     A request that fails ends alone, with `finish_reason` "error"; if the worker itself dies, every
-    request ends so and `submit` raises.
+    request ends so and `submit` raises. One that is not stopped stops when the process ends.
     """
 
     def __init__(self, core: Steps, *, max_queue: int) -> None:
@@ -83,6 +85,7 @@ class Engine:
         self._death: str | None = None
         self._worker = threading.Thread(target=self._work, name="gemserve-engine", daemon=True)
         self._worker.start()
+        atexit.register(_stop_at_exit, weakref.ref(self))
 
     @property
     def num_running(self) -> int:
@@ -212,3 +215,10 @@ class Engine:
         error = cause if reason == "error" else None
         for stream in orphans:
             stream.emit(Finished(reason=reason, completion_tokens=0, error=error))
+
+
+def _stop_at_exit(reference: weakref.ref[Engine]) -> None:
+    # a thread that comes back from torch while the interpreter goes down aborts the process
+    engine = reference()
+    if engine is not None and engine._worker.is_alive():  # after a fork it is not
+        engine.stop()

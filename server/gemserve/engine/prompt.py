@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemserve.engine.control_tokens import spell_out
 from gemserve.engine.tools import Message, Tool, for_template
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.spans import message_spans, plain_spans, question_spans
@@ -24,8 +25,8 @@ _MARK = re.compile("\ue000(\\d+)\ue001")
 class Prompt:
     """Token ids as the model sees them, and the spans worth protecting.
 
-    `text` is what was tokenized and `encoding` its `tokenizers.Encoding`; both are empty for a
-    prompt of ids.
+    `text` is what was tokenized and `encoding` its `tokenizers.Encoding`, or `Spelled`; both are
+    empty for a prompt of ids.
     """
 
     ids: Sequence[int]
@@ -68,18 +69,25 @@ def chat_prompt(
 ) -> Prompt:
     """Messages and tools through the model's chat template, ready for the answer.
 
+    What a message spells like a control token is text, if `find_messages` finds it.
     Raises `RequestError` if there is no template, if it refuses the messages, or if they come to
     more than `max_tokens` tokens, its own text included; that error names `field`.
     """
     messages, tools = for_template(tokenizer, messages, tools)
     text = render_chat(tokenizer, messages, tools)
     encoding = encode(tokenizer, text, add_special_tokens=False)
-    if max_tokens is not None and len(encoding) > max_tokens:
-        raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param=field)
+    _check_length(encoding, max_tokens, field)
     places = find_messages(tokenizer, text, messages, tools)
+    encoding = spell_out(tokenizer, text, encoding, places)
+    _check_length(encoding, max_tokens, field)
     spans = chat_spans(places, messages, text, encoding)
     said = [(low, text[low:high]) for _, low, high in places]
     return Prompt(encoding.ids, spans, text, encoding, find_code_blocks(said, encoding))
+
+
+def _check_length(encoding: Any, max_tokens: int | None, field: str) -> None:
+    if max_tokens is not None and len(encoding) > max_tokens:
+        raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param=field)
 
 
 def chat_spans(
@@ -161,7 +169,12 @@ def _code_lines(at: int, text: str) -> list[list[int]]:
 
 
 def find_messages(
-    tokenizer: Any, text: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    tokenizer: Any,
+    text: str,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[tuple[int, int, int]]:
     """(index, start, end) in characters of every message that the template shows, in order.
 
@@ -172,7 +185,7 @@ def find_messages(
     marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
     marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
     try:
-        frame = render_chat(tokenizer, marked, tools)
+        frame = render_chat(tokenizer, marked, tools, add_generation_prompt=add_generation_prompt)
     except RequestError:
         return []
     found = list(_MARK.finditer(frame))

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from gemserve.engine.eviction import evict
 from gemserve.engine.passes import Pass
 from gemserve.engine.sampling import Draw, SamplerState, draw, score_tokens
 from gemserve.engine.scheduler import Chunk, Plan
@@ -263,23 +264,9 @@ class Runner:
         """Keep of each layer's keys and values what its evictor chooses, packed for generation."""
         evictor = EVICTORS[sequence.request.filter.method]
         assert sequence.span is not None
-        kv = self._kept_kv(sequence)
-        layers = self._model.num_layers
-        chosen = torch.stack(
-            [
-                evictor.select(
-                    window.queries[layer],
-                    kv.read(layer, sequence.num_prompt)[0],
-                    sequence.num_kept,
-                    scale=window.scales[layer],
-                    softcap=window.softcaps[layer],
-                )
-                for layer in range(layers)
-            ]
-        )
         start, capacity = sequence.span.start, sequence.max_length
-        target = self._memory.kv(start, num_layers=layers, capacity=capacity)
-        target.pack(kv, chosen)
+        target = self._memory.kv(start, num_layers=self._model.num_layers, capacity=capacity)
+        evict(evictor, window, self._kept_kv(sequence), sequence.num_kept, target)
         self._kept[sequence] = (start, target)
 
     def _model_of(self, sequence: Sequence) -> CausalModel:

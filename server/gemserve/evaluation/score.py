@@ -196,6 +196,7 @@ def run_example(
     def outcome(
         method: str, text: str, kept_tokens: int, kept: Sequence[tuple[int, int]] | None
     ) -> None:
+        is_short = method != "none" and kept_tokens == count == num_tokens
         made.append(
             replace(
                 blank,
@@ -204,6 +205,7 @@ def run_example(
                 score=score_answer(text, example),
                 recall=None if kept is None else recall(example.gold, kept),
                 kept_tokens=kept_tokens,
+                reason="short_prompt" if is_short else None,
             )
         )
 

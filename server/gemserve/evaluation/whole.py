@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from gemserve.engine.core import Core
+from gemserve.engine.eviction import evict
 from gemserve.filtering.table import EVICTORS
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 
@@ -45,21 +46,9 @@ def read_whole(
             evicted.append([])
             continue
         with torch.inference_mode():
-            chosen = torch.stack(
-                [
-                    evictor.select(
-                        window.queries[layer],
-                        kv.read(layer, num_tokens)[0],
-                        keep,
-                        scale=window.scales[layer],
-                        softcap=window.softcaps[layer],
-                    )
-                    for layer in range(layers)
-                ]
-            )
             room = model.new_memory(2 * layers * (keep + max_tokens))
             packed = room.kv(0, num_layers=layers, capacity=keep + max_tokens)
-            packed.pack(kv, chosen)
+            evict(evictor, window, kv, keep, packed)
         evicted.append(_decode(core, room, packed, first, keep, num_tokens, max_tokens))
     # last: decoding writes behind the prompt's keys
     answer = _decode(core, memory, kv, first, num_tokens, num_tokens, max_tokens)

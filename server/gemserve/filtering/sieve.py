@@ -1,4 +1,4 @@
-"""Sieve: what the end of the prompt looks at, kept in whole chunks, around protected spans."""
+"""Sieve: what the end of the prompt looks at, with what stands around it, and protected spans."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _AWAKE = 0.1  # least attention away from the first token that tells anything
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sieve:
-    """Chunks ranked by their best token; a token's score sums the window's attention to it.
+    """A token ranks by the best score among its neighbours, in code among its lines.
 
-    `observed`: rows of the observation window. `chunk`: tokens ranked as one. `margin`: tokens
-    kept on either side of a chosen chunk, so that a passage cut by a chunk border survives.
-    `focus`: share of the coverage within reach that "auto" is content with. `diffuse`: coverage
-    below which attention is diffuse.
+    `observed`: rows of the observation window, whose attention a token's score sums. `reach`:
+    neighbours on either side, so that a name or number survives whole. `lines`: tokens of code
+    lines that rank as one. `focus`: share of the coverage within reach that "auto" is content with.
+    `diffuse`: coverage below which attention is diffuse.
     """
 
-    observed: int = 16
-    chunk: int = 16
-    margin: int = 8
+    observed: int = 4
+    reach: int = 8
+    lines: int = 32
     focus: float = 0.98
     diffuse: float = 0.5
 
@@ -42,12 +42,12 @@ class Sieve:
         seen = window_attention(
             evidence.queries, evidence.keys, scale=evidence.scale, softcap=evidence.softcap
         )
-        order, groups = self.order(finite(seen.largest), evidence.code_blocks)
+        order, ranks = self.order(finite(seen.largest), evidence.code_blocks)
         protected = reserved_positions(evidence.protected, num_tokens, budget.high)
         first = torch.tensor(protected, dtype=torch.long, device=order.device)
         is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
         is_free[first] = False
-        order, groups = order[is_free[order]], groups[is_free[order]]
+        order, ranks = order[is_free[order]], ranks[is_free[order]]
         within = budget.high - len(protected)
         if within == 0:
             return Choice(positions=first.sort().values)
@@ -59,40 +59,30 @@ class Sieve:
             return Choice(positions=ranked.sort().values, coverage=reached, is_diffuse=True)
         if budget.low < budget.high:
             enough = int((coverage[:within] < self.focus * reached).sum())
-            whole_chunks = int((groups <= groups[enough]).sum())
-            within = min(within, max(whole_chunks, budget.low))
+            whole = int((ranks >= ranks[enough]).sum())  # no passage is cut
+            within = min(within, max(whole, budget.low))
         kept = torch.cat([first, order[:within]])
         return Choice(positions=kept.sort().values, coverage=reached)
 
     def order(
         self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All positions, best first, and the rank of each one's chunk.
+        """All positions, best first, and in that order what they rank by; both [tokens].
 
-        By chunk rank (a margin has its chunk's), then by score.
-
-        Chunks of code have no margins, which would cut its lines, and are larger instead.
+        Within a passage the tokens with the highest scores come first.
         """
-        num_tokens = scores.shape[0]
-        code_size = self.chunk + 2 * self.margin
-        ids, is_code = chunk_ids(num_tokens, self.chunk, code_size, code_blocks)
-        chunks = torch.from_numpy(ids).to(scores.device)
-        best = torch.full((int(chunks[-1]) + 1,), -torch.inf, device=scores.device)
-        best.scatter_reduce_(0, chunks, scores, "amax")
-        rank = torch.empty_like(best, dtype=torch.long)
-        rank[best.sort(descending=True, stable=True).indices] = torch.arange(
-            len(best), device=scores.device
-        )
-        own = rank[chunks]
-        if self.margin:  # the best rank of the chunks whose margins reach here
-            window = -F.max_pool1d(
-                -own[None, None].double(), 2 * self.margin + 1, stride=1, padding=self.margin
-            )
-            is_text = torch.from_numpy(~is_code).to(scores.device)
-            own = torch.where(is_text, window[0, 0].long(), own)
+        best = F.max_pool1d(
+            scores[None, None], 2 * self.reach + 1, stride=1, padding=self.reach
+        ).flatten()
+        if code_blocks:
+            ids = code_groups(scores.shape[0], self.lines, code_blocks)
+            groups = torch.from_numpy(ids).to(scores.device)
+            of_group = torch.full((int(ids.max()) + 1,), -torch.inf, device=scores.device)
+            of_group.scatter_reduce_(0, groups, scores, "amax")
+            best = torch.where(groups > 0, of_group[groups], best)
         by_score = scores.sort(descending=True, stable=True).indices
-        order = by_score[own[by_score].sort(stable=True).indices]
-        return order, own[order]
+        order = by_score[best[by_score].sort(descending=True, stable=True).indices]
+        return order, best[order]
 
 
 def _coverage(last: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -107,29 +97,23 @@ def _coverage(last: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return shares.amax(dim=0)
 
 
-def chunk_ids(
-    num_tokens: int, size: int, code_size: int, code_blocks: Sequence[Sequence[int]]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The chunk of each position, from 0, ascending, and whether it is code: [num_tokens] each.
+def code_groups(
+    num_tokens: int, size: int, code_blocks: Sequence[Sequence[int]]
+) -> npt.NDArray[np.int64]:
+    """Which lines of code each position ranks with, from 1; 0 outside of code: [num_tokens].
 
-    `size` tokens each; in a code block whole lines, as many as make up `code_size` tokens. A line
-    longer than that is cut again at every 4 · `code_size`.
+    As many whole lines as make up `size` tokens. More than that is cut again at every 4 · `size`.
     """
     cuts = np.zeros(num_tokens, dtype=np.int64)
     is_code = np.zeros(num_tokens, dtype=np.bool_)
-    cuts[::size] = 1
     for block in code_blocks:
         if len(block) < 2:
             continue
         lines = [min(line, num_tokens) for line in block]
-        cuts[lines[0] + 1 : lines[-1]] = 0
         is_code[lines[0] : lines[-1]] = True
         start = lines[0]
         for line in lines[1:]:
-            if line - start >= code_size:
-                cuts[start : line : 4 * code_size] = 1
+            if line - start >= size or line == lines[-1]:
+                cuts[start : line : 4 * size] = 1
                 start = line
-        for edge in (lines[0], start, lines[-1]):
-            cuts[edge : edge + 1] = 1
-    cuts[0] = 0
-    return np.cumsum(cuts), is_code
+    return np.where(is_code, np.cumsum(cuts), 0)

@@ -53,10 +53,10 @@ def reserved_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> l
     """What is kept of `budget` tokens before any is chosen, most important first.
 
     The question; then system, tools and the template up to three quarters of the budget, the rest
-    up to half of it: a filter that may not choose is blind.
+    up to a quarter of it: a filter that may not choose is blind.
     """
     chosen: list[int] = []
-    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.REST, 0.5)):
+    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.REST, 0.25)):
         allowed = [s for s in spans if s.priority <= last]
         most = max(len(chosen), int(share * budget))
         chosen = protected_positions(allowed, num_tokens, most)

@@ -188,7 +188,7 @@ def test_conversion_comes_close_to_the_prefix() -> None:
     model = CausalModel(models.build("llama", scale=1.0))
     keys, values = read_prefix(model, prompt(40, seed=3))
     prefix = Prefix("", "", keys=keys, values=values + 1.0)
-    probes = [Probe(tuple(prompt(24, seed=i))) for i in range(16)]
+    probes = [Probe(tuple(prompt(24, seed=i)), num_prompt=1) for i in range(16)]
     config = ConvertConfig(r=model.shape.head_dim, s=4, fit_steps=150, distill_steps=5)
     parameters, fit = convert(model, prefix, probes, config, lambda _: None)
     assert max(fit.fitted) < 0.2 * min(fit.without)

@@ -27,15 +27,21 @@ _LARGEST_LSE = 80.0  # e to it still is a float32
 class Probe:
     """A text that follows the prefix: `ids`, of which the first `num_lead` the prefix replaces.
 
-    A chat begins with its BOS whether or not a system prompt follows: that is its lead.
+    A chat begins with its BOS whether or not a system prompt follows: that is its lead. The answer,
+    by which two models are compared, starts at `num_prompt`.
     """
 
     ids: tuple[int, ...]
+    num_prompt: int
     num_lead: int = 0
 
     @property
     def after(self) -> tuple[int, ...]:
         return self.ids[self.num_lead :]
+
+    def answer(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of logits of the text's last tokens those that an answer is drawn from."""
+        return logits[self.num_prompt - 1 - len(self.ids) : -1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +70,14 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Of held-out texts after the prefix: `top1`, how often the likeliest next token is the same;
-    `kl`: mean Kullback-Leibler divergence from the prefix's distribution, in nats."""
+    """On held-out texts after the prefix.
+
+    `top1`: how often an answer's likeliest token is the same; `answers`: how often all of its
+    tokens are; `kl`: mean Kullback-Leibler divergence from the prefix's distribution, in nats.
+    """
 
     top1: float
+    answers: float
     kl: float
 
 
@@ -97,16 +107,19 @@ def agreement(
     model: CausalModel, prefix: Prefix, other: Parameters | None, probes: Sequence[Probe]
 ) -> Agreement:
     """How alike the model speaks after the prefix and with `other`, or with nothing, instead."""
-    same = total = 0
+    same = total = whole = 0
     divergence = 0.0
     for probe in probes:
-        wanted = logits_with_gradients(model, prefix, torch.tensor([probe.after]))[0]
+        after, ids = (torch.tensor([tokens]) for tokens in (probe.after, probe.ids))
+        wanted = probe.answer(logits_with_gradients(model, prefix, after)[0])
         adapter = NO_ADAPTER if other is None else other.adapter()
-        ours = logits_with_gradients(model, adapter, torch.tensor([probe.ids]))[0, probe.num_lead :]
-        same += int((wanted.argmax(-1) == ours.argmax(-1)).sum())
+        ours = probe.answer(logits_with_gradients(model, adapter, ids)[0])
+        agreed = wanted.argmax(-1) == ours.argmax(-1)
+        same += int(agreed.sum())
+        whole += int(agreed.all())
         divergence += float(_kl(wanted, ours).sum())
         total += len(wanted)
-    return Agreement(top1=same / total, kl=divergence / total)
+    return Agreement(top1=same / total, answers=whole / len(probes), kl=divergence / total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +247,8 @@ def _distill(
         for probe in batch:
             with torch.no_grad():
                 wanted = logits_with_gradients(model, prefix, torch.tensor([probe.after]))[0]
-            ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([probe.ids]))
-            loss = loss + _kl(wanted, ours[0, probe.num_lead :]).mean() / len(batch)
+            ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([probe.ids]))[0]
+            loss = loss + _kl(probe.answer(wanted), probe.answer(ours)).mean() / len(batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -15,7 +15,7 @@ def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[Probe]:
     """Prompts and completions, each behind the prefix as a request's prompt would be."""
     eos_id = tokenizer.eos_token_id
     examples = read_examples(path, tokenizer, eos_id=eos_id, max_tokens=max_tokens)
-    return [Probe(example.ids) for example in examples]
+    return [Probe(example.ids, example.num_prompt) for example in examples]
 
 
 def after_text(
@@ -47,14 +47,18 @@ def after_text(
         shared = shared or head
         if head != shared or len(head) <= len(lead):
             raise AdapterError(f"{path}: line {number}: its template puts the prompt elsewhere")
-        probes.append(Probe(alone, len(lead)))
+        asked = _rendered(tokenizer, messages[:-1], add_generation_prompt=True)
+        if messages[-1]["role"] != "assistant" or alone[: len(asked)] != asked:
+            raise AdapterError(f"{path}: line {number}: must end in an assistant's answer")
+        probes.append(Probe(alone, len(asked), len(lead)))
     if shared is None:
         raise AdapterError(f"{path}: has no chats, must have at least 1")
     return shared, probes
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:
-    return tuple(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+def _rendered(tokenizer: Any, messages: list[dict[str, str]], **options: bool) -> tuple[int, ...]:
+    ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    return tuple(ids)
 
 
 def _common_end(left: tuple[int, ...], right: tuple[int, ...]) -> int:

@@ -102,9 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{layer:>5} {without:>8.3f} {fitted:>8.3f}")
     print(
         f"{prefix.num_positions} positions, {prefix.num_bytes:,} bytes, as "
-        f"{parameters.num_parameters:,} parameters. On {len(tested)} texts held out the next token "
-        f"agrees with the prefix's in {after.top1:.1%} (without either: {before.top1:.1%}); "
-        f"divergence {after.kl:.4f} nats (without: {before.kl:.4f})"
+        f"{parameters.num_parameters:,} parameters. On {len(tested)} texts held out the likeliest "
+        f"tokens of the answer are the prefix's in {after.top1:.1%} (without either: "
+        f"{before.top1:.1%}), all of them in {after.answers:.1%} ({before.answers:.1%}); "
+        f"divergence {after.kl:.4f} nats ({before.kl:.4f})"
     )
     if arguments.json:
         result = {

@@ -106,9 +106,12 @@ class _Writer:
 
     def _path_parameters(self, path: str) -> Iterator[Json]:
         if "{name}" in path:
-            is_model = path.startswith("/v1/models/")
-            schema = _model_schema(self._config, self._model_name) if is_model else _ADAPTER
-            yield {"name": "name", "in": "path", "required": True, "schema": schema}
+            schema, example = _ADAPTER, "support"
+            if path.startswith("/v1/models/"):
+                example = self._model_name
+                schema = _model_schema(self._config, example)
+            place = {"name": "name", "in": "path", "required": True}
+            yield {**place, "schema": schema, "example": example}
 
     def _replies(
         self, path: str, operation: Operation, is_open: bool
@@ -211,7 +214,8 @@ def _model_schema(config: ServerConfig, name: str) -> Json:
     if config.adapter_dir is None:
         return {**_TEXT, "enum": [name]}
     literal = re.sub(r"([][\\.^$*+?(){}|])", r"\\\1", name)
-    return {**_TEXT, "pattern": f"^{literal}(:{ADAPTER_NAME})?$"}
+    adapted = {"pattern": f"^{literal}:{ADAPTER_NAME}$"}
+    return {**_TEXT, "anyOf": [{"enum": [name]}, adapted]}
 
 
 def _describe_model(schema: Json, model: Json) -> None:

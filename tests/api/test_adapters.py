@@ -348,8 +348,10 @@ async def test_a_folder_that_went_bad_is_the_server_s_fault(
         await freed(api)
         store.load("n", "ntk")
         assert not (await listed(api))["p"]["loaded"]
+        document = Described((await api.client.get("/openapi.json")).json())
         for fields, param in (({"adapter": "p"}, "adapter"), ({"model": "fake:p"}, "model")):
             reply = await ask(api, **fields)
+            document.check(reply)
             message = check_error(reply, 503, param, "adapter_unavailable")
             assert "adapter 'p', path 'good': must hold" in message
             assert reply.json()["error"]["type"] == "server_error"
@@ -375,7 +377,9 @@ async def test_one_that_left_memory_comes_back(
         assert (metrics["adapters_loaded"], metrics["adapter_memory_bytes"]) == (2, 2 * 7168)
         assert (await ask(api, adapter="a")).status_code == 200
         assert (await ask(api, adapter="c")).status_code == 200  # the fake core keeps requests
+        document = Described((await api.client.get("/openapi.json")).json())
         for reply in (await ask(api, adapter="b"), await load(api, "d", "b")):
+            document.check(reply)
             message = check_error(reply, 503, None, "adapter_memory_full")
             assert "needs 7168 bytes; running requests hold 14336 of the 15000" in message
             assert reply.headers["retry-after"] == "1"
@@ -467,7 +471,7 @@ async def test_a_prefix_takes_its_room_in_the_context(
             message = check_error(await with_tokens(longest + 1, adapter=adapter), 400, field, code)
             assert f"maximum context length is {longest} tokens" in message
             assert f"prompt contains {longest + 1} input tokens" in message
-            assert ("with adapter 'p', which takes 7" in message) == (adapter == "p")
+            assert ("tokens with adapter 'p' (which takes 7). How" in message) == (adapter == "p")
 
 
 async def test_what_a_prefix_takes_is_not_there_for_the_answer(
@@ -482,7 +486,7 @@ async def test_what_a_prefix_takes_is_not_there_for_the_answer(
         assert reply.status_code == 200
         reply = await ask(api, prompt=prompt, adapter="p", max_tokens=room + 1)
         message = check_error(reply, 400, "max_tokens", "invalid_value")
-        assert f"{CONTEXT - PREFIX} tokens with adapter 'p', which takes 7 of it," in message
+        assert f"{CONTEXT - PREFIX} tokens with adapter 'p' (which takes 7)" in message
         assert f"leaves room for {room} after the 64 prompt tokens" in message
         reply = await ask(api, prompt=prompt, max_tokens=room + PREFIX)
         assert reply.status_code == 200
@@ -503,6 +507,17 @@ async def test_a_shorter_limit_of_the_server_s_is_named_alone(
         reply = await ask(api, prompt=[50] * 51, adapter="p")
         message = check_error(reply, 400, "prompt", "context_length_exceeded")
         assert "maximum context length is 50 tokens. However" in message
+
+
+async def test_a_wrong_method_is_told_which_are_right(served: Api) -> None:
+    for path, allowed in (
+        (ADAPTERS, "GET, POST"),
+        (f"{ADAPTERS}/p", "DELETE"),
+        ("/v1/models", "GET"),
+        (CHAT, "POST"),
+    ):
+        reply = await served.client.request("PUT", path)
+        assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
 
 
 # Who may

@@ -82,7 +82,7 @@ async def test_keys_and_quotas_are_described_where_there_are_some(
         for path in ("/health", "/ready", "/version", "/metrics"):
             assert "security" not in document.operation("GET", path)
             document.check(await api.client.get(path))
-        for path in ("/tokenizer_info", "/v1/models"):
+        for path in ("/tokenizer_info", "/v1/models", "/v1/adapters"):
             assert document.operation("GET", path)["security"]
             document.check(await api.client.get(path))
         for status in (401, 200, 429):

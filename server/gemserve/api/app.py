@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ from gemserve.api.logprobs import Vocabulary
 from gemserve.api.metrics import Metrics
 from gemserve.api.models import Models, model_routes
 from gemserve.api.openapi import document
+from gemserve.api.operations import Json
 from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.quota import Quota
@@ -104,9 +106,12 @@ def create_app(serving: Serving) -> FastAPI:
         return error_response(error)
 
     @app.exception_handler(HTTPException)
-    async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
+    async def _http_error(http: Request, error: HTTPException) -> JSONResponse:
         body = error_body(str(error.detail), kind="invalid_request_error")
-        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+        headers = error.headers
+        if error.status_code == 405:
+            headers = _allowed(described, http.scope["path"]) or headers
+        return JSONResponse(body, status_code=error.status_code, headers=headers)
 
     async def submit(
         http: Request, body_type: type[FilteredT], build: Build[FilteredT]
@@ -214,6 +219,14 @@ def create_app(serving: Serving) -> FastAPI:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
+
+
+def _allowed(described: Json, path: str) -> dict[str, str] | None:
+    """What a path can be asked, by all its routes: the framework tells of the first alone."""
+    for template, operations in described["paths"].items():
+        if re.fullmatch(re.escape(template).replace(r"\{name\}", ".+"), path):
+            return {"Allow": ", ".join(sorted(operations)).upper()}
+    return None
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:

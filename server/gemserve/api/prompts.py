@@ -300,7 +300,7 @@ def _with(adapter: LoadedAdapter | None) -> str:
     """What an error about a limit says of it."""
     if adapter is None or adapter.num_positions == 0:
         return ""
-    return f" with adapter {shown(adapter.name)}, which takes {adapter.num_positions} of it,"
+    return f" with adapter {shown(adapter.name)} (which takes {adapter.num_positions})"
 
 
 def _by_prompt(given: Prompts) -> list[str | list[int]]:

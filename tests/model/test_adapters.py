@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from gemserve.adapters.ntk import NTK
 from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
@@ -271,3 +273,33 @@ def test_reload_leaves_the_running_stream_alone(tmp_path: Path) -> None:
     assert tokens == old
     assert run(core, [request(ids, store.get("n"), max_tokens=20)])[0] != old
     assert renewed.sequence.request.adapter is store.get("n")
+
+
+@pytest.mark.parametrize("end", ["answer", "failure in a prompt", "failure in decoding"])
+def test_a_request_that_ended_holds_no_adapter(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor what it computed with: a traceback would, until the garbage collector runs."""
+    model = CausalModel(models.build("llama"))
+    adapters.write(tmp_path / "n", "ntk", model)
+    store = AdapterStore(model, tmp_path, MIB)
+    store.load("n", "n")
+    part, fails_on = NTK.part, {"failure in a prompt": 120, "failure in decoding": 1}.get(end)
+
+    def failing(self: NTK, layer: int, query: torch.Tensor, *rest: Any) -> Any:
+        if query.shape[1] == fails_on:
+            raise RuntimeError("out of memory")
+        return part(self, layer, query, *rest)
+
+    monkeypatch.setattr(NTK, "part", failing)
+    core = core_of(model)
+    gc.disable()
+    try:
+        finished = [*core.run_alone(request(prompt(120), store.get("n")))][-1]
+        assert isinstance(finished, Finished)
+        assert finished.reason == ("length" if end == "answer" else "error")
+        del finished
+        store.unload("n")
+        assert store.num_bytes == 0
+    finally:
+        gc.enable()

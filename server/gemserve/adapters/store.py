@@ -58,9 +58,8 @@ class AdapterStore:
     def __init__(self, model: CausalModel, root: Path | None, max_bytes: int) -> None:
         """`root` None: nothing can be loaded."""
         self._model, self._max_bytes = model, max_bytes
-        self._max_file_bytes = 2 * max_bytes + (
-            1 << 20
-        )  # float32 for a model of half that; a header
+        # a file may have float32 for a model of half that, and has a header
+        self._max_file_bytes = 2 * max_bytes + (1 << 20)
         self._root = root.resolve() if root is not None else None
         self._base: BaseModel | None = None
         self._entries: dict[str, _Entry] = {}  # least recently used first

@@ -34,26 +34,47 @@ def tensors(
 
 
 def write(
-    folder: Path, kind: str, model: CausalModel, seed: int = 0, base: BaseModel | None = None
+    folder: Path,
+    kind: str,
+    model: CausalModel,
+    seed: int = 0,
+    base: BaseModel | None = None,
+    made: dict[str, torch.Tensor] | None = None,
 ) -> Path:
-    made, settings = tensors(kind, model, seed)
-    write_folder(folder, kind=kind, settings=settings, tensors=made, base=base or base_of(model))
+    """One of our kinds; `made`: with these tensors."""
+    random, settings = tensors(kind, model, seed)
+    write_folder(
+        folder, kind=kind, settings=settings, tensors=made or random, base=base or base_of(model)
+    )
     return folder
 
 
 def write_peft(folder: Path, hf: Any, kind: str, seed: int = 0) -> Any:
     """A PEFT checkpoint made by PEFT over `hf`, and the PEFT model itself."""
-    from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+    from peft import PrefixTuningConfig
+
+    if kind == "lora":
+        return write_lora(folder, hf, seed, target_modules=["q_proj", "v_proj"])
+    assert kind == "prefix"
+    config = PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
+    return _save_peft(folder, hf, config, seed, scale=1.5)
+
+
+def write_lora(folder: Path, hf: Any, seed: int = 0, **settings: Any) -> Any:
+    from peft import LoraConfig
+
+    config = LoraConfig(**{"r": 4, "task_type": "CAUSAL_LM", **settings})
+    return _save_peft(folder, hf, config, seed, scale=0.3)
+
+
+def _save_peft(folder: Path, hf: Any, config: Any, seed: int, scale: float) -> Any:
+    from peft import get_peft_model
 
     torch.manual_seed(seed)
-    if kind == "lora":
-        config: Any = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    else:
-        config = PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
     model = get_peft_model(hf, config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.copy_(torch.randn_like(parameter) * (0.3 if "lora" in name else 1.5))
+                parameter.copy_(torch.randn_like(parameter) * scale)
     model.save_pretrained(folder, safe_serialization=True)
     return model.eval()

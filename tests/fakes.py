@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from gemserve.adapters.store import AdapterStore
 from gemserve.api.app import Serving, create_app
 from gemserve.api.prompts import PromptBuilder
 from gemserve.config import EngineConfig, ServerConfig
@@ -189,13 +190,17 @@ def serving_over(
     max_queue: int = 4,
     max_prompt_tokens: int = 1000,
     context_tokens: int = CONTEXT,
+    adapters: AdapterStore | None = None,
+    model_name: str = MODEL,
+    filter_min_tokens: int = MIN_TOKENS,
     **server: Any,
 ) -> Serving:
     """The real engine and prompt builder over a fake core."""
+    no_model: Any = None
     config = EngineConfig(
         filter_layer=FILTER_LAYER,
         filter_keep=64,
-        filter_min_tokens=MIN_TOKENS,
+        filter_min_tokens=filter_min_tokens,
         max_queue=max_queue,
         max_prompt_tokens=max_prompt_tokens,
     )
@@ -209,7 +214,13 @@ def serving_over(
         windows=(None,) * 64,
     )
     engine = Engine(core, max_queue=max_queue)
-    return Serving(engine=engine, prompts=prompts, model_name=MODEL, config=ServerConfig(**server))
+    return Serving(
+        engine=engine,
+        prompts=prompts,
+        adapters=adapters or AdapterStore(no_model, None, 0),
+        model_name=model_name,
+        config=ServerConfig(**server),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""`client.adapters`: what can be put on the model, by name. A server without them answers 404."""
+"""`client.adapters`: what can be put on the model, by name.
+
+Where the server has keys, loading and unloading need one of an administrator's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Adapters:
         return self._client.get_api_list(_PATH, page=SyncPage[Adapter], model=Adapter)
 
     def load(self, *, name: str, path: str) -> Adapter:
-        """`path` is relative to the server's adapter directory."""
+        """In place of one with this name. `path` is relative to the server's adapter folder."""
         return self._client.post(_PATH, cast_to=Adapter, body={"name": name, "path": path})
 
     def unload(self, name: str) -> None:
@@ -39,7 +42,7 @@ class AsyncAdapters:
         return await self._client.get_api_list(_PATH, page=AsyncPage[Adapter], model=Adapter)
 
     async def load(self, *, name: str, path: str) -> Adapter:
-        """`path` is relative to the server's adapter directory."""
+        """In place of one with this name. `path` is relative to the server's adapter folder."""
         return await self._client.post(_PATH, cast_to=Adapter, body={"name": name, "path": path})
 
     async def unload(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""`client.chat.completions`: the SDK's, whose `create` also takes `filter`."""
+"""`client.chat.completions`: the SDK's, whose `create` also takes `filter` and `adapter`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from openai import AsyncStream, Stream
 from openai.resources import chat
 
 from gemserve_client.replies import ChatCompletion, ChatCompletionChunk
-from gemserve_client.requests import ChatRequest, ChatStreamRequest, with_filter
+from gemserve_client.requests import ChatRequest, ChatStreamRequest, with_ours
 
 
 class ChatCompletions(chat.Completions):
@@ -20,7 +20,7 @@ class ChatCompletions(chat.Completions):
     def create(self, **request: Unpack[ChatStreamRequest]) -> Stream[ChatCompletionChunk]: ...
 
     def create(self, **request: Any) -> Any:
-        return super().create(**with_filter(request))
+        return super().create(**with_ours(request))
 
 
 class Chat(chat.Chat):
@@ -39,7 +39,7 @@ class AsyncChatCompletions(chat.AsyncCompletions):
     ) -> AsyncStream[ChatCompletionChunk]: ...
 
     async def create(self, **request: Any) -> Any:
-        return await super().create(**with_filter(request))
+        return await super().create(**with_ours(request))
 
 
 class AsyncChat(chat.AsyncChat):

@@ -1,9 +1,9 @@
 """`openai.OpenAI` and `openai.AsyncOpenAI` for a gemserve server.
 
-HTTP, retries, errors and streams are the SDK's. Added are `filter`, what comes back of it, and the
-endpoints that only gemserve has. `base_url` falls back to GEMSERVE_URL, then to port 8000 of this
-machine, and `api_key` to GEMSERVE_API_KEY: OpenAI's own variables are not read, so that its key is
-never sent elsewhere. Further options are the SDK's.
+HTTP, retries, errors and streams are the SDK's. Added are `filter`, what comes back of it,
+`adapter`, and the endpoints that only gemserve has. `base_url` falls back to GEMSERVE_URL, then to
+port 8000 of this machine, and `api_key` to GEMSERVE_API_KEY: OpenAI's own variables are not read,
+so that its key is never sent elsewhere. Further options are the SDK's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`client.completions`: the SDK's, whose `create` also takes `filter`."""
+"""`client.completions`: the SDK's, whose `create` also takes `filter` and `adapter`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Unpack, overload
 from openai import AsyncStream, Stream, resources
 
 from gemserve_client.replies import Completion
-from gemserve_client.requests import CompletionRequest, CompletionStreamRequest, with_filter
+from gemserve_client.requests import CompletionRequest, CompletionStreamRequest, with_ours
 
 
 class Completions(resources.Completions):
@@ -18,7 +18,7 @@ class Completions(resources.Completions):
     def create(self, **request: Unpack[CompletionStreamRequest]) -> Stream[Completion]: ...
 
     def create(self, **request: Any) -> Any:
-        return super().create(**with_filter(request))
+        return super().create(**with_ours(request))
 
 
 class AsyncCompletions(resources.AsyncCompletions):
@@ -31,4 +31,4 @@ class AsyncCompletions(resources.AsyncCompletions):
     ) -> AsyncStream[Completion]: ...
 
     async def create(self, **request: Any) -> Any:
-        return await super().create(**with_filter(request))
+        return await super().create(**with_ours(request))

@@ -59,7 +59,21 @@ class Selection(BaseModel):
 
 
 class Adapter(BaseModel):
+    """What can be put on the model, by name.
+
+    `positions`: of the context, those it takes. `bytes`: of the server's memory while it is
+    `loaded`; one that is not is when it is used. `parent`: the model.
+    """
+
+    id: str
     name: str
+    path: str
+    type: str
+    version: str
+    bytes: int
+    positions: int
+    loaded: bool
+    parent: str
 
 
 # What the SDK asks for, and what it is to build instead.

@@ -1,4 +1,4 @@
-"""The SDK's request fields, and `filter` beside them."""
+"""The SDK's request fields, with `filter` and `adapter` beside them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gemserve_client.filters import FilterParam
 
 class _Extras(TypedDict, total=False):
     filter: FilterParam | None
+    adapter: str | None
     extra_headers: Mapping[str, str] | None
     extra_query: Mapping[str, object] | None
     extra_body: Mapping[str, object] | None
@@ -42,11 +43,13 @@ class SelectionRequest(TypedDict, total=False):
     prompt: str | Sequence[int]
     messages: Sequence[chat.ChatCompletionMessageParam]
     filter: FilterParam | None
+    adapter: str | None
 
 
-def with_filter(request: dict[str, Any]) -> dict[str, Any]:
-    """`request` with its `filter` where the SDK takes fields it does not know."""
-    method = request.pop("filter", None)
-    if method is None:
+def with_ours(request: dict[str, Any]) -> dict[str, Any]:
+    """`request` with `filter` and `adapter` where the SDK takes fields it does not know."""
+    ours = {name: request.pop(name, None) for name in ("filter", "adapter")}
+    given = {name: value for name, value in ours.items() if value is not None}
+    if not given:
         return request
-    return {**request, "extra_body": {**(request.get("extra_body") or {}), "filter": method}}
+    return {**request, "extra_body": {**(request.get("extra_body") or {}), **given}}

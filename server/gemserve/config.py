@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gemserve.errors import ConfigError
-from gemserve.types import FilterMethod, Keep
+from gemserve.errors import ConfigError, shown
+from gemserve.types import ADAPTER_NAME, FilterMethod, Keep
 
 DEFAULT_KEEP = 1024
 # Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
@@ -61,7 +62,8 @@ class ServerConfig:
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `api_key_file` None: no key is
     needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the web
-    pages whose scripts may read replies; "*" for all.
+    pages whose scripts may read replies; "*" for all. `adapter_dir` None: no adapters.
+    `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
     """
 
     host: str = "127.0.0.1"
@@ -74,13 +76,26 @@ class ServerConfig:
     requests_per_minute: int | None = None
     concurrency_per_key: int | None = None
     cors_origins: tuple[str, ...] = ()
+    adapter_dir: str | None = None
+    adapter_memory_bytes: int = 1 << 30
+    adapters: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError` for what would have no effect without keys."""
+        """Raises `ConfigError` for what would have no effect without keys or adapters' folder, and
+        for adapters that cannot have the name they are given.
+        """
         for name in ("admin_key_file", "requests_per_minute", "concurrency_per_key"):
             value = getattr(self, name)
             if value is not None and self.api_key_file is None:
                 raise ConfigError(f"{name}={value}: needs api_key_file, without it no key is asked")
+        for index, (name, path) in enumerate(self.adapters):
+            given = f"adapters={shown(f'{name}={path}')}"
+            if self.adapter_dir is None:
+                raise ConfigError(f"{given}: needs adapter_dir, which its path is relative to")
+            if not re.fullmatch(ADAPTER_NAME, name):
+                raise ConfigError(f"{given}: the name must be {ADAPTER_NAME}")
+            if name in (known for known, _ in self.adapters[:index]):
+                raise ConfigError(f"{given}: another one has this name")
 
 
 def resolve_engine(

@@ -5,12 +5,14 @@
     ├── ModelError           a model cannot be loaded or served correctly
     ├── AdapterError         an adapter cannot be loaded, or is not for this model (400)
     ├── AdapterBusy          there is no room for an adapter now (503)
+    ├── AdapterUnavailable   what a name stood for can no longer be loaded (503)
     ├── RequestError         the client's request is wrong (400)
     │   ├── PromptTooLong
     │   ├── CapacityExceeded
     │   ├── ModelNotFound    (404)
     │   └── AdapterNotFound  (404)
     ├── InvalidKey           (401)
+    ├── PermissionDenied     (403)
     ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
     └── EngineDead           (503)
@@ -51,11 +53,23 @@ class AdapterError(GemserveError):
 
 
 class AdapterBusy(GemserveError):
+    code = "adapter_memory_full"
+
     def __init__(self, *, name: str, needed: int, held: int, limit: int) -> None:
         super().__init__(
             f"Adapter {shown(name)} needs {needed} bytes; running requests hold {held} of the "
             f"{limit} that adapters may take."
         )
+
+
+class AdapterUnavailable(GemserveError):
+    """A request names an adapter whose folder has changed since, so that it cannot be loaded."""
+
+    code = "adapter_unavailable"
+
+    def __init__(self, cause: AdapterError, *, param: str) -> None:
+        super().__init__(f"{cause} (its folder has changed since it was loaded)")
+        self.param = param
 
 
 class RequestError(GemserveError):
@@ -68,9 +82,9 @@ class RequestError(GemserveError):
 
 
 class PromptTooLong(RequestError):
-    def __init__(self, *, tokens: int, limit: int, param: str) -> None:
+    def __init__(self, *, tokens: int, limit: int, param: str, note: str = "") -> None:
         super().__init__(
-            f"This model's maximum context length is {limit} tokens. "
+            f"This model's maximum context length is {limit} tokens{note}. "
             f"However, your prompt contains {tokens} input tokens.",
             param=param,
             code="context_length_exceeded",
@@ -116,6 +130,12 @@ class InvalidKey(GemserveError):
     code = "invalid_api_key"
 
 
+class PermissionDenied(GemserveError):
+    """A valid key, or none, that may not do this."""
+
+    code = "permission_denied"
+
+
 class QuotaExceeded(GemserveError):
     """A request beyond what its API key may do now."""
 
@@ -126,6 +146,8 @@ class QuotaExceeded(GemserveError):
 
 
 class QueueFull(GemserveError):
+    code = "queue_full"
+
     def __init__(self, *, waiting: int, limit: int) -> None:
         super().__init__(f"The queue is full: {waiting} requests wait, the limit is {limit}.")
 

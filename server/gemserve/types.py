@@ -29,6 +29,7 @@ MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 64
 AUTO_MAX_SHARE = 1 / 8
+ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # as a regular expression
 
 
 class Priority(IntEnum):

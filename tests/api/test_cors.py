@@ -99,7 +99,7 @@ async def test_all_origins_are_let_in_without_credentials(tokenizer: Any) -> Non
         ):
             assert (reply.status_code, reply.headers[ALLOW]) == (200, "*")
             assert "access-control-allow-credentials" not in reply.headers
-        reply = await api.client.options(CHAT, headers=preflight(OTHER, "DELETE"))
+        reply = await api.client.options(CHAT, headers=preflight(OTHER, "PUT"))
         assert reply.status_code == 400
 
 

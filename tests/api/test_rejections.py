@@ -184,7 +184,7 @@ async def test_a_missing_field_is_named(api: Api, path: str, missing: str) -> No
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-@pytest.mark.parametrize("name", ["other", "", "fake:adapter", "../fake", "é🌍\n", "x" * 100_000])
+@pytest.mark.parametrize("name", ["other", "", ":fake", "../fake", "é🌍\n", "x" * 100_000])
 async def test_another_model_is_a_404(api: Api, path: str, name: str) -> None:
     reply = await api.post(path, model=name)
     assert reply.status_code == 404

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import schemathesis
 
+MODEL, ADAPTER, FOLDER = "org/random", "always-there", "support"
 # Fields with limits that no schema tells: tokens, the vocabulary, the model's layers, and what
 # depends on another field.
 LIMITED = {
@@ -21,7 +24,37 @@ LIMITED = {
     "/v1/filter": {"prompt", "messages", "filter"},
     "/tokenize": set(),
     "/detokenize": {"tokens"},
+    "/v1/adapters": {"path"},
 }
+
+
+@schemathesis.hook
+def before_call(
+    ctx: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]
+) -> None:
+    """Let a request that fits the document name what is there: a pattern is all it tells.
+
+    None may load or unload the adapter that the others name.
+    """
+    body = case.body if isinstance(case.body, dict) else {}
+    is_good = case.meta is not None and case.meta.generation.mode.is_positive
+    if case.path.startswith("/v1/adapters"):
+        for names in (body, case.path_parameters):
+            if names.get("name") == ADAPTER:
+                names["name"] = "another"
+        if is_good and "path" in body:
+            body["path"] = FOLDER
+    elif is_good:
+        if "name" in case.path_parameters:
+            case.path_parameters["name"] = _present(case.path_parameters["name"])
+        if isinstance(body.get("model"), str):
+            body["model"] = _present(body["model"])
+        if body.get("adapter") is not None:
+            body["adapter"] = ADAPTER
+
+
+def _present(model: str) -> str:
+    return MODEL if model == MODEL else f"{MODEL}:{ADAPTER}"
 
 
 @schemathesis.check

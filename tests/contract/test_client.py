@@ -119,15 +119,16 @@ def test_errors_are_the_sdks(client: GemserveClient, core: FakeCore) -> None:
 
 
 def test_a_server_without_adapters_says_so(client: GemserveClient) -> None:
-    for call in (
-        client.adapters.list,
-        lambda: client.adapters.load(name="a", path="a"),
-        lambda: client.adapters.unload("a/../b"),
-    ):
-        with pytest.raises(openai.NotFoundError, match="Not Found") as missing:
-            call()
-        assert missing.value.status_code == 404
+    assert list(client.adapters.list()) == []
+    with pytest.raises(openai.BadRequestError, match="--adapter-dir") as refused:
+        client.adapters.load(name="a", path="a")
+    assert refused.value.param == "path"
+    with pytest.raises(openai.NotFoundError, match="does not exist") as missing:
+        client.adapters.unload("a/../b")
     assert missing.value.request.url.raw_path == b"/v1/adapters/a%2F..%2Fb"
+    with pytest.raises(openai.NotFoundError, match="'a' does not exist") as missing:
+        client.completions.create(model="fake", prompt="Hi", adapter="a")
+    assert (missing.value.param, missing.value.code) == ("adapter", "adapter_not_found")
 
 
 def test_what_else_the_sdk_can_do(client: GemserveClient) -> None:
@@ -186,9 +187,8 @@ async def test_the_asynchronous_client(patient: AsyncGemserveClient) -> None:
         parts = [part async for part in texts]
     check(parts[0].filter)
     check((await patient.filter(model="fake", prompt=IDS, filter=FILTER)).filter)
-    with pytest.raises(openai.NotFoundError):
-        await patient.adapters.list()
-    with pytest.raises(openai.NotFoundError):
+    assert [adapter async for adapter in await patient.adapters.list()] == []
+    with pytest.raises(openai.BadRequestError):
         await patient.adapters.load(name="a", path="a")
     with pytest.raises(openai.NotFoundError):
         await patient.adapters.unload("a")
@@ -245,8 +245,10 @@ def test_types_say_what_the_server_takes_and_sends() -> None:
     assert set(get_args(filters.FilterMethod)) == set(types.FILTER_METHODS)
     assert set(get_args(replies.FilterReason)) == set(get_args(types.FilterReason))
     assert set(FilterReport.model_fields) == {field.name for field in fields(types.FilterReport)}
+    from gemserve.api.replies import Adapter
     from gemserve.api.schemas import FilterBody
 
+    assert {*replies.Adapter.model_fields, "object"} == set(Adapter.__annotations__)
     assert set(Filter.__annotations__) == set(FilterBody.model_fields)
 
 

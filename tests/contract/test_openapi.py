@@ -22,14 +22,14 @@ from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
-from tests import models
+from tests import adapters, models
+from tests.contract.schemathesis_checks import ADAPTER, FOLDER, MODEL
 from tests.described import Described
 from tests.fakes import CHAT, COMPLETIONS, live_server
 
 CASES = os.environ.get("GEMSERVE_TEST_CASES")
 SEED = 1
 KEY = "sk-described"
-MODEL = "org/random"
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
 HERE = Path(__file__).parent
 
@@ -50,9 +50,16 @@ def url(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     core = Core(
         model=CausalModel(model), tokenizer=tokenizer, config=config, eos_ids=frozenset({2})
     )
-    keys = tmp_path_factory.mktemp("keys") / "keys"
+    folder = tmp_path_factory.mktemp("server")
+    keys = folder / "keys"
     keys.write_text(KEY)
-    server = ServerConfig(api_key_file=str(keys))
+    adapters.write(folder / "adapters" / FOLDER, "prefix", core.model)
+    server = ServerConfig(
+        api_key_file=str(keys),
+        admin_key_file=str(keys),
+        adapter_dir=str(folder / "adapters"),
+        adapters=((ADAPTER, FOLDER),),
+    )
     with live_server(build_serving(core, model_name=MODEL, config=server)) as address:
         yield address
 
@@ -88,6 +95,10 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"input": [{"role": "user", "content": "Where?"}], "max_output_tokens": 3}),
     (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),
     (SELECTION, {"messages": MESSAGES}),
+    (COMPLETIONS, {"prompt": "Hi", "adapter": ADAPTER}),
+    (CHAT, {"messages": MESSAGES, "model": f"{MODEL}:{ADAPTER}", "max_tokens": 3}),
+    (RESPONSES, {"input": "Where?", "adapter": ADAPTER, "model": f"{MODEL}:{ADAPTER}"}),
+    (SELECTION, {"prompt": "one two " * 14, "adapter": ADAPTER}),
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/tokenize", {"messages": MESSAGES}),
     ("/detokenize", {"tokens": [50, 60]}),
@@ -109,6 +120,21 @@ def test_replies_are_as_described(
     streamed = client.post(path, json={**whole, "stream": True, **options})
     assert streamed.headers["content-type"].startswith("text/event-stream")
     described.check(streamed)
+
+
+def test_replies_to_administrators_are_as_described(
+    client: httpx.Client, described: Described
+) -> None:
+    path = "/v1/adapters"
+    body = {"name": "again", "path": FOLDER}
+    assert described.accepts(path, body)
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200
+    described.check(reply)
+    for status in (200, 404):
+        gone = client.delete(f"{path}/again")
+        assert gone.status_code == status
+        described.check(gone, f"{path}/{{name}}")
 
 
 def test_replies_to_get_are_as_described(client: httpx.Client, described: Described) -> None:

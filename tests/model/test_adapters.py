@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from gemserve.adapters.ntk import NTK
 from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
@@ -91,18 +93,10 @@ def test_peft_prefix_as_peft_runs_it(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "phi3-longrope"])
 def test_peft_lora_as_peft_runs_it(tmp_path: Path, name: str) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(0)
     target = ["qkv_proj"] if name.startswith("phi3") else ["q_proj", "v_proj", "down_proj"]
-    peft = get_peft_model(models.build(name), LoraConfig(r=4, target_modules=target))
-    with torch.no_grad():
-        for key, parameter in peft.named_parameters():
-            if "lora_" in key:
-                parameter.copy_(torch.randn_like(parameter) * 0.3)
-    peft.save_pretrained(tmp_path / "l")
+    peft = adapters.write_lora(tmp_path / "l", models.build(name), target_modules=target)
     ids = prompt(90)
-    expected = generate(peft.eval(), ids)
+    expected = generate(peft, ids)
     model = CausalModel(models.build(name))
     store = AdapterStore(model, tmp_path, MIB)
     store.load("l", "l")
@@ -110,6 +104,28 @@ def test_peft_lora_as_peft_runs_it(tmp_path: Path, name: str) -> None:
     plain = run(core, [request(ids, None)])[0]
     assert run(core, [request(ids, store.get("l"))]) == [expected]
     assert run(core, [request(ids, None)])[0] == plain != expected, "the base must stay as it is"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_rslora": True, "lora_alpha": 6},
+        {"use_dora": True},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 24}},
+        {"target_modules": r".*\.[01]\.self_attn\.(q|o)_proj"},
+        {"layers_to_transform": [0, 3]},
+    ],
+    ids=lambda settings: " ".join(settings),
+)
+def test_settings_of_a_lora_as_peft_takes_them(tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = {"r": 4, "target_modules": ["q_proj", "v_proj"], **settings}
+    peft = adapters.write_lora(tmp_path / "l", models.build("llama"), **config)
+    ids = prompt(60)
+    expected = generate(peft, ids)
+    model = CausalModel(models.build("llama"))
+    store = AdapterStore(model, tmp_path, MIB)
+    store.load("l", "l")
+    assert run(core_of(model), [request(ids, store.get("l"))]) == [expected]
 
 
 def naive_ntk_attention(
@@ -257,3 +273,33 @@ def test_reload_leaves_the_running_stream_alone(tmp_path: Path) -> None:
     assert tokens == old
     assert run(core, [request(ids, store.get("n"), max_tokens=20)])[0] != old
     assert renewed.sequence.request.adapter is store.get("n")
+
+
+@pytest.mark.parametrize("end", ["answer", "failure in a prompt", "failure in decoding"])
+def test_a_request_that_ended_holds_no_adapter(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor what it computed with: a traceback would, until the garbage collector runs."""
+    model = CausalModel(models.build("llama"))
+    adapters.write(tmp_path / "n", "ntk", model)
+    store = AdapterStore(model, tmp_path, MIB)
+    store.load("n", "n")
+    part, fails_on = NTK.part, {"failure in a prompt": 120, "failure in decoding": 1}.get(end)
+
+    def failing(self: NTK, layer: int, query: torch.Tensor, *rest: Any) -> Any:
+        if query.shape[1] == fails_on:
+            raise RuntimeError("out of memory")
+        return part(self, layer, query, *rest)
+
+    monkeypatch.setattr(NTK, "part", failing)
+    core = core_of(model)
+    gc.disable()
+    try:
+        finished = [*core.run_alone(request(prompt(120), store.get("n")))][-1]
+        assert isinstance(finished, Finished)
+        assert finished.reason == ("length" if end == "answer" else "error")
+        del finished
+        store.unload("n")
+        assert store.num_bytes == 0
+    finally:
+        gc.enable()

@@ -87,10 +87,11 @@ def test_kept_passages_are_shown(url: str, notes: str) -> None:
 
 def test_lists(url: str) -> None:
     assert outcome(run("models")) == (0, "fake\n", 0)
-    for words in (["list"], ["load", "a", "b"], ["unload", "a"]):
+    assert outcome(run("adapters", "list")) == (0, "", 0)
+    for words, status in ((["load", "a", "b"], 400), (["unload", "a"], 404)):
         done = run("adapters", *words)
         assert outcome(done) == (1, "", 1)
-        assert re.search(r"gemserve-client: Not Found \(status 404, [A-Z]+ http", done.stderr)
+        assert re.search(rf"gemserve-client: .* \(status {status}, [A-Z]+ http", done.stderr)
 
 
 def test_failures_of_the_server(url: str, notes: str, core: FakeCore) -> None:

@@ -77,6 +77,23 @@ def test_origins_may_be_repeated_or_listed() -> None:
         read(2, ["--cors-origin", "*", "--cors-origin", listed[0]])
 
 
+def test_adapters_may_be_repeated_or_listed() -> None:
+    flags = ["--adapter-dir", "d", "--adapter", "a=x/y=z, b.1=b", "--adapter", "C=c"]
+    given = (("a", "x/y=z"), ("b.1", "b"), ("C", "c"))
+    assert read(2, flags).adapters == given
+    environment = {"GEMSERVE_ADAPTER": "a=x/y=z,b.1=b,C=c", "GEMSERVE_ADAPTER_DIR": "d"}
+    assert read(2, environment=environment).adapters == given
+    assert read(2, ["--adapter-memory", "64MiB"]).adapter_memory_bytes == 64 << 20
+    for flags, said in (
+        (["--adapter", "a=x"], "adapters='a=x': needs adapter_dir"),
+        (["--adapter-dir", "d", "--adapter", "a=x,a=y"], "adapters='a=y': another one has"),
+        (["--adapter-dir", "d", "--adapter", ".a=x"], r"adapters='.a=x': the name must be \[A-Z"),
+        (["--adapter-dir", "d", "--adapter", f"{'a' * 65}=x"], "the name must be"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read(2, flags)
+
+
 def test_limits_per_key_need_keys() -> None:
     flags = ["--requests-per-minute", "60", "--concurrency-per-key", "4"]
     config = read(2, flags, {"GEMSERVE_API_KEY_FILE": "keys"})
@@ -122,6 +139,12 @@ WRONG = [
     (2, "--cors-origin", "null"),
     (2, "--cors-origin", "https://example.org,"),
     (2, "--cors-origin", "*,https://example.org"),
+    (2, "--adapter", "a"),
+    (2, "--adapter", "=x"),
+    (2, "--adapter", "a="),
+    (2, "--adapter", ""),
+    (2, "--adapter-memory", "0"),
+    (2, "--adapter-memory", "much"),
     (0, "--dtype", "int8"),
     (0, "--trust-remote-code", "maybe"),
 ]
@@ -183,6 +206,18 @@ def test_a_wrong_key_file_is_an_error_before_a_model_is_loaded(
     assert error.count("\n") == 1
     assert f"{path}: line 2: " in error
     assert "not fine" not in error
+
+
+def test_a_missing_adapter_is_an_error_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "none")
+    for flags, said in (
+        (["--adapter-dir", missing], f"adapter_dir={missing}: no such folder"),
+        (["--adapter-dir", str(tmp_path), "--adapter", "a=b"], "adapter=a=b: no such folder"),
+    ):
+        assert main(["serve", *flags, "--model", "/nowhere"]) == 2
+        assert capsys.readouterr().err == f"gemserve: {said}\n"
 
 
 def test_an_unknown_variable_is_refused_and_the_client_s_address_is_not() -> None:

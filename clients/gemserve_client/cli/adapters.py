@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from gemserve_client.cli.connection import add_server_options, connected
@@ -15,7 +16,7 @@ def add_command(commands: Any) -> None:
     listing.set_defaults(run=list_all)
     loading = actions.add_parser("load", help="put one on the model", allow_abbrev=False)
     loading.add_argument("name", metavar="NAME")
-    loading.add_argument("path", metavar="PATH", help="relative to the server's adapter directory")
+    loading.add_argument("path", metavar="PATH", help="relative to the server's adapter folder")
     loading.set_defaults(run=load)
     unloading = actions.add_parser("unload", help="take one off", allow_abbrev=False)
     unloading.add_argument("name", metavar="NAME")
@@ -32,7 +33,12 @@ def list_all(arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> None:
     with connected(arguments) as client:
-        client.adapters.load(name=arguments.name, path=arguments.path)
+        adapter = client.adapters.load(name=arguments.name, path=arguments.path)
+    print(
+        f"{adapter.name} is loaded: {adapter.type}, version {adapter.version}, "
+        f"{adapter.bytes:,} bytes",
+        file=sys.stderr,
+    )
 
 
 def unload(arguments: argparse.Namespace) -> None:

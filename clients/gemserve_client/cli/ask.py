@@ -30,6 +30,7 @@ def add_command(commands: Any) -> None:
     methods = get_args(FilterMethod)
     parser.add_argument("--filter", choices=methods, help="default: the server's")
     parser.add_argument("--keep", type=_keep, help="tokens, a fraction in (0, 1), or auto")
+    parser.add_argument("--adapter", metavar="NAME", help="of those the server lists")
     parser.add_argument("--max-tokens", type=int, help="longest answer; default: the server's")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
     add_server_options(parser)
@@ -63,6 +64,7 @@ def _answer(
             temperature=0,
             stream=True,
             filter=_filter(arguments),
+            adapter=arguments.adapter,
             **options,
         )
         first = next(stream, None)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from gemserve.adapters.shapes import take
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal import CausalModel
 
@@ -39,7 +39,7 @@ def build(
 ) -> Activation:
     """Raises `AdapterError` if vector or layer are not this model's."""
     layer = settings.get("layer")
-    if not isinstance(layer, int) or not 0 <= layer < model.num_layers:
-        raise AdapterError(f"layer={layer!r}: must be from 0 to {model.num_layers - 1}")
+    if type(layer) is not int or not 0 <= layer < model.num_layers:
+        raise AdapterError(f"layer={shown(layer)}: must be from 0 to {model.num_layers - 1}")
     taken = take(tensors, {"vector": (model.shape.hidden_size,)}, model.dtype, model.device)
     return Activation(name, version, vector=taken["vector"], layer=layer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, shown
 from gemserve.model.base import BaseModel
 
 FORMAT = 1
@@ -40,9 +41,9 @@ class AdapterFolder:
 
 def read_folder(path: Path, max_bytes: int) -> AdapterFolder:
     """Raises `AdapterError` for what is missing, broken, too large, or not plain files."""
-    if not path.is_dir() or path.is_symlink():
+    if not os.path.isdir(path) or os.path.islink(path):
         raise AdapterError("no such folder")
-    ours, peft = (all((path / name).exists() for name in names) for names in (_OURS, _PEFT))
+    ours, peft = (all(os.path.lexists(path / n) for n in names) for names in (_OURS, _PEFT))
     if not ours and not peft:
         raise AdapterError(
             f"must hold {' and '.join(_OURS)}, or PEFT's {' and '.join(_PEFT)}; only safetensors "
@@ -64,9 +65,9 @@ def read_folder(path: Path, max_bytes: int) -> AdapterFolder:
         )
     if stated.keys() != {"format", "type", "base", "settings"} or stated["format"] != FORMAT:
         raise AdapterError(
-            f"{description_name}: format={stated.get('format')!r}, fields "
-            f"{', '.join(sorted(stated))}; this version reads format {FORMAT} with base, format, "
-            "settings, type"
+            f"{description_name}: format={shown(stated.get('format'))}, fields "
+            f"{shown(', '.join(sorted(stated)))}; this version reads format {FORMAT} with base, "
+            "format, settings, type"
         )
     if not isinstance(stated["settings"], dict):
         raise AdapterError(f"{description_name}: settings must be an object")
@@ -100,16 +101,41 @@ def write_folder(
     description.write_text(json.dumps(stated, indent=2) + "\n")
 
 
+def find_folder(root: Path, path: str) -> Path:
+    """Folder `path` below `root`. Raises `AdapterError` for what is not plainly there."""
+    parts = Path(path).parts
+    if not parts or Path(path).is_absolute() or ".." in parts or "\0" in path:
+        raise AdapterError("must be relative to the server's adapter folder, without ..")
+    folder = root
+    for part in parts:
+        folder = folder / part
+        if os.path.islink(folder):
+            raise AdapterError("symbolic links are not followed")
+    if not os.path.isdir(folder):
+        raise AdapterError("no such folder")
+    return folder
+
+
 def _read(path: Path, max_bytes: int) -> bytes:
+    if os.path.islink(path):
+        raise AdapterError(f"{path.name}: symbolic links are not followed")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            content = file.read(max_bytes + 1)
+        # opened without following or waiting: it may have become a link or a pipe since
+        with open(path, "rb", opener=_open_plain) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise AdapterError(f"{path.name}: must be a file")
+            if status.st_size > max_bytes:
+                raise AdapterError(
+                    f"{path.name}: has {status.st_size} bytes, the limit is {max_bytes}"
+                )
+            return file.read(status.st_size)
     except OSError as error:
         raise AdapterError(f"{path.name}: cannot be read: {error.strerror}") from error
-    if len(content) > max_bytes:
-        raise AdapterError(f"{path.name}: has more than {max_bytes} bytes, the limit")
-    return content
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _parse(name: str, content: bytes) -> dict[str, Any]:

@@ -7,25 +7,40 @@ adapter run together, apart from others.
 from __future__ import annotations
 
 import copy
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from gemserve.adapters.shapes import check_values
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal import CausalModel
 
 _PREFIX = "base_model.model."
-# Settings that change more than the matrices they are beside.
-_UNSUPPORTED = (
-    "modules_to_save",
-    "layer_replication",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
+_ADDED = ".lora_"
+_INNER = (".lora_A.weight", ".lora_embedding_A")  # [rank, …]
+# What the config of an adapter may say besides what `_config` reads: it matters in training alone,
+# or tells which weights there are, as their names do. Anything else must be off.
+_WITHOUT_EFFECT = frozenset(
+    (
+        *("peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"),
+        *("task_type", "inference_mode", "lora_dropout", "fan_in_fan_out", "target_modules"),
+        *("exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core"),
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
+    )
 )
+_READ = frozenset(
+    (
+        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
+        *("init_lora_weights", "bias"),
+    )
+)
+# The others (pissa, olora, corda, loftq, …) change the base's own weights.
+_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+_PATTERN = re.compile(r"[\w.^$\\-]+")  # a module's name; nothing that could take long to match
 
 
 class Lora(Adapter):
@@ -53,40 +68,99 @@ def build(
         from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
     except ImportError as error:
         raise AdapterError("type 'peft LORA': needs the package peft; pip install peft") from error
-    for setting in _UNSUPPORTED:
-        if settings.get(setting):
-            raise AdapterError(f"{setting}={settings[setting]!r}: not supported")
-    if settings.get("bias", "none") != "none":
-        raise AdapterError(f"bias={settings['bias']!r}: not supported, must be 'none'")
-    for key, tensor in tensors.items():
-        check_values(key, tensor)
-    weights = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
+    weights = {
+        key.removeprefix(_PREFIX): check_values(key, tensor, model.dtype)
+        for key, tensor in tensors.items()
+    }
+    config = _config(settings, weights)
     tree = _shared_tree(model.hf)
     try:
-        config = LoraConfig.from_peft_type(**{**settings, "inference_mode": True})
-        inject_adapter_in_model(config, tree, low_cpu_mem_usage=False)
-        expected = {k for k, _ in tree.named_parameters() if ".lora_" in k}
+        inject_adapter_in_model(LoraConfig(**config), tree, low_cpu_mem_usage=False)
+        added = {key: p for key, p in tree.named_parameters() if _ADDED in key}
         found = set_peft_model_state_dict(tree, weights)
-    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
+    except Exception as error:  # PEFT raises most of what Python has
         raise AdapterError(f"PEFT refuses it for this model: {error}") from error
-    missing = sorted(key for key in found.missing_keys if key in expected)
+    missing = sorted(key for key in found.missing_keys if key in added)
     if missing or found.unexpected_keys:
         which = missing or sorted(found.unexpected_keys)
         fault = "missing" if missing else "not this model's"
-        raise AdapterError(f"tensor {which[0]!r}: {fault}, and {len(which) - 1} more")
+        raise AdapterError(f"tensor {shown(which[0])}: {fault}, and {len(which) - 1} more")
+    for parameter in added.values():  # PEFT has made them float32
+        parameter.data = parameter.data.to(model.device, model.dtype)
     tree.requires_grad_(False)
     tree.eval()
-    added = [p.to(model.device, model.dtype) for k, p in tree.named_parameters() if ".lora_" in k]
-    for module in tree.modules():  # to the base's device and type
-        for part in ("lora_A", "lora_B"):
-            if isinstance(layers := getattr(module, part, None), nn.ModuleDict):
-                layers.to(device=model.device, dtype=model.dtype)
     return Lora(
         name,
         version,
         own=model.variant(tree),
-        num_bytes=sum(p.numel() * p.element_size() for p in added),
+        num_bytes=sum(p.numel() * p.element_size() for p in added.values()),
     )
+
+
+def _config(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What PEFT is told: what was checked, and nothing that it would run, fetch or search by.
+
+    Raises `AdapterError`, naming the setting.
+    """
+    for key, value in settings.items():
+        if key not in _READ | _WITHOUT_EFFECT and value not in (None, False, []):
+            raise AdapterError(f"{key[:100]}={shown(value)}: not supported")
+    if settings.get("bias", "none") != "none":
+        raise AdapterError(f"bias={shown(settings['bias'])}: not supported, must be 'none'")
+    if settings.get("init_lora_weights") not in _INITS:
+        raise AdapterError(
+            f"init_lora_weights={shown(settings['init_lora_weights'])}: not supported: it changes "
+            "the base's own weights; save it as a plain LoRA"
+        )
+    targets = {key.rsplit(_ADDED, 1)[0] for key in weights if _ADDED in key}
+    if not targets:
+        raise AdapterError(f"no tensor is a LoRA's: {shown(', '.join(sorted(weights)))}")
+    inner = (t for key, t in weights.items() if key.endswith(_INNER) and t.dim() > 0)
+    largest = max((len(t) for t in inner), default=0)
+    alpha, ranks, alphas = (
+        settings.get(key, default)
+        for key, default in (("lora_alpha", 8), ("rank_pattern", None), ("alpha_pattern", None))
+    )
+    return {
+        "r": _rank("r", settings.get("r", 8), largest),
+        "lora_alpha": _scale("lora_alpha", alpha),
+        "target_modules": sorted(targets),
+        "rank_pattern": {
+            key: _rank("rank_pattern", value, largest)
+            for key, value in _by_module("rank_pattern", ranks).items()
+        },
+        "alpha_pattern": {
+            key: _scale("alpha_pattern", value)
+            for key, value in _by_module("alpha_pattern", alphas).items()
+        },
+        "use_rslora": bool(settings.get("use_rslora")),
+        "use_dora": bool(settings.get("use_dora")),
+        "init_lora_weights": False,  # all are read from the file
+        "inference_mode": True,
+    }
+
+
+def _rank(name: str, value: object, largest: int) -> int:
+    """Bounded by the file's tensors: PEFT makes room for it before it looks at them."""
+    if type(value) is not int or not 1 <= value <= largest:
+        raise AdapterError(
+            f"{name}={shown(value)}: must be from 1 to {largest}, the largest rank of its tensors"
+        )
+    return value
+
+
+def _scale(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise AdapterError(f"{name}={shown(value)}: must be a number")
+    return value
+
+
+def _by_module(name: str, value: object) -> dict[str, object]:
+    if not value:
+        return {}
+    if not isinstance(value, dict) or not all(map(_PATTERN.fullmatch, value)):
+        raise AdapterError(f"{name}={shown(value)}: must be an object, by names of modules")
+    return value
 
 
 def _shared_tree(module: Any) -> Any:

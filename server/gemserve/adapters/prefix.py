@@ -8,7 +8,7 @@ import torch
 
 from gemserve.adapters.shapes import take
 from gemserve.cost import ModelShape
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
 from gemserve.model.causal import CausalModel
 from gemserve_kernels import AttentionBackend, Partial
@@ -76,7 +76,7 @@ def from_peft(tensors: Mapping[str, torch.Tensor], shape: ModelShape) -> dict[st
     if packed is None or len(tensors) != 1:
         raise AdapterError(
             "a PEFT prefix has one tensor, 'prompt_embeddings'; this file has "
-            f"{', '.join(sorted(tensors)) or 'none'}"
+            f"{shown(', '.join(sorted(tensors))) if tensors else 'none'}"
         )
     if packed.dim() != 2 or packed.shape[1] != width:
         raise AdapterError(

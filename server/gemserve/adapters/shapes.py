@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, shown
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def take(
@@ -21,25 +23,35 @@ def take(
     """
     for name in tensors:
         if name not in shapes:
-            raise AdapterError(f"tensor {name!r}: unknown; expected {', '.join(sorted(shapes))}")
+            raise AdapterError(
+                f"tensor {shown(name)}: unknown; expected {', '.join(sorted(shapes))}"
+            )
     taken: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
         tensor = tensors.get(name)
         if tensor is None:
-            raise AdapterError(f"tensor {name!r}: missing; it has {', '.join(sorted(tensors))}")
+            raise AdapterError(
+                f"tensor {name!r}: missing; it has {shown(', '.join(sorted(tensors)))}"
+            )
         if tuple(tensor.shape) != shape:
             raise AdapterError(
                 f"tensor {name!r}: has shape {list(tensor.shape)}, the base model needs "
                 f"{list(shape)}"
             )
-        check_values(name, tensor)
-        taken[name] = tensor.to(device=device, dtype=dtype)
+        taken[name] = check_values(name, tensor, dtype).to(device)
     return taken
 
 
-def check_values(name: str, tensor: torch.Tensor) -> None:
-    """Raise `AdapterError` for numbers that would make every answer NaN."""
-    if not tensor.is_floating_point():
-        raise AdapterError(f"tensor {name!r}: is {tensor.dtype}, must be floating point")
+def check_values(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in `dtype`. Raises `AdapterError` for what would make every answer NaN."""
+    if tensor.dtype not in _DTYPES:
+        raise AdapterError(
+            f"tensor {shown(name)}: is {tensor.dtype}, must be floating point: "
+            f"{', '.join(map(str, _DTYPES))}"
+        )
     if not bool(tensor.isfinite().all()):
-        raise AdapterError(f"tensor {name!r}: holds NaN or infinite values")
+        raise AdapterError(f"tensor {shown(name)}: holds NaN or infinite values")
+    converted = tensor.to(dtype)
+    if not bool(converted.isfinite().all()):
+        raise AdapterError(f"tensor {shown(name)}: holds values too large for {dtype}")
+    return converted

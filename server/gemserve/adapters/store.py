@@ -6,139 +6,206 @@ import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gemserve.adapters.folder import find_folder
 from gemserve.adapters.table import load_adapter
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.base import BaseModel, base_of
 from gemserve.model.causal import CausalModel
 
+_MAX_MESSAGE = 500  # characters: files have names of any length
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """An adapter by name. `version` and `num_bytes` as last loaded; `is_loaded`: now in memory."""
+    """An adapter by name: `version`, `num_bytes`, `num_positions` as last loaded.
+
+    `is_loaded`: it is in memory now.
+    """
 
     name: str
     path: str
     kind: str
     version: str
     num_bytes: int
+    num_positions: int
     is_loaded: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
+    """`kept`: None once it had to leave. `last`: the same one, as long as a request holds it."""
+
     path: str
+    kept: Adapter | None
+    last: weakref.ref[Adapter]
     kind: str
     version: str
     num_bytes: int
-    adapter: Adapter | None
+    num_positions: int
 
 
 class AdapterStore:
     """Loads folders below `root`; what was not used longest leaves memory first.
 
-    One that left is loaded again when a request names it. A request that runs holds its adapter:
-    whatever is loaded or unloaded under that name, it ends with the version it began with, and the
-    memory counts until then. Safe to use from several threads; loading blocks others.
+    One that left is loaded again, as its folder then is, when a request names it. A request that
+    runs holds its adapter: whatever is loaded or unloaded under that name, it ends with the version
+    it began with, and the memory counts until then. Safe to use from several threads: one folder is
+    loaded at a time, and nothing else waits for that.
     """
 
     def __init__(self, model: CausalModel, root: Path | None, max_bytes: int) -> None:
         """`root` None: nothing can be loaded."""
         self._model, self._max_bytes = model, max_bytes
+        # a file may have float32 for a model of half that, and has a header
+        self._max_file_bytes = 2 * max_bytes + (1 << 20)
         self._root = root.resolve() if root is not None else None
         self._base: BaseModel | None = None
         self._entries: dict[str, _Entry] = {}  # least recently used first
-        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._alive: list[weakref.ref[Adapter]] = []
+        self._lock = threading.Lock()  # around the entries, for moments
+        self._loading = threading.Lock()  # taken before the other one
 
     @property
     def num_bytes(self) -> int:
         """Memory of all adapters that are loaded or still in use."""
-        return sum(adapter.num_bytes for adapter in self._alive)
+        with self._lock:
+            return self._held_bytes()
+
+    @property
+    def num_loaded(self) -> int:
+        with self._lock:
+            return sum(entry.last() is not None for entry in self._entries.values())
 
     def list(self) -> list[Registered]:
         """By name."""
         with self._lock:
-            return [
-                Registered(
-                    name=name,
-                    path=entry.path,
-                    kind=entry.kind,
-                    version=entry.version,
-                    num_bytes=entry.num_bytes,
-                    is_loaded=entry.adapter is not None,
-                )
-                for name, entry in sorted(self._entries.items())
-            ]
+            return [_registered(name, entry) for name, entry in sorted(self._entries.items())]
+
+    def describe(self, name: str) -> Registered:
+        """Raises `AdapterNotFound`."""
+        with self._lock:
+            return _registered(name, self._known(name))
 
     def load(self, name: str, path: str) -> Registered:
         """Load folder `path`, relative to the root, as `name`, in place of what has that name.
 
-        Raises `AdapterError` and leaves everything as it was; `AdapterBusy` if there is no room.
+        Raises `AdapterError`, or `AdapterBusy` if there is no room: the names are then as before.
         """
-        with self._lock:
-            self._load(name, path)
-        return next(entry for entry in self.list() if entry.name == name)
+        with self._loading:
+            adapter = self._read(name, path)
+            with self._lock:
+                entry = self._admit(name, path, adapter)
+                self._put(name, entry)
+                return _registered(name, entry)
 
     def unload(self, name: str) -> None:
         """Forget a name. Raises `AdapterNotFound`."""
         with self._lock:
-            if self._entries.pop(name, None) is None:
-                raise AdapterNotFound(name, self._entries)
+            self._known(name)
+            del self._entries[name]
+
+    def find(self, name: str) -> Adapter | None:
+        """The adapter to run a request with, if it is in memory. Raises `AdapterNotFound`."""
+        with self._lock:
+            entry = self._known(name)
+            self._put(name, entry)
+            entry.kept = entry.last()  # it may have had to leave while a request still held it
+            return entry.kept
 
     def get(self, name: str) -> Adapter:
-        """The adapter to run a request with. Raises `AdapterNotFound`; else as `load`."""
-        with self._lock:
-            entry = self._entries.get(name)
-            if entry is None:
-                raise AdapterNotFound(name, self._entries)
-            if entry.adapter is None:
-                return self._load(name, entry.path)
-            self._entries[name] = self._entries.pop(name)
-            return entry.adapter
+        """The adapter to run a request with, loaded if it must be.
 
-    def _load(self, name: str, path: str) -> Adapter:
+        Raises `AdapterNotFound`, else as `load`.
+        """
+        adapter = self.find(name)
+        if adapter is not None:
+            return adapter
+        with self._loading:
+            adapter = self.find(name)  # another request may have loaded it meanwhile
+            if adapter is not None:
+                return adapter
+            with self._lock:
+                before = self._known(name)
+            adapter = self._read(name, before.path)
+            with self._lock:
+                entry = self._admit(name, before.path, adapter)
+                if self._entries.get(name) is before:  # not unloaded meanwhile
+                    self._put(name, entry)
+            return adapter
+
+    def _read(self, name: str, path: str) -> Adapter:
+        """What a folder holds. Raises `AdapterError`."""
         try:
-            folder = self._folder(path)
+            if self._root is None:
+                raise AdapterError("this server has no adapter folder; start it with --adapter-dir")
+            folder = find_folder(self._root, path)
             if self._base is None:
                 self._base = base_of(self._model)
-            adapter = load_adapter(name, folder, self._model, self._base, self._max_bytes)
-        except AdapterError as error:
-            raise AdapterError(f"adapter {shown(name)}, path {shown(path)}: {error}") from error
+            adapter = load_adapter(name, folder, self._model, self._base, self._max_file_bytes)
+            if adapter.num_bytes > self._max_bytes:
+                raise AdapterError(
+                    f"needs {adapter.num_bytes} bytes; all adapters may take {self._max_bytes}"
+                )
+            return adapter
+        except (AdapterError, OSError, RuntimeError, MemoryError) as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            said = said if len(said) <= _MAX_MESSAGE else f"{said[:_MAX_MESSAGE]}…"
+            raise AdapterError(f"adapter {shown(name)}, path {shown(path)}: {said}") from error
+
+    def _admit(self, name: str, path: str, adapter: Adapter) -> _Entry:
+        """Count `adapter`'s memory. Raises `AdapterBusy`."""
         self._make_room(name, adapter.num_bytes)
-        self._alive.add(adapter)
-        self._entries.pop(name, None)
-        self._entries[name] = _Entry(
-            path, type(adapter).__name__.lower(), adapter.version, adapter.num_bytes, adapter
+        last = weakref.ref(adapter)
+        self._alive.append(last)
+        return _Entry(
+            path=path,
+            kept=adapter,
+            last=last,
+            kind=type(adapter).__name__.lower(),
+            version=adapter.version,
+            num_bytes=adapter.num_bytes,
+            num_positions=adapter.num_positions,
         )
-        return adapter
 
     def _make_room(self, name: str, num_bytes: int) -> None:
         """Let go of adapters until `num_bytes` more fit; what requests hold stays."""
-        others = [entry for known, entry in self._entries.items() if known != name]
-        replaced = self._entries.get(name)
-        for entry in [replaced, *others]:
-            if self.num_bytes + num_bytes <= self._max_bytes:
+        replaced_first = sorted(self._entries.items(), key=lambda item: item[0] != name)
+        for _, entry in replaced_first:
+            if self._held_bytes() + num_bytes <= self._max_bytes:
                 return
-            if entry is not None:
-                entry.adapter = None
-        if self.num_bytes + num_bytes > self._max_bytes:
-            raise AdapterBusy(
-                name=name, needed=num_bytes, held=self.num_bytes, limit=self._max_bytes
-            )
+            entry.kept = None
+        held = self._held_bytes()
+        if held + num_bytes > self._max_bytes:
+            for entry in self._entries.values():
+                entry.kept = entry.last()  # for nothing did it have to leave
+            raise AdapterBusy(name=name, needed=num_bytes, held=held, limit=self._max_bytes)
 
-    def _folder(self, path: str) -> Path:
-        """Raises `AdapterError` for what is not plainly below the root."""
-        if self._root is None:
-            raise AdapterError("this server has no adapter folder; start it with --adapter-dir")
-        parts = Path(path).parts
-        if not parts or Path(path).is_absolute() or ".." in parts or "\0" in path:
-            raise AdapterError("must be relative to the server's adapter folder, without ..")
-        folder = self._root
-        for part in parts:
-            folder = folder / part
-            if folder.is_symlink():
-                raise AdapterError("symbolic links are not followed")
-        return folder
+    def _put(self, name: str, entry: _Entry) -> None:
+        """As the one used last."""
+        self._entries.pop(name, None)
+        self._entries[name] = entry
+
+    def _known(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise AdapterNotFound(name, self._entries)
+        return entry
+
+    def _held_bytes(self) -> int:
+        self._alive = [last for last in self._alive if last() is not None]
+        adapters = [last() for last in self._alive]
+        return sum(adapter.num_bytes for adapter in adapters if adapter is not None)
+
+
+def _registered(name: str, entry: _Entry) -> Registered:
+    return Registered(
+        name=name,
+        path=entry.path,
+        kind=entry.kind,
+        version=entry.version,
+        num_bytes=entry.num_bytes,
+        num_positions=entry.num_positions,
+        is_loaded=entry.last() is not None,
+    )

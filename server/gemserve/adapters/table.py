@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemserve.adapters import activation, lora, ntk, prefix
 from gemserve.adapters.folder import AdapterFolder, read_folder
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.base import BaseModel
 from gemserve.model.causal import CausalModel
@@ -35,7 +35,7 @@ def load_adapter(
     """
     folder = read_folder(path, max_bytes)
     if folder.kind not in KINDS:
-        raise AdapterError(f"type {folder.kind!r}: unknown; known are {', '.join(KINDS)}")
+        raise AdapterError(f"type {shown(folder.kind)}: unknown; known are {', '.join(KINDS)}")
     difference = None if folder.base is None else folder.base.difference(base)
     if difference is not None:
         raise AdapterError(f"made for another model: {difference}")

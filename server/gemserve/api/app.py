@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyio import to_thread
 from fastapi import FastAPI, Request, Response
@@ -17,6 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 import gemserve
+from gemserve.adapters.store import AdapterStore
+from gemserve.api.adapters import adapter_routes
 from gemserve.api.asked import Asked
 from gemserve.api.call_format import CallFormat
 from gemserve.api.chat_body import ChatBody
@@ -28,7 +31,9 @@ from gemserve.api.keys import open_keys
 from gemserve.api.limits import BodyLimit, RequestId, request_id_of
 from gemserve.api.logprobs import Vocabulary
 from gemserve.api.metrics import Metrics
+from gemserve.api.models import Models, model_routes
 from gemserve.api.openapi import document
+from gemserve.api.operations import Json
 from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.quota import Quota
@@ -40,10 +45,18 @@ from gemserve.api.tools import call_rules
 from gemserve.config import ServerConfig
 from gemserve.engine.engine import Engine, Stream
 from gemserve.engine.prompt import decode
-from gemserve.errors import GemserveError, ModelNotFound, QueueFull, RequestError
+from gemserve.errors import (
+    AdapterBusy,
+    AdapterUnavailable,
+    GemserveError,
+    QueueFull,
+    RequestError,
+)
+from gemserve.types import LoadedAdapter
 
 FilteredT = TypeVar("FilteredT", bound=Filterable)
 GenerationT = TypeVar("GenerationT", bound=Generation)
+Build = Callable[[FilteredT, str, LoadedAdapter | None], Asked]
 EXPOSED_HEADERS = (  # that scripts of other origins may read
     "Retry-After",
     "X-Request-Id",
@@ -58,6 +71,7 @@ class Serving:
 
     engine: Engine
     prompts: PromptBuilder
+    adapters: AdapterStore
     model_name: str
     config: ServerConfig
 
@@ -68,8 +82,8 @@ def create_app(serving: Serving) -> FastAPI:
     Raises `ConfigError` if its key files are wrong.
     """
     engine, prompts, config = serving.engine, serving.prompts, serving.config
-    metrics = Metrics(engine, serving.model_name)
-    created = int(time.time())
+    metrics = Metrics(engine, serving.adapters, serving.model_name)
+    models = Models(serving.model_name, serving.adapters, prompts.context_tokens)
     vocabulary = Vocabulary(prompts.tokenizer)
     described = document(config, serving.model_name)
 
@@ -92,26 +106,31 @@ def create_app(serving: Serving) -> FastAPI:
         return error_response(error)
 
     @app.exception_handler(HTTPException)
-    async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
+    async def _http_error(http: Request, error: HTTPException) -> JSONResponse:
         body = error_body(str(error.detail), kind="invalid_request_error")
-        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+        headers = error.headers
+        if error.status_code == 405:
+            headers = _allowed(described, http.scope["path"]) or headers
+        return JSONResponse(body, status_code=error.status_code, headers=headers)
 
     async def submit(
-        http: Request,
-        body_type: type[FilteredT],
-        build: Callable[[FilteredT, str], Asked],
+        http: Request, body_type: type[FilteredT], build: Build[FilteredT]
     ) -> tuple[FilteredT, Asked, list[Stream]]:
+        request_id = request_id_of(http)
         try:
             engine.check_room()  # a full queue answers before anything is parsed or tokenized
             raw = await http.body()
             body, asked = await to_thread.run_sync(
-                _parse_and_build, raw, body_type, build, request_id_of(http), serving.model_name
+                _parse_and_build, raw, body_type, build, request_id, models
             )
+            if asked is None:
+                adapter = await models.load_adapter(body)
+                asked = await to_thread.run_sync(build, body, request_id, adapter)
             return body, asked, engine.submit_all(asked.requests)
         except ClientDisconnect as error:
             raise HTTPException(499, "the client left") from error  # nobody reads it
-        except QueueFull:
-            metrics.rejections.labels("queue_full").inc()
+        except (QueueFull, AdapterBusy, AdapterUnavailable) as error:
+            metrics.rejections.labels(error.code).inc()
             raise
         except RequestError as error:
             metrics.rejections.labels(_reason(error)).inc()
@@ -120,7 +139,7 @@ def create_app(serving: Serving) -> FastAPI:
     async def answer(
         http: Request,
         body_type: type[GenerationT],
-        build: Callable[[GenerationT, str], Asked],
+        build: Build[GenerationT],
         new_format: Callable[[GenerationT], Format],
     ) -> Response:
         arrived_s = time.monotonic()
@@ -133,7 +152,7 @@ def create_app(serving: Serving) -> FastAPI:
             new_format(body),
             [metrics.observer(arrived_s) for _ in streams],
             keep_alive_s=config.keep_alive_s,
-            model=serving.model_name,
+            model=body.model,
         )
 
     def chat_format(body: ChatBody) -> Format:
@@ -160,7 +179,7 @@ def create_app(serving: Serving) -> FastAPI:
             stream,
             metrics.observer(arrived_s),
             keep_alive_s=config.keep_alive_s,
-            model=serving.model_name,
+            model=body.model,
         )
 
     @app.post("/v1/filter")
@@ -175,17 +194,9 @@ def create_app(serving: Serving) -> FastAPI:
             is_selection_shown=body.filter is not None and body.filter.return_selection,
         )
 
-    app.include_router(tokenizing_routes(prompts, serving.model_name))
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model_card(serving, created)]}
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        if name != serving.model_name:
-            raise ModelNotFound(model=name, served=serving.model_name)
-        return _model_card(serving, created)
+    app.include_router(tokenizing_routes(prompts, models))
+    app.include_router(model_routes(models))
+    app.include_router(adapter_routes(models, config))
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -210,6 +221,14 @@ def create_app(serving: Serving) -> FastAPI:
     return app
 
 
+def _allowed(described: Json, path: str) -> dict[str, str] | None:
+    """What a path can be asked, by all its routes: the framework tells of the first alone."""
+    for template, operations in described["paths"].items():
+        if re.fullmatch(re.escape(template).replace(r"\{name\}", ".+"), path):
+            return {"Allow": ", ".join(sorted(operations)).upper()}
+    return None
+
+
 def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """From the inside out: the last one added sees a request first and a reply last."""
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
@@ -227,7 +246,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
@@ -237,25 +256,25 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
 def _parse_and_build(
     raw: bytes,
     body_type: type[FilteredT],
-    build: Callable[[FilteredT, str], Asked],
+    build: Build[FilteredT],
     request_id: str,
-    model_name: str,
-) -> tuple[FilteredT, Asked]:
-    """Everything slow about a request's arrival; runs off the event loop."""
-    body = parse(raw, body_type, model_name)
-    return body, build(body, request_id)
+    models: Models,
+) -> tuple[FilteredT, Asked | None]:
+    """Everything slow about a request's arrival; runs off the event loop.
+
+    What is asked is None where an adapter must be loaded first.
+    """
+    body = parse(raw, body_type)
+    adapter = models.find_adapter(body)
+    if adapter is None and not models.is_plain(body):
+        return body, None
+    return body, build(body, request_id, adapter)
 
 
 def _reason(error: RequestError) -> str:
-    known = {"context_length_exceeded": "prompt_too_long", "model_not_found": "unknown_model"}
-    return known.get(error.code, "invalid_request")
-
-
-def _model_card(serving: Serving, created: int) -> dict[str, Any]:
-    return {
-        "id": serving.model_name,
-        "object": "model",
-        "created": created,
-        "owned_by": "gemserve",
-        "max_model_len": serving.prompts.context_tokens,
+    known = {
+        "context_length_exceeded": "prompt_too_long",
+        "model_not_found": "unknown_model",
+        "adapter_not_found": "unknown_adapter",
     }
+    return known.get(error.code, "invalid_request")

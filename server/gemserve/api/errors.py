@@ -9,10 +9,14 @@ from pydantic import ValidationError
 
 from gemserve.api.schemas import UNSUPPORTED
 from gemserve.errors import (
+    AdapterBusy,
+    AdapterNotFound,
+    AdapterUnavailable,
     EngineDead,
     GemserveError,
     InvalidKey,
     ModelNotFound,
+    PermissionDenied,
     QueueFull,
     QuotaExceeded,
     RequestError,
@@ -31,7 +35,7 @@ def error_body(
 def error_response(error: GemserveError) -> JSONResponse:
     """The reply to an error raised before anything was sent."""
     if isinstance(error, RequestError):
-        status = 404 if isinstance(error, ModelNotFound) else 400
+        status = 404 if isinstance(error, (ModelNotFound, AdapterNotFound)) else 400
         body = error_body(
             str(error), kind="invalid_request_error", param=error.param, code=error.code
         )
@@ -39,13 +43,19 @@ def error_response(error: GemserveError) -> JSONResponse:
     if isinstance(error, InvalidKey):
         body = error_body(str(error), kind="invalid_request_error", code=error.code)
         return JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+    if isinstance(error, PermissionDenied):
+        body = error_body(str(error), kind="invalid_request_error", code=error.code)
+        return JSONResponse(body, status_code=403)
     if isinstance(error, QuotaExceeded):
         body = error_body(str(error), kind="requests", code=error.code)
         headers = {"Retry-After": str(error.retry_after_s)}
         return JSONResponse(body, status_code=429, headers=headers)
-    if isinstance(error, QueueFull):
-        body = error_body(str(error), kind="overloaded_error", code="queue_full")
+    if isinstance(error, (QueueFull, AdapterBusy)):
+        body = error_body(str(error), kind="overloaded_error", code=error.code)
         return JSONResponse(body, status_code=503, headers={"Retry-After": "1"})
+    if isinstance(error, AdapterUnavailable):  # waiting does not help, so no Retry-After
+        body = error_body(str(error), kind="server_error", param=error.param, code=error.code)
+        return JSONResponse(body, status_code=503)
     if isinstance(error, EngineDead):
         return JSONResponse(
             error_body(str(error), kind="server_error", code="engine_dead"), status_code=503

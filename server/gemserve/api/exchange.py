@@ -191,10 +191,11 @@ async def watched(
                 yield None
             for task in sorted(done, key=pending.__getitem__):
                 index = pending.pop(task)
-                try:
-                    event = task.result()
-                except StopAsyncIteration:
+                # not raised: it would hold this frame, which holds the task that holds it, and so
+                # keep the prompt and its adapter in memory until the collector runs
+                if isinstance(task.exception(), StopAsyncIteration):
                     continue
+                event = task.result()
                 observers[index].see(event)
                 pending[asyncio.ensure_future(anext(readers[index]))] = index
                 yield index, event

@@ -19,7 +19,7 @@ class Gate:
     """Answers 401 without a valid key, and 429 to a POST beyond what its key may do.
 
     A POST holds its key's place until its reply has ended, however it ends. `refused` is told the
-    code of every refusal.
+    code of every refusal. Routes find the `Caller` in the request's state.
     """
 
     def __init__(
@@ -36,15 +36,16 @@ class Gate:
             return
         is_counted = scope["method"] == "POST"
         try:
-            key = self._keys.identify(scope["headers"])
+            caller = self._keys.identify(scope["headers"])
             if is_counted:
-                self._quota.enter(key)
+                self._quota.enter(caller.key)
         except (InvalidKey, QuotaExceeded) as error:
             self._refused(error.code)
             await error_response(error)(scope, receive, send)
             return
+        scope.setdefault("state", {})["caller"] = caller
         try:
             await self._app(scope, receive, send)
         finally:
             if is_counted:
-                self._quota.leave(key)
+                self._quota.leave(caller.key)

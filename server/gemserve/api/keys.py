@@ -9,10 +9,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fastapi import Request
 
 from gemserve.config import ServerConfig
-from gemserve.errors import ConfigError, InvalidKey
+from gemserve.errors import ConfigError, InvalidKey, PermissionDenied
 
 log = logging.getLogger("gemserve.api")
 RECHECK_S = 1.0
@@ -58,17 +61,22 @@ class KeyFile:
                 log.warning("%s; the keys read before stay valid", self._complaint)
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request. `key`: its key's hash."""
+
+    key: bytes
+    is_admin: bool
+
+
 class Keys:
-    """Whom the server answers.
+    """Whom the server answers. An administrator's key is accepted like any other, too."""
 
-    Admin keys are accepted like any other: no endpoint asks for one of them in particular.
-    """
+    def __init__(self, users: KeyFile, admins: KeyFile | None = None) -> None:
+        self._users, self._admins = users, admins
 
-    def __init__(self, files: Sequence[KeyFile]) -> None:
-        self._files = files
-
-    def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The hash of the request's key. Raises `InvalidKey` unless there is one valid key."""
+    def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+        """Raises `InvalidKey` unless the request has one valid key."""
         given = [value for name, value in headers if name == b"authorization"]
         if not given:
             raise InvalidKey("No API key was given; send the header Authorization: Bearer KEY.")
@@ -79,10 +87,11 @@ class Keys:
         if scheme.lower() != b"bearer" or not _KEY.fullmatch(key):
             raise InvalidKey("The Authorization header must be: Bearer KEY.")
         key_hash = hashlib.sha256(key).digest()
-        matches = [file.has(key_hash) for file in self._files]
-        if not any(matches):
+        is_user = self._users.has(key_hash)
+        is_admin = self._admins is not None and self._admins.has(key_hash)
+        if not (is_user or is_admin):
             raise InvalidKey("The API key is incorrect.")
-        return key_hash
+        return Caller(key_hash, is_admin)
 
 
 def open_keys(config: ServerConfig) -> Keys | None:
@@ -90,8 +99,29 @@ def open_keys(config: ServerConfig) -> Keys | None:
 
     Raises `ConfigError` for a file that is missing, unreadable or empty, or has a bad line.
     """
-    paths = [path for path in (config.api_key_file, config.admin_key_file) if path is not None]
-    return Keys([KeyFile(path) for path in paths]) if paths else None
+    if config.api_key_file is None:
+        return None
+    admins = None if config.admin_key_file is None else KeyFile(config.admin_key_file)
+    return Keys(KeyFile(config.api_key_file), admins)
+
+
+def check_admin(http: Request, config: ServerConfig) -> None:
+    """Raise `PermissionDenied` unless the request may change what the server serves.
+
+    Without keys whoever reaches the server may, but no page in a browser: a page of anybody's could
+    reach a server on its reader's machine.
+    """
+    if config.api_key_file is None:
+        if "origin" in http.headers:
+            raise PermissionDenied("Pages in a browser may do this only where there are keys.")
+        return
+    if config.admin_key_file is None:
+        raise PermissionDenied(
+            "This needs an administrator's key, and the server has none: start it with "
+            "--admin-key-file."
+        )
+    if not http.scope["state"]["caller"].is_admin:
+        raise PermissionDenied("This needs a key of the server's --admin-key-file.")
 
 
 def _find_version(path: str) -> _Version | None:

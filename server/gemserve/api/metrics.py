@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gemserve.adapters.store import AdapterStore
 from gemserve.engine.engine import Engine
 from gemserve.types import Event, Filtered, Finished, TextDelta
 
@@ -21,7 +22,7 @@ _BYTES = tuple(float(1 << power) for power in range(16, 40, 2))
 class Metrics:
     """One server's metrics, in a registry of its own."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
+    def __init__(self, engine: Engine, adapters: AdapterStore, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self.rejections = self._counter(
             "admission_rejections", "Requests refused before they ran", ["reason"]
@@ -47,6 +48,10 @@ class Metrics:
         self._gauge("num_requests_running", "Requests running", lambda: engine.num_running)
         self._gauge("num_requests_waiting", "Requests waiting", lambda: engine.num_waiting)
         self._gauge("kv_cache_usage_ratio", "KV memory in use", lambda: engine.kv_usage_ratio)
+        self._gauge("adapters_loaded", "Adapters in memory", lambda: adapters.num_loaded)
+        self._gauge(
+            "adapter_memory_bytes", "Of adapters loaded or in use", lambda: adapters.num_bytes
+        )
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
         self._gpu_gauges()
         info = Gauge("gemserve_model_info", "The served model", ["model"], registry=self._registry)

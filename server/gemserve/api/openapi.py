@@ -5,6 +5,7 @@ Routes read bodies and write replies themselves, so the framework could tell not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
@@ -20,6 +21,7 @@ from gemserve.api.gate import OPEN_PATHS
 from gemserve.api.operations import OPERATIONS, Json, Operation
 from gemserve.api.schemas import Generation
 from gemserve.config import ServerConfig
+from gemserve.types import ADAPTER_NAME
 
 _JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
 _KEY = "api_key"
@@ -31,8 +33,9 @@ def document(config: ServerConfig, model_name: str) -> Json:
     components: Json = {"schemas": deepcopy(definitions)}
     if config.api_key_file is not None:
         components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
+    model = _model_schema(config, model_name)
     for schema in components["schemas"].values():
-        _name_model(schema, model_name)
+        _describe_model(schema, model)
     writer = _Writer(config, model_name, schemas)
     paths: Json = {}
     for name, operation in OPERATIONS.items():
@@ -93,7 +96,8 @@ class _Writer:
         if not is_open:
             written["security"] = [{_KEY: []}]
         if operation.body is not None:
-            example = {"model": self._model_name, **operation.example}
+            named = {"model": self._model_name} if _names_model(operation) else {}
+            example = {**named, **operation.example}
             content = {_JSON: {"schema": self._schemas[operation.body], "example": example}}
             written["requestBody"] = {"required": True, "content": content}
         statuses = dict(self._replies(path, operation, is_open))
@@ -102,8 +106,12 @@ class _Writer:
 
     def _path_parameters(self, path: str) -> Iterator[Json]:
         if "{name}" in path:
-            schema = {"type": "string", "enum": [self._model_name]}
-            yield {"name": "name", "in": "path", "required": True, "schema": schema}
+            schema, example = _ADAPTER, "support"
+            if path.startswith("/v1/models/"):
+                example = self._model_name
+                schema = _model_schema(self._config, example)
+            place = {"name": "name", "in": "path", "required": True}
+            yield {**place, "schema": schema, "example": example}
 
     def _replies(
         self, path: str, operation: Operation, is_open: bool
@@ -112,12 +120,14 @@ class _Writer:
         if operation.body is not None:
             yield 400, self._error("The body is wrong; `param` names the field, if it is one.")
             yield 413, self._error("The body is too large.")
-        if operation.body is not None or "{name}" in path:
-            yield 404, self._error("There is no such model.")
+        if _names_model(operation) or "{name}" in path:
+            yield 404, self._error("There is no such model or adapter.")
         if not is_open:
             yield 401, self._error("The key is missing or wrong.", {"WWW-Authenticate": _BEARER})
             if operation.body is not None and self._has_quota:
                 yield 429, self._error("The key has had its share.", {"Retry-After": _SECONDS})
+        if operation.is_admin:
+            yield 403, self._error("The key is not an administrator's.")
         yield 500, self._error("The server failed.")
         if operation.unavailable is not None:
             headers = {} if operation.body is None else {"Retry-After": _optional(_SECONDS)}
@@ -164,6 +174,7 @@ class _Writer:
 
 
 _TEXT: Json = {"type": "string"}
+_ADAPTER: Json = {**_TEXT, "pattern": f"^{ADAPTER_NAME}$"}
 _REQUEST_ID: Json = {
     "name": "X-Request-Id",
     "in": "header",
@@ -194,10 +205,22 @@ def _id_of(method: str, path: str) -> str:
     return "_".join([method.lower(), *words])
 
 
-def _name_model(schema: Json, name: str) -> None:
-    """Say that `model` can only be the one that is served."""
+def _names_model(operation: Operation) -> bool:
+    return operation.body is not None and "model" in operation.body.model_fields
+
+
+def _model_schema(config: ServerConfig, name: str) -> Json:
+    """Of a model's name: the one that is served, and where there may be adapters, with one."""
+    if config.adapter_dir is None:
+        return {**_TEXT, "enum": [name]}
+    literal = re.sub(r"([][\\.^$*+?(){}|])", r"\\\1", name)
+    adapted = {"pattern": f"^{literal}:{ADAPTER_NAME}$"}
+    return {**_TEXT, "anyOf": [{"enum": [name]}, adapted]}
+
+
+def _describe_model(schema: Json, model: Json) -> None:
     for form in schema.get("anyOf", [schema]):
         field = form.get("properties", {}).get("model", {})
         for kind in field.get("anyOf", [field]):
             if kind.get("type") == "string":
-                kind["enum"] = [name]
+                kind.update(model)

@@ -12,6 +12,7 @@ from gemserve.api.chat_body import ChatBody
 from gemserve.api.reply_events import AnyEvent, Response
 from gemserve.api.response_body import ResponsesBody
 from gemserve.api.schemas import (
+    AdapterBody,
     Body,
     CompletionBody,
     DetokenizeBody,
@@ -26,7 +27,8 @@ Json = dict[str, Any]
 class Operation:
     """`example`: of a body, beside its model. `event`: what the data of a stream's events is.
 
-    `reply` None: a plain text. `unavailable`: the reply with status 503.
+    `reply` None: a plain text. `unavailable`: the reply with status 503. `is_admin`: where there
+    are keys, it needs an administrator's.
     """
 
     summary: str
@@ -36,6 +38,7 @@ class Operation:
     event: Any = None
     unavailable: Any = None
     links: Json | None = None
+    is_admin: bool = False
 
 
 _MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -91,7 +94,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "GET /tokenizer_info": Operation(summary="Describe the tokenizer", reply=replies.TokenizerInfo),
     "GET /v1/models": Operation(
-        summary="List the one model that is served",
+        summary="List the model that is served, and it with each adapter",
         reply=replies.Models,
         links={
             "model": {
@@ -101,6 +104,18 @@ OPERATIONS: dict[str, Operation] = {
         },
     ),
     "GET /v1/models/{name}": Operation(summary="Describe the model", reply=replies.Model),
+    "GET /v1/adapters": Operation(summary="List the adapters", reply=replies.Adapters),
+    "POST /v1/adapters": Operation(
+        summary="Load an adapter, in place of one with its name",
+        body=AdapterBody,
+        example={"name": "support", "path": "support"},
+        reply=replies.Adapter,
+        unavailable=replies.Error,
+        is_admin=True,
+    ),
+    "DELETE /v1/adapters/{name}": Operation(
+        summary="Unload an adapter", reply=replies.AdapterDeleted, is_admin=True
+    ),
     "GET /health": Operation(
         summary="Does the engine live?", reply=replies.Alive, unavailable=replies.NotAlive
     ),

@@ -9,13 +9,13 @@ from pydantic_core import from_json
 
 from gemserve.api.errors import from_validation, unknown_field
 from gemserve.api.schemas import Body
-from gemserve.errors import ModelNotFound, RequestError
+from gemserve.errors import RequestError
 
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-def parse(raw: bytes, body_type: type[BodyT], model_name: str) -> BodyT:
-    """The body, meant for the model that is served. Slow for a long one; raises `RequestError`."""
+def parse(raw: bytes, body_type: type[BodyT]) -> BodyT:
+    """The body. Slow for a long one; raises `RequestError`."""
     try:
         content = from_json(raw)
     except ValueError as error:
@@ -28,10 +28,6 @@ def parse(raw: bytes, body_type: type[BodyT], model_name: str) -> BodyT:
         if name not in body_type.model_fields:
             raise unknown_field(name)
     try:
-        body = body_type.model_validate(content)
+        return body_type.model_validate(content)
     except ValidationError as error:
         raise from_validation(error, content) from error
-    model = content.get("model")  # which some bodies may leave out
-    if model is not None and model != model_name:
-        raise ModelNotFound(model=model, served=model_name)
-    return body

@@ -25,9 +25,9 @@ from gemserve.config import DEFAULT_KEEP, EngineConfig
 from gemserve.engine.grammar import Grammars
 from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
 from gemserve.engine.tools import Tool
-from gemserve.errors import PromptTooLong, RequestError
+from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.table import ADAPTIVE, EVICTORS, SELECTORS, check_adaptive
-from gemserve.types import FilterParams, Grammar, Request, SamplingParams
+from gemserve.types import FilterParams, Grammar, LoadedAdapter, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096
@@ -46,7 +46,9 @@ class PromptBuilder:
     longest_token_chars: int
     windows: tuple[int | None, ...]  # tokens each layer sees back; None: all
 
-    def completion(self, body: CompletionBody, request_id: str) -> Asked:
+    def completion(
+        self, body: CompletionBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> Asked:
         _check_best_of(body)
         is_scored = bool(body.echo) and body.logprobs is not None
         asks_to_filter = body.filter and self._filter_params(body.filter).method != "none"
@@ -68,6 +70,7 @@ class PromptBuilder:
                     built,
                     field,
                     DEFAULT_COMPLETION_TOKENS,
+                    adapter=adapter,
                     logprobs=body.logprobs,
                     is_prompt_scored=is_scored,
                     grammar=grammar,
@@ -76,7 +79,7 @@ class PromptBuilder:
         echoes = [self._text(prompt) for prompt in prompts] if body.echo else []
         return ask(requests, body.n or 1, echoes)
 
-    def chat(self, body: ChatBody, request_id: str) -> Asked:
+    def chat(self, body: ChatBody, request_id: str, adapter: LoadedAdapter | None = None) -> Asked:
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError(
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
@@ -90,6 +93,7 @@ class PromptBuilder:
             built,
             "messages",
             DEFAULT_CHAT_TOKENS,
+            adapter=adapter,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             grammar=response_grammar(body.response_format, self.grammars),
         )
@@ -98,11 +102,18 @@ class PromptBuilder:
             request = replace(request, grammar=compiled(grammar, self.grammars, field))
         return ask([request], body.n or 1)
 
-    def response(self, body: ResponsesBody, request_id: str) -> Asked:
+    def response(
+        self, body: ResponsesBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> Asked:
         built = self._rendered(body.messages, "input")
-        return ask([self._request(body, request_id, built, "input", DEFAULT_CHAT_TOKENS)], 1)
+        request = self._request(
+            body, request_id, built, "input", DEFAULT_CHAT_TOKENS, adapter=adapter
+        )
+        return ask([request], 1)
 
-    def selection(self, body: SelectionBody, request_id: str) -> Asked:
+    def selection(
+        self, body: SelectionBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> Asked:
         """A request that ends once the filter has chosen, with its selection."""
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt: give either prompt or messages", param="prompt")
@@ -112,7 +123,7 @@ class PromptBuilder:
         else:
             assert body.prompt is not None
             field, prompt = "prompt", self._plain(body.prompt, "prompt")
-        params = replace(self._checked_filter(body, prompt, field), return_selection=True)
+        params = replace(self._checked_filter(body, prompt, field, adapter), return_selection=True)
         if params.method in EVICTORS:
             raise RequestError(
                 f"filter.method={params.method}: keeps other tokens in every layer, so there is no "
@@ -127,6 +138,7 @@ class PromptBuilder:
             selects_only=True,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
+            adapter=adapter,
         )
         return ask([request], 1)
 
@@ -153,13 +165,17 @@ class PromptBuilder:
         limit = self.config.max_prompt_tokens
         return chat_prompt(self.tokenizer, messages, limit, tools, field=field)
 
-    def _checked_filter(self, body: Filterable, prompt: Prompt, field: str) -> FilterParams:
+    def _checked_filter(
+        self, body: Filterable, prompt: Prompt, field: str, adapter: LoadedAdapter | None
+    ) -> FilterParams:
         """What to filter with, of a prompt that is short enough."""
         limit = self.config.max_prompt_tokens
         assert limit is not None
+        left = self.context_tokens - 1 - _positions(adapter)
         num_tokens = len(prompt.ids)
-        if num_tokens > limit:
-            raise PromptTooLong(tokens=num_tokens, limit=limit, param=field)
+        if num_tokens > min(limit, left):
+            note = _with(adapter) if left < limit else ""
+            raise PromptTooLong(tokens=num_tokens, limit=min(limit, left), param=field, note=note)
         params = self._filter_params(body.filter)
         self._check_window(params, num_tokens)
         return params
@@ -172,15 +188,17 @@ class PromptBuilder:
         field: str,
         default_tokens: int,
         *,
+        adapter: LoadedAdapter | None,
         logprobs: int | None = None,
         is_prompt_scored: bool = False,
         grammar: Grammar | None = None,
     ) -> Request:
-        params, num_tokens = self._checked_filter(body, prompt, field), len(prompt.ids)
+        params, num_tokens = self._checked_filter(body, prompt, field, adapter), len(prompt.ids)
         read = num_tokens if is_prompt_scored else self._generated_from(params, num_tokens)
-        room = self.context_tokens - read
+        context = self.context_tokens - _positions(adapter)
+        room = context - read
         max_tokens = min(default_tokens, room)
-        whole = self.context_tokens - num_tokens
+        whole = context - num_tokens
         if params.fallback and whole >= _LEAST_ANSWER:  # so that the fallback can keep everything
             max_tokens = min(max_tokens, whole)
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):  # newer names win
@@ -189,8 +207,8 @@ class PromptBuilder:
                 continue
             if given > room:
                 raise RequestError(
-                    f"{name}={given}: the context of {self.context_tokens} tokens leaves room for "
-                    f"{room} after the {self.context_tokens - room} prompt tokens it is read with",
+                    f"{name}={given}: the context of {context} tokens{_with(adapter)} leaves room "
+                    f"for {room} after the {read} prompt tokens it is read with",
                     param=name,
                 )
             max_tokens = given
@@ -206,6 +224,7 @@ class PromptBuilder:
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
             grammar=grammar,
+            adapter=adapter,
         )
 
     def _generated_from(self, params: FilterParams, num_tokens: int) -> int:
@@ -276,6 +295,18 @@ class PromptBuilder:
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
             raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field)
+
+
+def _positions(adapter: LoadedAdapter | None) -> int:
+    """Of the context, those that `adapter` takes."""
+    return 0 if adapter is None else adapter.num_positions
+
+
+def _with(adapter: LoadedAdapter | None) -> str:
+    """What an error about a limit says of it."""
+    if adapter is None or adapter.num_positions == 0:
+        return ""
+    return f" with adapter {shown(adapter.name)} (which takes {adapter.num_positions})"
 
 
 def _by_prompt(given: Prompts) -> list[str | list[int]]:

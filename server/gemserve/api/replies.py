@@ -185,16 +185,45 @@ class TokenizerInfo(TypedDict):
 
 
 class Model(TypedDict):
+    """`parent`: of one with an adapter, the one without."""
+
     id: str
     object: Literal["model"]
     created: Whole
     owned_by: Literal["gemserve"]
     max_model_len: Whole
+    parent: str | None
 
 
 class Models(TypedDict):
     object: Literal["list"]
-    data: Annotated[list[Model], Field(min_length=1, max_length=1)]
+    data: Annotated[list[Model], Field(min_length=1)]
+
+
+class Adapter(TypedDict):
+    """`positions`: of the context, those it takes. One that is not `loaded` is when it is used."""
+
+    id: str
+    object: Literal["adapter"]
+    name: str
+    path: str
+    type: Annotated[str, Field(description="ntk, prefix, activation or lora")]
+    version: str
+    bytes: Whole
+    positions: Whole
+    loaded: bool
+    parent: str
+
+
+class Adapters(TypedDict):
+    object: Literal["list"]
+    data: list[Adapter]
+
+
+class AdapterDeleted(TypedDict):
+    id: str
+    object: Literal["adapter"]
+    deleted: Literal[True]
 
 
 class Alive(TypedDict):

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.api import declared
 from gemserve.api.integers import WHOLE, WHOLE_ITEMS, Count, Natural, Seed, TokenId, TokenIds
-from gemserve.types import FILTER_METHODS, FilterMethod, Keep, parse_keep
+from gemserve.types import ADAPTER_NAME, FILTER_METHODS, FilterMethod, Keep, parse_keep
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
@@ -29,6 +29,7 @@ MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
+AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 T = TypeVar("T")
 # Errors in what is not a text are those of the other form alone.
 TextOr = Annotated[
@@ -75,6 +76,7 @@ class Filterable(FieldsWithoutEffect):
 
     model: str
     filter: FilterBody | None = None  # null: the server's default filter, as if omitted
+    adapter: AdapterName | None = None
 
     @field_validator(
         "filter", mode="before", json_schema_input_type=FilterMethod | FilterBody | None
@@ -311,6 +313,13 @@ class TokenizeBody(TokenizerBody):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool = False
+
+
+class AdapterBody(Body):
+    """A folder to load, `path`, relative to the server's adapter folder."""
+
+    name: AdapterName
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class DetokenizeBody(TokenizerBody):

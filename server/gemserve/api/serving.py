@@ -1,16 +1,26 @@
-"""Put an engine and a prompt builder over a core."""
+"""Put an engine, a prompt builder and adapters over a core."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from gemserve.adapters.folder import find_folder
+from gemserve.adapters.store import AdapterStore
 from gemserve.api.app import Serving
 from gemserve.api.prompts import PromptBuilder
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.engine.engine import Engine
+from gemserve.errors import AdapterBusy, AdapterError, ConfigError
+from gemserve.model.causal import CausalModel
 
 
 def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Serving:
-    """Start the engine's worker; the application stops it when it shuts down."""
+    """Load the adapters and start the engine's worker, which the application stops at its end.
+
+    Raises `ConfigError` for an adapter that cannot be loaded.
+    """
+    adapters = _open_adapters(core.model, config)
     vocabulary = core.tokenizer.get_vocab()
     prompts = PromptBuilder(
         tokenizer=core.tokenizer,
@@ -24,6 +34,33 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
     return Serving(
         engine=Engine(core, max_queue=core.config.max_queue),
         prompts=prompts,
+        adapters=adapters,
         model_name=model_name,
         config=config,
     )
+
+
+def check_adapters(config: ServerConfig) -> None:
+    """Raise `ConfigError` unless all folders of adapters are there; no model is needed for that."""
+    if config.adapter_dir is None:
+        return
+    root = Path(config.adapter_dir)
+    if not root.is_dir():
+        raise ConfigError(f"adapter_dir={config.adapter_dir}: no such folder")
+    for name, path in config.adapters:
+        try:
+            find_folder(root, path)
+        except AdapterError as error:
+            raise ConfigError(f"adapter={name}={path}: {error}") from error
+
+
+def _open_adapters(model: CausalModel, config: ServerConfig) -> AdapterStore:
+    check_adapters(config)
+    root = None if config.adapter_dir is None else Path(config.adapter_dir)
+    store = AdapterStore(model, root, config.adapter_memory_bytes)
+    for name, path in config.adapters:
+        try:
+            store.load(name, path)
+        except (AdapterError, AdapterBusy) as error:
+            raise ConfigError(str(error)) from error
+    return store

@@ -7,32 +7,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
-from gemserve.api.parsing import BodyT, parse
+from gemserve.api.models import Models
+from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.sampling import check_ids
-from gemserve.api.schemas import DetokenizeBody, TokenizeBody
+from gemserve.api.schemas import DetokenizeBody, TokenizeBody, TokenizerBody
 from gemserve.engine.control_tokens import spell_out
 from gemserve.engine.prompt import decode, encode, find_messages, render_chat
 from gemserve.engine.tools import for_template
 from gemserve.errors import RequestError, shown
 
 _PIECE_TOKENS = 8192
+TextT = TypeVar("TextT", bound=TokenizerBody)
 
 
-def tokenizing_routes(prompts: PromptBuilder, model_name: str) -> APIRouter:
+def tokenizing_routes(prompts: PromptBuilder, models: Models) -> APIRouter:
     routes = APIRouter()
 
     async def answer(
-        http: Request, body_type: type[BodyT], work: Callable[[PromptBuilder, BodyT], str]
+        http: Request, body_type: type[TextT], work: Callable[[PromptBuilder, TextT], str]
     ) -> Response:
         def respond(raw: bytes) -> Response:
-            text = work(prompts, parse(raw, body_type, model_name))
+            body = parse(raw, body_type)
+            models.check(body.model)  # an adapter changes nothing about tokens
+            text = work(prompts, body)
             return Response(text, media_type="application/json")
 
         try:

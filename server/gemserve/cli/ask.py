@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gemserve.cli.adapter_inspect import MAX_BYTES
 from gemserve.cli.options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
@@ -16,7 +17,7 @@ from gemserve.cli.options import (
     read_options,
 )
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.errors import GemserveError, PromptTooLong, RequestError
+from gemserve.errors import AdapterError, GemserveError, PromptTooLong, RequestError
 
 
 def add_command(commands: Any) -> None:
@@ -25,6 +26,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument("question", metavar="QUESTION")
     parser.add_argument("--max-tokens", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
+    # under the name of a server's setting: GEMSERVE_ADAPTER is that, and of another form
+    parser.add_argument("--adapter", metavar="PATH", dest="adapters", help="an adapter's folder")
     add_options(parser, MODEL_OPTIONS, ENGINE_OPTIONS)
     parser.set_defaults(run=run)
 
@@ -49,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise RequestError(f"{name}: must not be empty", param=None)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     core = build_core(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
+    adapter = None if arguments.adapters is None else _load(arguments.adapters, core.model)
     text = f"{document}\n\n{arguments.question}"
     if core.tokenizer.chat_template is None:
         prompt = text_prompt(core.tokenizer, f"{text}\nAnswer:")
@@ -56,8 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": text}])
     config = core.config
     assert config.max_prompt_tokens is not None
-    if len(prompt.ids) > config.max_prompt_tokens:
-        raise PromptTooLong(tokens=len(prompt.ids), limit=config.max_prompt_tokens, param="FILE")
+    taken = 0 if adapter is None else adapter.num_positions
+    limit = min(config.max_prompt_tokens, core.model.context_tokens - taken - 1)
+    if len(prompt.ids) > limit:
+        raise PromptTooLong(tokens=len(prompt.ids), limit=limit, param="FILE")
     request = Request(
         request_id=uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -70,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         protected=prompt.protected,
         code_blocks=prompt.code_blocks,
+        adapter=adapter,
     )
     for event in core.run_alone(request):
         if isinstance(event, Filtered):
@@ -84,6 +91,16 @@ def run(arguments: argparse.Namespace) -> int:
         elif isinstance(event, Finished):
             print()
     return 0
+
+
+def _load(path: str, model: Any) -> Any:
+    from gemserve.adapters.table import load_adapter
+    from gemserve.model.base import base_of
+
+    try:
+        return load_adapter(path, Path(path).resolve(), model, base_of(model), MAX_BYTES)
+    except AdapterError as error:
+        raise AdapterError(f"adapter={path}: {error}") from error
 
 
 def _read(name: str) -> str:

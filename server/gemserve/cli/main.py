@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import gemserve
-from gemserve.cli import ask, calibrate, evaluate, plan, serve
+from gemserve.cli import adapter, ask, calibrate, evaluate, plan, serve
 from gemserve.cli.options import apply_environment
 from gemserve.errors import GemserveError
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
     parser.add_argument("--version", action="version", version=gemserve.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (serve, ask, plan, evaluate, calibrate):
+    for command in (serve, ask, plan, evaluate, calibrate, adapter):
         command.add_command(commands)
     for subparser in commands.choices.values():
         subparser.allow_abbrev = False

@@ -95,6 +95,13 @@ def _origins(text: str) -> tuple[str, ...]:
     return origins
 
 
+def _adapters(text: str) -> tuple[tuple[str, str], ...]:
+    given = [part.strip().partition("=") for part in text.split(",")]
+    if not all(name and equals and path for name, equals, path in given):
+        raise ValueError("must be NAME=PATH")
+    return tuple((name, path) for name, _, path in given)
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1", "true", "false"):
         raise ValueError("must be true or false")
@@ -173,6 +180,16 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "cors_origins",
         _origins,
         "web origin whose pages may call the server, or * for all; several by commas",
+        "none",
+        repeats=True,
+    ),
+    Option("--adapter-dir", "adapter_dir", str, "folder that adapters may be loaded from", "none"),
+    Option("--adapter-memory", "adapter_memory_bytes", read_bytes, "for all loaded adapters"),
+    Option(
+        "--adapter",
+        "adapters",
+        _adapters,
+        "NAME=PATH, loaded at start; PATH is relative to the adapter folder; several by commas",
         "none",
         repeats=True,
     ),

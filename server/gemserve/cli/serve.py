@@ -36,14 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from gemserve.api.app import create_app
     from gemserve.api.keys import open_keys
-    from gemserve.api.serving import build_serving
+    from gemserve.api.serving import build_serving, check_adapters
     from gemserve.engine.assemble import build_core
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    open_keys(server)  # this and the next: before minutes are spent on loading
+    open_keys(server)  # this and the next two: before minutes are spent on loading
+    check_adapters(server)
     _check_free(server)
     core = build_core(model, engine)
     name = server.served_model_name or model.model
@@ -56,6 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         flush=True,
     )
     serving = build_serving(core, model_name=name, config=server)
+    for adapter in serving.adapters.list():
+        print(
+            f"gemserve: adapter {adapter.name} ({adapter.kind}, version {adapter.version}), "
+            f"{adapter.num_bytes:,} bytes",
+            flush=True,
+        )
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:

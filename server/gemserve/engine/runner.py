@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -114,15 +115,13 @@ class Runner:
         for sequence in plan.decodes:
             by_model.setdefault(self._model_of(sequence), []).append(sequence)
         for sequences in by_model.values():
-            try:
-                rows = self._decode_rows(sequences)
-            except Exception:
-                for sequence in sequences:
-                    row = self._alone(sequence, out, self._decode_rows, [sequence])
-                    if row is not None:
-                        logits[sequence] = row[0]
-            else:
-                logits.update(zip(sequences, rows, strict=True))
+            with suppress(Exception):
+                logits.update(zip(sequences, self._decode_rows(sequences), strict=True))
+                continue
+            for sequence in sequences:  # not within a handler: these errors would hold that one
+                row = self._alone(sequence, out, self._decode_rows, [sequence])
+                if row is not None:
+                    logits[sequence] = row[0]
 
     def _decode_rows(self, sequences: list[Sequence]) -> torch.Tensor:
         """Of sequences that run on one model."""
@@ -292,7 +291,8 @@ class Runner:
         try:
             return act(*arguments)
         except Exception as error:
-            out.failures[sequence] = error
+            # its frames hold the request, and in a pass its tensors: not until the collector runs
+            out.failures[sequence] = error.with_traceback(None)
             return None
 
 

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gemserve.errors import shown
 from gemserve.model.causal import CausalModel
 
 
@@ -28,7 +29,7 @@ class BaseModel:
             theirs = getattr(other, name)
             is_unknown = name == "weights" and None in (ours, theirs)
             if ours != theirs and not is_unknown:
-                return f"{name} {ours!r}, not {theirs!r}"
+                return f"{name} {shown(ours)}, not {shown(theirs)}"
         return None
 
 

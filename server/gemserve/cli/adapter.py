@@ -1,0 +1,20 @@
+"""`gemserve adapter ACTION`: what can be done with adapters without a server, an action a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemserve.cli import adapter_convert, adapter_inspect, adapter_train
+from gemserve.cli.options import apply_environment
+
+ACTIONS = (adapter_train, adapter_convert, adapter_inspect)
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser("adapter", help="train, convert or look into adapters")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    for action in ACTIONS:
+        action.add_command(actions)
+    for subparser in actions.choices.values():
+        subparser.allow_abbrev = False
+        apply_environment(subparser)

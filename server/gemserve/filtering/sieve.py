@@ -32,7 +32,7 @@ class Sieve:
     reach: int = 8
     lines: int = 32
     focus: float = 0.98
-    diffuse: float = 0.5
+    diffuse: float = 0.9
 
     def window(self, num_tokens: int) -> int:
         return min(self.observed, num_tokens)

@@ -27,7 +27,7 @@ FilterReason = Literal[
 ]
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
-AUTO_MIN_KEEP = 64
+AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # as a regular expression
 
@@ -69,7 +69,7 @@ class FilterParams:
     """How a prompt is filtered.
 
     `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up; "auto": what
-    the attention asks for, at most an eighth of the prompt or 64 tokens. `fallback`: where
+    the attention asks for, at most an eighth of the prompt or 128 tokens. `fallback`: where
     attention is diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer
     whose queries and keys choose; None: the server's.
     """

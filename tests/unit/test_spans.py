@@ -12,7 +12,7 @@ from gemserve.filtering.spans import (
     plain_spans,
     protected_positions,
     question_spans,
-    reserved_positions,
+    reserve,
 )
 from gemserve.types import Priority, Span
 
@@ -48,16 +48,16 @@ def test_what_is_protected_leaves_room_for_what_is_found() -> None:
     question = Span(long - 20, long, Priority.QUESTION)
     for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.REST, 0.25)):
         spans = [BOS, Span(1, 5000, priority), question]
-        chosen = reserved_positions(spans, long, 400)
+        chosen = reserve(spans, long, 400, 400).positions
         assert len(chosen) == 400 * share
         assert {0, *range(long - 20, long)} <= set(chosen)
-        assert reserved_positions(spans, long, 20) == protected_positions(spans, long, 20)
+        assert reserve(spans, long, 20, 20).positions == protected_positions(spans, long, 20)
     everything = [BOS, Span(1, 101, Priority.SYSTEM), Span(200, 9000, Priority.REST), question]
-    chosen = set(reserved_positions(everything, long, 400))
+    chosen = set(reserve(everything, long, 400, 400).positions)
     assert set(range(101)) | set(range(long - 20, long)) <= chosen
     assert len(chosen) == 121, "more than a quarter is taken before the rest has its turn"
-    assert reserved_positions([Span(0, 900, Priority.QUESTION)], long, 400)[0] == 899
-    assert len(reserved_positions([Span(0, 900, Priority.QUESTION)], long, 400)) == 400
+    assert reserve([Span(0, 900, Priority.QUESTION)], long, 400, 400).positions[0] == 899
+    assert len(reserve([Span(0, 900, Priority.QUESTION)], long, 400, 400).positions) == 400
 
 
 def test_the_order_of_spans_does_not_matter() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from gemserve.evaluation.example import Example
-from gemserve.filtering.spans import reserved_positions
+from gemserve.filtering.spans import reserve
 from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS
 from gemserve.types import FILTER_METHODS, FilterMethod, FilterParams
 
@@ -50,7 +50,7 @@ def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
 
 def _filled(example: Example, wanted: Sequence[int], keep: int) -> tuple[int, ...]:
     num_tokens = len(example.prompt.ids)
-    chosen = dict.fromkeys(reserved_positions(example.prompt.protected, num_tokens, keep))
+    chosen = dict.fromkeys(reserve(example.prompt.protected, num_tokens, keep, keep).positions)
     for position in wanted:
         if len(chosen) == keep:
             break

@@ -91,7 +91,7 @@ def draw_heat_map(path: Path, outcomes: Sequence[Outcome]) -> None:
         score = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
         image = axis.imshow(score, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
         axis.set_title(f"{method}  {total.sum() / count.sum():.2f}", fontsize=9)
-        axis.set_xticks(range(len(lengths)), [f"{n // 1024}K" for n in lengths], fontsize=8)
+        axis.set_xticks(range(len(lengths)), [f"{round(n / 1000)}K" for n in lengths], fontsize=8)
     axes[0].set_yticks([0, _BINS - 1], ["start", "end"], fontsize=8)
     figure.supxlabel("prompt tokens", fontsize=9)
     figure.supylabel("depth of the fact", fontsize=9)

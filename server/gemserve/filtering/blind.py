@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from gemserve.filtering.spans import reserved_positions
+from gemserve.filtering.spans import reserve
 from gemserve.types import Span
 
 
@@ -32,7 +32,7 @@ class Position:
         self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
     ) -> tuple[int, ...]:
         ends = sorted(range(num_tokens), key=lambda p: min(p, num_tokens - 1 - p))
-        return _filled(reserved_positions(protected, num_tokens, keep), ends, keep)
+        return _filled(reserve(protected, num_tokens, keep, keep).positions, ends, keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Uniform:
         self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
     ) -> tuple[int, ...]:
         order = Random(f"{seed} {num_tokens}").sample(range(num_tokens), num_tokens)
-        return _filled(reserved_positions(protected, num_tokens, keep), order, keep)
+        return _filled(reserve(protected, num_tokens, keep, keep).positions, order, keep)
 
 
 def _filled(first: Sequence[int], order: Sequence[int], keep: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.filtering.selector import Choice, Evidence, finite
-from gemserve.filtering.spans import reserved_positions
+from gemserve.filtering.spans import reserve
 from gemserve.types import Budget, FilterParams
 from gemserve_kernels import window_attention
 
@@ -32,7 +32,7 @@ class Sieve:
     reach: int = 8
     lines: int = 32
     focus: float = 0.98
-    diffuse: float = 0.5
+    diffuse: float = 0.9
 
     def window(self, num_tokens: int) -> int:
         return min(self.observed, num_tokens)
@@ -43,7 +43,8 @@ class Sieve:
             evidence.queries, evidence.keys, scale=evidence.scale, softcap=evidence.softcap
         )
         order, ranks = self.order(finite(seen.largest), evidence.code_blocks)
-        protected = reserved_positions(evidence.protected, num_tokens, budget.high)
+        reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
+        protected = reserved.positions
         first = torch.tensor(protected, dtype=torch.long, device=order.device)
         is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
         is_free[first] = False
@@ -52,7 +53,7 @@ class Sieve:
         if within == 0:
             return Choice(positions=first.sort().values)
 
-        coverage = _coverage(seen.last, order)
+        coverage = _coverage(seen.last, order, reserved.rest)
         reached = round(float(coverage[within - 1]), 4)
         if params.fallback and reached < self.diffuse and budget.limit > budget.high:
             ranked = torch.cat([first, order])[: budget.limit]
@@ -85,16 +86,17 @@ class Sieve:
         return order, best[order]
 
 
-def _coverage(last: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """What the first i + 1 free tokens get of the most focused head's attention: [free].
+def _coverage(last: torch.Tensor, order: torch.Tensor, rest: Sequence[int]) -> torch.Tensor:
+    """What `rest` and the first i + 1 free tokens get of the most focused head's attention: [free].
 
-    `last`: [heads, keys], one row's probabilities; `order`: the free tokens, best first. Attention
-    to the first token is none: there heads rest that look for nothing (an attention sink), and one
-    that rests almost entirely is not asked.
+    `last`: [heads, keys], one row's probabilities; `order`: the free tokens, best first; `rest`:
+    what is kept of the document without being chosen. Attention to the first token is none: there
+    heads rest that look for nothing (an attention sink), and one that rests almost entirely is not
+    asked.
     """
     awake = 1 - last[:, 0]
-    shares = last[:, order].cumsum(dim=1) / awake.clamp_min(_AWAKE)[:, None]
-    return shares.amax(dim=0)
+    kept = last[:, list(rest)].sum(dim=1, keepdim=True) + last[:, order].cumsum(dim=1)
+    return (kept / awake.clamp_min(_AWAKE)[:, None]).amax(dim=0)
 
 
 def code_groups(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gemserve.types import Priority, Span
 
@@ -49,18 +50,36 @@ def message_spans(start: int, stop: int, priority: Priority) -> list[Span]:
     ]
 
 
-def reserved_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> list[int]:
-    """What is kept of `budget` tokens before any is chosen, most important first.
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Positions kept before any is chosen, most important first; `rest` may matter."""
+
+    firm: list[int]
+    rest: list[int]
+
+    @property
+    def positions(self) -> list[int]:
+        return [*self.firm, *self.rest]
+
+
+def reserve(spans: Sequence[Span], num_tokens: int, budget: int, low: int) -> Reserved:
+    """What is kept of `low` to `budget` tokens before any is chosen.
 
     The question; then system, tools and the template up to three quarters of the budget, the rest
-    up to a quarter of it: a filter that may not choose is blind.
+    up to a quarter of `low`: a filter that may not choose is blind.
     """
     chosen: list[int] = []
-    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.REST, 0.25)):
+    sizes: list[int] = []
+    limits = (
+        (Priority.QUESTION, budget),
+        (Priority.FRAME, int(0.75 * budget)),
+        (Priority.REST, int(0.25 * low)),
+    )
+    for last, limit in limits:
         allowed = [s for s in spans if s.priority <= last]
-        most = max(len(chosen), int(share * budget))
-        chosen = protected_positions(allowed, num_tokens, most)
-    return chosen
+        chosen = protected_positions(allowed, num_tokens, max(len(chosen), limit))
+        sizes.append(len(chosen))
+    return Reserved(chosen[: sizes[1]], chosen[sizes[1] :])
 
 
 def protected_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> list[int]:

@@ -1,125 +1,101 @@
-"""`gemserve adapter inspect` and `gemserve ask --adapter`: folders without a server."""
+"""`gemserve adapter`: the counting contract; train, convert and inspect once each, end to end."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from transformers import LlamaConfig
 
 from gemserve.cli.main import main
-from gemserve.config import ModelConfig
-from gemserve.model.causal import CausalModel
-from gemserve.model.loader import load as load_model
-from tests import adapters, models
 
 
-@pytest.fixture(scope="module")
-def model() -> CausalModel:
-    return CausalModel(models.build("llama"))
+def last_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
 
 
-def inspect(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
-    """What is printed for people, and for programs."""
-    assert main(["adapter", "inspect", str(path), "--json"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    return "\n".join(lines), json.loads(last)
-
-
-@pytest.mark.parametrize("kind", ["ntk", "prefix", "activation"])
-def test_one_of_ours(
-    tmp_path: Path, model: CausalModel, kind: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--type", "ntk", "--r", "128", "--s", "4"], 1_179_648),
+        (["--type", "ntk", "--r", "256", "--s", "64"], 25_427_968),
+        (["--type", "prefix", "--length", "10"], 2 * 32 * 8 * 10 * 128),
+        (["--type", "activation"], 4096),
+    ],
+)
+def test_dry_run_needs_only_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: int
 ) -> None:
-    made, settings = adapters.tensors(kind, model)
-    text, seen = inspect(adapters.write(tmp_path / "a", kind, model), capsys)
-    assert (seen["type"], seen["format"], seen["settings"]) == (kind, "gemserve", settings)
-    assert seen["base"]["architecture"] == "LlamaForCausalLM"
-    assert len(seen["version"]) == 16
-    assert seen["parameters"] == sum(t.numel() for t in made.values())
-    assert seen["bytes"] == 4 * seen["parameters"]
-    assert [t["name"] for t in seen["tensors"]] == sorted(made)
-    for told in seen["tensors"]:
-        tensor = made[told["name"]]
-        assert (told["dtype"], told["shape"]) == ("float32", list(tensor.shape))
-        assert told["norm"] == pytest.approx(float(tensor.norm()), rel=1e-5)
-        if kind == "activation":
-            assert told["layer_norms"] is None
-        else:
-            assert told["layer_norms"] == pytest.approx([float(t.norm()) for t in tensor], rel=1e-5)
-        assert f"norm {told['norm']:.4g}" in text
-    assert f"{seen['parameters']:,} in {seen['bytes']:,} bytes" in text
+    LlamaConfig(
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        intermediate_size=14336,
+    ).save_pretrained(tmp_path)
+    arguments = ["adapter", "train", "--dry-run", "--json", "--model", str(tmp_path)]
+    assert main([*arguments, *options]) == 0
+    result = last_json(capsys)
+    assert (result["type"], result["parameters"]) == (options[1], expected)
 
 
-@pytest.mark.parametrize("kind", ["lora", "prefix"])
-def test_one_of_peft_s(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    adapters.write_peft(tmp_path / "a", models.build("llama"), kind)
-    text, seen = inspect(tmp_path / "a", capsys)
-    assert (seen["type"], seen["format"], seen["base"]) == (kind, "peft", None)
-    if kind == "lora":
-        assert seen["settings"]["r"] == 4
-        assert len(seen["tensors"]) == 4 * 2 * 2
-        assert {t["layer_norms"] for t in seen["tensors"]} == {None}
-    else:
-        [told] = seen["tensors"]
-        assert len(told["layer_norms"]) == 4
-        assert math.hypot(*told["layer_norms"]) == pytest.approx(told["norm"])
-    assert "not said" in text
-
-
-def test_what_a_server_would_refuse_can_be_seen(
-    tmp_path: Path, model: CausalModel, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--type", "ntk", "--r", "31", "--dry-run"], "r=31: must be the model's head_dim, 32"),
+        (["--type", "ntk"], "--data: is needed"),
+        (
+            ["--type", "ntk", "--data", "/nowhere.jsonl", "--out", "/tmp/x"],
+            "/nowhere.jsonl: cannot",
+        ),
+    ],
+)
+def test_bad_options_are_named(
+    capsys: pytest.CaptureFixture[str], options: list[str], fault: str
 ) -> None:
-    """Values that are not finite, an unknown type, integers: that is what it is for."""
-    made = {
-        "keys": torch.tensor([[1.0, float("nan"), float("inf")], [3.0, 4.0, 0.0]]),
-        "odd": torch.arange(3),
-        "none": torch.zeros(2, 0),
-    }
-    folder = adapters.write(tmp_path / "a", "prefix", model, made=made)
-    path = folder / "adapter.json"
-    path.write_text(path.read_text().replace('"settings": {}', '"settings": {"lr": NaN}'))
-    text, seen = inspect(folder, capsys)
-    keys, none, odd = seen["tensors"]
-    assert (keys["not_finite"], keys["norm"], keys["layer_norms"]) == (2, None, [None, 5.0])
-    assert (none["parameters"], odd["dtype"]) == (0, "int64")
-    assert seen["settings"] == {"lr": "nan"}
-    assert "2 values not finite" in text
-    path.write_text(path.read_text().replace('"type": "prefix"', '"type": "magic"'))
-    assert inspect(folder, capsys)[1]["type"] == "magic"
+    assert main(["adapter", "train", *options]) == 2
+    assert fault in capsys.readouterr().err
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (tmp_path / "nowhere", tmp_path):
-        assert main(["adapter", "inspect", str(path)]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"gemserve: {path}: ")
-        assert error.count("\n") == 1
-    for words in (["adapter"], ["adapter", "inspect"], ["adapter", "inspect", ".", "--js"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(words)
-        assert stopped.value.code == 2
+def chats(path: Path, count: int) -> Path:
+    lines = [
+        {
+            "messages": [
+                {"role": "user", "content": f"The code for the lantern is {i}.\n\nWhat is it?"},
+                {"role": "assistant", "content": str(i)},
+            ]
+        }
+        for i in range(100, 100 + count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
-def test_ask_with_an_adapter(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_model(ModelConfig(device="cpu")).model
-    strong = {"vector": 20 * adapters.tensors("activation", model)[0]["vector"]}
-    adapters.write(tmp_path / "a", "activation", model, made=strong)
-    adapters.write(tmp_path / "other", "prefix", CausalModel(models.build("llama")))
-    notes = tmp_path / "notes"
-    notes.write_text("The code for the lantern is 48213. " + "The river runs. " * 20)
-    monkeypatch.setenv("GEMSERVE_ADAPTER", "a=a")  # a server's
-    ask = ["ask", str(notes), "What is the code for the lantern?", "--kv-memory", "64MiB"]
-    said = []
-    for words in ([], ["--adapter", str(tmp_path / "a")]):
-        assert main([*ask, *words]) == 0
-        said.append(capsys.readouterr().out)
-    assert "48213" in said[0]
-    assert said[0] != said[1]
-    assert main([*ask, "--adapter", str(tmp_path / "other")]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert f"adapter={tmp_path / 'other'}: made for another model: num_layers 4, not" in error
+@pytest.mark.slow
+def test_train_convert_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(chats(tmp_path / "chats.jsonl", 16))
+    made = str(tmp_path / "made")
+    options = ["--type", "prefix", "--length", "4", "--epochs", "1", "--evals", "1"]
+    assert main(["adapter", "train", *options, "--data", data, "--out", made, "--json"]) == 0
+    assert last_json(capsys)["num_parameters"] == 2 * 8 * 4 * 4 * 32
+    assert main(["adapter", "inspect", made, "--json"]) == 0
+    assert last_json(capsys)["type"] == "prefix"
+
+    steps = ["--fit-steps", "20", "--distill-steps", "1", "--json"]
+    term, told = str(tmp_path / "term"), str(tmp_path / "told")
+    assert (
+        main(["adapter", "convert", "--prefix", made, "--data", data, "--out", term, *steps]) == 0
+    )
+    result = last_json(capsys)
+    assert result["positions"] == 4
+    assert len(result["layers"]["fitted"]) == 8
+    (tmp_path / "system.txt").write_text("You answer with the number alone. " * 8)
+    source = ["--prompt", str(tmp_path / "system.txt")]
+    assert main(["adapter", "convert", *source, "--data", data, "--out", told, *steps]) == 0
+    assert last_json(capsys)["positions"] > 40
+    assert main(["adapter", "inspect", told, "--json"]) == 0
+    assert last_json(capsys)["settings"]["positions"] > 40

@@ -7,8 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+if not torch.cuda.is_available():
+    # Triton's kernels run in its interpreter then: it asks once, when it is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests import fakes
 
@@ -42,8 +46,6 @@ async def api(core: fakes.FakeCore, tokenizer: Any) -> AsyncIterator[fakes.Api]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without a CUDA device, tests marked `gpu` are skipped."""
-    import torch
-
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

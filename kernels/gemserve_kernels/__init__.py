@@ -1,8 +1,14 @@
-"""Tensor operations of gemserve: tensors in, tensors out; no model, no server."""
+"""Tensor operations of gemserve: tensors in, tensors out; no model, no server.
+
+What is named here is plain torch and runs anywhere. The `triton_…` modules hold twins of the same
+names and signatures, and are imported by whoever wants them: they need triton.
+"""
 
 from gemserve_kernels.attention import AttentionBackend, Partial, merge
 from gemserve_kernels.backends import select_backend
-from gemserve_kernels.ntk import ntk_features, ntk_part
+from gemserve_kernels.decode import decode_attention
+from gemserve_kernels.moves import gather_tokens, write_tokens
+from gemserve_kernels.ntk import merge_ntk, ntk_features, ntk_part
 from gemserve_kernels.scores import (
     WindowAttention,
     grouped_probabilities,
@@ -10,17 +16,23 @@ from gemserve_kernels.scores import (
     raw_scores,
     window_attention,
 )
+from gemserve_kernels.spans import Spans
 
 __all__ = [
     "AttentionBackend",
     "Partial",
+    "Spans",
     "WindowAttention",
+    "decode_attention",
+    "gather_tokens",
     "grouped_probabilities",
     "merge",
+    "merge_ntk",
     "ntk_features",
     "ntk_part",
     "pooled",
     "raw_scores",
     "select_backend",
     "window_attention",
+    "write_tokens",
 ]

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 
 from gemserve_kernels.attention import AttentionBackend, Partial, reference_attention
+from gemserve_kernels.spans import Spans
 
 
-def select_backend(device: torch.device) -> AttentionBackend:
-    """The fastest backend for `device` that returns log-sum-exps."""
-    if device.type == "cpu":
-        return AtenCpu()
-    if device.type == "cuda":
-        return AtenCuda()
-    raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
+def select_backend(device: torch.device, *, name: str | None = None) -> AttentionBackend:
+    """The backend called `name`, or the one for `device`; all of them return log-sum-exps.
+
+    Raises `ValueError` if there is none, or if it needs what is not installed.
+    """
+    by_device: dict[str, tuple[type[Reference | AtenCpu | AtenCuda], ...]] = {
+        "cpu": (AtenCpu, Reference),
+        "cuda": (AtenCuda, Reference, TritonCuda),
+    }
+    if device.type not in by_device:
+        raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
+    known = {backend.name: backend for backend in by_device[device.type]}
+    chosen = known.get(name or next(iter(known)))
+    if chosen is None:
+        raise ValueError(f"backend={name!r}: on {device.type} there are {', '.join(known)}")
+    if chosen is TritonCuda and find_spec("triton") is None:
+        raise ValueError(f"backend={name!r} needs triton: pip install 'gemserve[cuda]'")
+    return chosen()
 
 
 def _decode_one_by_one(
@@ -158,3 +171,26 @@ class AtenCuda:
     ) -> torch.Tensor:
         """See `AttentionBackend.decode`."""
         return _decode_one_by_one(self, query, keys, values, scale)
+
+
+class TritonCuda(AtenCuda):
+    """As torch's, but a decode step of all sequences takes one or two launches of our own kernels.
+
+    Chosen by name only: it has never run on a GPU.
+    """
+
+    name = "triton-cuda"
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.decode`; keys and values are views of one memory."""
+        from gemserve_kernels.triton_decode import decode_attention
+
+        spans = Spans.of_views(keys, values)
+        return decode_attention(query, spans, layer=0, scale=scale).out.transpose(0, 1)

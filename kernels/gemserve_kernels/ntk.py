@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from gemserve_kernels.attention import Partial
+from gemserve_kernels.attention import Partial, merge
 
 LEAST_SHARE = 1e-3  # of Σ|φ_i k_i|: the least a denominator's term may be
 
@@ -47,3 +47,19 @@ def ntk_part(query: torch.Tensor, z_a: torch.Tensor, z_b: torch.Tensor, k: torch
     mass = torch.maximum(mass, least).to(z_a.dtype)
     lse = torch.where(mass > 0, 0.0, -torch.inf)
     return Partial(out, lse, mass)
+
+
+def merge_ntk(
+    part: Partial,
+    query: torch.Tensor,
+    z_a: torch.Tensor,
+    z_b: torch.Tensor,
+    k: torch.Tensor,
+) -> torch.Tensor:
+    """A part of keys and values joined with the term of its queries: [heads, queries, head_dim].
+
+    In the dtype of the part. The rest is as in `ntk_part`; for no query may both the part and the
+    term be empty.
+    """
+    assert part.mass is None
+    return merge([part, ntk_part(query, z_a, z_b, k)])

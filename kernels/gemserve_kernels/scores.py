@@ -93,10 +93,11 @@ def grouped_probabilities(
 
 
 def pooled(scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
-    """Smooth [keys] scores over `width` neighbours; `kind` is "mean" (zero padded) or "max"."""
+    """Smooth [..., keys] scores over `width` neighbours; `kind`: "mean" (zero padded) or "max"."""
     padding = width // 2
+    rows = scores.reshape(1, -1, scores.shape[-1])
     if kind == "mean":
-        return F.avg_pool1d(scores[None, None], width, stride=1, padding=padding)[0, 0]
+        return F.avg_pool1d(rows, width, stride=1, padding=padding).view(scores.shape)
     if kind == "max":
-        return F.max_pool1d(scores[None, None], width, stride=1, padding=padding)[0, 0]
+        return F.max_pool1d(rows, width, stride=1, padding=padding).view(scores.shape)
     raise ValueError(f"pooling={kind!r}: must be 'mean' or 'max'")

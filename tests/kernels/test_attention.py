@@ -83,6 +83,18 @@ def test_unknown_device_is_refused() -> None:
         select_backend(torch.device("meta"))
 
 
+def test_backends_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert select_backend(torch.device("cpu"), name="reference").name == "reference"
+    assert select_backend(torch.device("cuda")).name == "aten-cuda"
+    with pytest.raises(ValueError, match="on cpu there are aten-cpu, reference"):
+        select_backend(torch.device("cpu"), name="triton-cuda")
+    monkeypatch.setattr("gemserve_kernels.backends.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match="needs triton"):
+        select_backend(torch.device("cuda"), name="triton-cuda")
+    monkeypatch.setattr("gemserve_kernels.backends.find_spec", lambda _: True)
+    assert select_backend(torch.device("cuda"), name="triton-cuda").name == "triton-cuda"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_part_equals_reference(dtype: torch.dtype) -> None:
@@ -94,3 +106,18 @@ def test_cuda_part_equals_reference(dtype: torch.dtype) -> None:
         tolerance = 1e-4 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(ours.out, theirs.out, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(ours.lse, theirs.lse, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["aten-cuda", "triton-cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_decode_equals_reference(name: str, dtype: torch.dtype) -> None:
+    memory = torch.randn(2, 2, 2, 3000, 64, generator=torch.Generator().manual_seed(1))
+    memory = memory.to("cuda", dtype)
+    query = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(2)).to("cuda", dtype)
+    keys = [memory[0, 0, :, :2501], memory[1, 0, :, :7]]
+    values = [memory[0, 1, :, :2501], memory[1, 1, :, :7]]
+    ours = select_backend(query.device, name=name).decode(query, keys, values, scale=0.125)
+    theirs = Reference().decode(query, keys, values, scale=0.125)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)

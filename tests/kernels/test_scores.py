@@ -51,5 +51,7 @@ def test_pooling_pads_with_zeros_and_counts_them() -> None:
     scores = torch.tensor([5.0, 0.0, 0.0, 10.0])
     torch.testing.assert_close(pooled(scores, kind="mean"), torch.tensor([1.0, 3.0, 3.0, 2.0]))
     torch.testing.assert_close(pooled(scores, kind="max"), torch.tensor([5.0, 10.0, 10.0, 10.0]))
+    rows = torch.stack([scores, 2 * scores])
+    torch.testing.assert_close(pooled(rows, kind="mean")[1], 2 * pooled(scores, kind="mean"))
     with pytest.raises(ValueError, match="pooling='median'"):
         pooled(scores, kind="median")

@@ -20,6 +20,7 @@ from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.problems import Problem, ProblemMaker
 from gemserve.evaluation.score import Outcome, Outcomes, average, evaluate, run_example
 from gemserve.evaluation.table import TASKS
+from gemserve.types import AUTO_MIN_KEEP
 
 ALL = [(task, name) for task, subtasks in TASKS.items() for name in subtasks]
 
@@ -209,7 +210,7 @@ def test_adaptive_arms_tell_what_they_saw(core: Core) -> None:
     assert fixed.coverage is not None
     assert fixed.reason is None
     if auto.reason is None:
-        assert 64 <= auto.kept_tokens <= 64
+        assert auto.kept_tokens == AUTO_MIN_KEEP
     assert fallback.coverage == fixed.coverage
     assert fallback.kept_tokens == (100 if fallback.reason is None else len(example.prompt.ids))
 

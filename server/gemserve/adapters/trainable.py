@@ -6,6 +6,7 @@ are put on plain causal attention over whole batches.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,19 +31,19 @@ TRAINING_ATTENTION = "gemserve-training"
 IGNORED = -100  # a label that no loss is taken of
 
 
-class Parameters(nn.Module):
+class Parameters(nn.Module, ABC):
     """What is trained of one kind of adapter. `settings` go into its description."""
 
     kind: str
     settings: dict[str, Any]
 
+    @abstractmethod
     def adapter(self) -> Adapter:
         """The adapter of the present values, with their gradients."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
         """What its file holds."""
-        raise NotImplementedError
 
     @property
     def num_parameters(self) -> int:

@@ -22,8 +22,12 @@ import harness
 import torch
 from torch import nn
 
+from gemserve.adapters.convert import ConvertConfig, Probe, convert
 from gemserve.adapters.examples import TrainingExample, read_examples
+from gemserve.adapters.folder import write_folder
+from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.table import load_adapter
 from gemserve.adapters.train import TrainConfig, run_trainer, train
 from gemserve.adapters.trainable import (
     ActivationParameters,
@@ -38,6 +42,7 @@ from gemserve.evaluation.example import draw_filler
 from gemserve.evaluation.problems import ProblemMaker
 from gemserve.evaluation.prose import stdlib_sentences
 from gemserve.model.adapter import NO_ADAPTER, Adapter
+from gemserve.model.base import base_of
 from gemserve.model.loader import Loaded, load
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
@@ -47,13 +52,19 @@ TASKS: dict[str, Callable[[str], str]] = {
     "letters": lambda value: "".join(chr(ord("a") + int(digit)) for digit in value),
     "words": lambda value: " ".join(DIGITS[int(digit)] for digit in value),
     "parity": lambda value: "odd" if int(value) % 2 else "even",
+    "digit": lambda value: DIGITS[int(value[0])],
+    "style": lambda value: f"{value}, as you asked.",
+    "framed": lambda value: f"It is {value}.",
 }
-RATES = {"ntk": 1e-2, "prefix": 1e-2, "activation": 1e-2, "lora": 3e-3}
+RATES = {"ntk": 1e-2, "prefix": 5e-2, "activation": 1e-2, "lora": 3e-3, "converted": 5e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`size`: the rank s of ntk, positions of a prefix, the rank r of LoRA."""
+    """`size`: the rank s of ntk, positions of a prefix, the rank r of LoRA.
+
+    "converted" is a prefix, trained as others are, and an NTK adapter of rank 16 fitted to it.
+    """
 
     kind: str
     size: int
@@ -71,6 +82,7 @@ CONTESTANTS = (
     Contestant("prefix", 100),
     Contestant("activation", 1),
     Contestant("lora", 8),
+    Contestant("converted", 100),
 )
 
 
@@ -165,15 +177,32 @@ def trained(
             count = train_lora(loaded, size, data, folder, config)
         else:
             made = {
-                "ntk": lambda: NTKParameters(model.shape, model.shape.head_dim, size, seed),
+                "ntk": lambda: NTKParameters.beside(
+                    model, [e.ids for e in examples], model.shape.head_dim, size, seed
+                ),
                 "prefix": lambda: PrefixParameters(model, (examples[0].ids * size)[:size]),
                 "activation": lambda: ActivationParameters(model.shape, layer=size),
+                "converted": lambda: PrefixParameters(model, (examples[0].ids * size)[:size]),
             }[contestant.kind]()
             count = train(model, made, *data, folder, config, pad_id=0).num_parameters
+            if contestant.kind == "converted":
+                count = convert_folder(loaded, folder, examples)
         spent_s = time.perf_counter() - start
         store = AdapterStore(model, Path(root), 1 << 30)
         store.load("a", "adapter")
         yield store.get("a"), count, spent_s
+
+
+def convert_folder(loaded: Loaded, folder: Path, examples: list[TrainingExample]) -> int:
+    """Put an NTK adapter in the place of a trained prefix; its parameters."""
+    model, base = loaded.model, base_of(loaded.model)
+    prefix = load_adapter("", folder, model, base, 1 << 30)
+    assert isinstance(prefix, Prefix)
+    probes = [Probe(e.ids, e.num_prompt) for e in examples]
+    config = ConvertConfig(r=model.shape.head_dim, s=16, seed=1)
+    made, _ = convert(model, prefix, probes, config, harness.note)
+    write_folder(folder, kind=made.kind, settings=made.settings, tensors=made.tensors(), base=base)
+    return made.num_parameters
 
 
 class LoraModel(nn.Module):

@@ -28,6 +28,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.causal import CausalModel
+from gemserve_kernels import Partial
 from tests import models
 from tests.model.test_adapters import core_of, prompt, request, run
 
@@ -107,6 +108,37 @@ def test_training_pass_equals_the_model(name: str) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=1e-3)
 
 
+def test_an_ntk_term_starts_with_the_weight_of_attention() -> None:
+    """Beside attention of weight e^13 a term of weight 1 and its gradients were nothing."""
+    model = CausalModel(models.build("llama", scale=8.0))
+    texts = [prompt(40), prompt(60, seed=1)]
+    seen: dict[int, list[torch.Tensor]] = {}
+
+    def record(layer: int, query: torch.Tensor, own: Partial, term: Partial) -> None:
+        seen.setdefault(layer, []).append(own.lse)
+
+    plain = NTKParameters(model.shape, model.shape.head_dim, 4, seed=0)
+    beside = NTKParameters.beside(model, texts, model.shape.head_dim, 4, seed=0)
+    for text in texts:
+        logits_with_gradients(model, plain.adapter(), torch.tensor([text]), record)
+    for layer, weights in seen.items():
+        median = torch.cat(weights, 1).median(dim=1).values
+        torch.testing.assert_close(beside.scale[layer], median.exp())
+    assert beside.scale.min() > 2
+    torch.testing.assert_close(
+        beside.tensors()["k"], plain.tensors()["k"] * beside.scale[..., None]
+    )
+
+    ids = torch.tensor([texts[0]])
+    norms = []
+    for made in (plain, beside):
+        made.zero_grad()
+        Adapted(model, made)(ids, ids)["loss"].backward()
+        assert made.z_b.grad is not None
+        norms.append(float(made.z_b.grad.norm()))
+    assert norms[1] > norms[0]
+
+
 def toy_examples(count: int, seed: int) -> list[TrainingExample]:
     """Whatever is asked, the answer is 7 8 9."""
     return [TrainingExample((*prompt(6, seed + i), 7, 8, 9), 6) for i in range(count)]
@@ -119,7 +151,7 @@ def test_served_adapter_is_the_trained_one(tmp_path: Path, kind: str) -> None:
     parameters = (
         parameters_of(kind, model)
         if kind != "ntk"
-        else NTKParameters(model.shape, model.shape.head_dim, 4, seed=0)
+        else NTKParameters.beside(model, [prompt(6)], model.shape.head_dim, 4, seed=0)
     )
     result = train(
         model,

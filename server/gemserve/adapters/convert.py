@@ -14,13 +14,16 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.trainable import NTKParameters, Parameters, logits_with_gradients
+from gemserve.adapters.trainable import (
+    LARGEST_LSE,
+    NTKParameters,
+    Parameters,
+    logits_with_gradients,
+)
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.causal import CausalModel
 from gemserve_kernels import Partial, merge, ntk_part
-
-_LARGEST_LSE = 80.0  # e to it still is a float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +181,9 @@ def _fit_layers(
     held_out = max(1, len(probes) // 8)
     seen = _observe(model, prefix, probes[:-held_out] or probes, config.max_queries)
     largest = float(seen.prefix.lse.max())
-    if largest > _LARGEST_LSE:
+    if largest > LARGEST_LSE:
         raise AdapterError(
-            f"the prefix's log-sum-exp reaches {largest:.1f}, the limit is {_LARGEST_LSE:g}: a "
+            f"the prefix's log-sum-exp reaches {largest:.1f}, the limit is {LARGEST_LSE:g}: a "
             "term of such weight is beyond float32"
         )
     scale = seen.prefix.lse.median(dim=1).values.exp().view(shape.num_layers, shape.num_heads)
@@ -240,15 +243,19 @@ def _distill(
     optimizer = torch.optim.Adam(parameters.parameters(), lr=config.distill_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.distill_steps)
     generator = torch.Generator().manual_seed(config.seed + 1)
+    said: dict[int, torch.Tensor] = {}  # after the prefix, which is long and never changes
     for _ in range(config.distill_steps):
         picked = torch.randint(len(taught), (config.batch_size,), generator=generator).tolist()
-        batch = [taught[i] for i in picked]
         loss = torch.zeros((), device=model.device)
-        for probe in batch:
-            with torch.no_grad():
-                wanted = logits_with_gradients(model, prefix, torch.tensor([probe.after]))[0]
+        for index in picked:
+            probe = taught[index]
+            if index not in said:
+                with torch.no_grad():
+                    after = torch.tensor([probe.after])
+                    logits = logits_with_gradients(model, prefix, after)[0]
+                    said[index] = probe.answer(logits).clone()  # not a view of all of them
             ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([probe.ids]))[0]
-            loss = loss + _kl(probe.answer(wanted), probe.answer(ours)).mean() / len(batch)
+            loss = loss + _kl(said[index], probe.answer(ours)).mean() / len(picked)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -29,6 +29,8 @@ from gemserve_kernels.backends import Reference
 
 TRAINING_ATTENTION = "gemserve-training"
 IGNORED = -100  # a label that no loss is taken of
+LARGEST_LSE = 80.0  # of what a term weighs: e to it still is a float32
+_FIRST_TEXTS = 16
 
 
 class Parameters(nn.Module, ABC):
@@ -54,7 +56,8 @@ class NTKParameters(Parameters):
     """`k` is a softplus of what is trained, so that no denominator shrinks.
 
     Z_B starts at zero and k near it: the untrained adapter changes next to nothing. `scale`:
-    [layers, heads], what Z and k are multiples of. `positions`: see `NTK`.
+    [layers, heads], what Z and k are multiples of: where attention's own weight e^ℓ is e^20, terms
+    around 1 are as good as none, and so are their gradients. `positions`: see `NTK`.
     """
 
     kind = "ntk"
@@ -78,6 +81,25 @@ class NTKParameters(Parameters):
         self.log_k = nn.Parameter(torch.full(sizes["k"], -6.0))
         self.scale: torch.Tensor
         self.register_buffer("scale", torch.ones(sizes["k"][:2]) if scale is None else scale)
+
+    @classmethod
+    def beside(
+        cls, model: CausalModel, texts: Sequence[Sequence[int]], r: int, s: int, seed: int
+    ) -> NTKParameters:
+        """Of the weight attention has in each head: the median over the first texts' tokens."""
+        new = cls(model.shape, r, s, seed)
+        seen: dict[int, list[torch.Tensor]] = {}
+
+        def record(layer: int, query: torch.Tensor, own: Partial, term: Partial) -> None:
+            seen.setdefault(layer, []).append(own.lse)
+
+        with torch.no_grad():
+            for text in texts[:_FIRST_TEXTS]:
+                logits_with_gradients(model, new.adapter(), torch.tensor([list(text)]), record)
+        for layer, weights in seen.items():
+            typical = torch.cat(weights, 1).median(dim=1).values
+            new.scale[layer] = typical.clamp_max(LARGEST_LSE).exp()
+        return new
 
     def adapter(self) -> NTK:
         return NTK("", "", **self.tensors(), num_positions=self.settings["positions"])

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, f.name) is not None
     }
     config = TrainConfig(**given)
-    parameters = _parameters(arguments, loaded.model, examples[0].ids, config.seed)
+    texts = [example.ids for example in examples]
+    parameters = _parameters(arguments, loaded.model, texts, config.seed)
     print(
         f"gemserve: {parameters.num_parameters:,} parameters, {len(examples)} examples, "
         f"{len(held_out)} to evaluate with",
@@ -126,8 +128,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parameters(arguments: argparse.Namespace, model: Any, text: Any, seed: int) -> Any:
-    """A new adapter of the wanted kind; a prefix starts as the beginning of `text`."""
+def _parameters(
+    arguments: argparse.Namespace, model: Any, texts: Sequence[Sequence[int]], seed: int
+) -> Any:
+    """A new adapter of the wanted kind; a prefix starts as the beginning of the first text."""
     from gemserve.adapters.trainable import (
         ActivationParameters,
         NTKParameters,
@@ -136,10 +140,11 @@ def _parameters(arguments: argparse.Namespace, model: Any, text: Any, seed: int)
 
     if arguments.kind == "ntk":
         r = arguments.r or model.shape.head_dim
-        return NTKParameters(model.shape, r, arguments.s, seed)
+        return NTKParameters.beside(model, texts, r, arguments.s, seed)
     if arguments.kind == "activation":
         return ActivationParameters(model.shape, arguments.layer)
-    repeated = list(text) * -(-arguments.length // len(text))
+    text = list(texts[0])
+    repeated = text * -(-arguments.length // len(text))
     return PrefixParameters(model, repeated[: arguments.length])
 
 

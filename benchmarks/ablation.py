@@ -51,7 +51,7 @@ Choose = Callable[[ByLayer, int, int], list[int]]  # by layer, the filter layer,
 def variant(
     sieve: Sieve = SIEVE,
     *,
-    rows: int = SIEVE.observed,
+    rows: int = 1,
     heads: str = "max",
     window: str = "sum",
     more_layers: int = 0,
@@ -97,7 +97,7 @@ def by_chunks(scores: torch.Tensor, size: int) -> torch.Tensor:
 
 def reserved(spans: Sequence[Span], num_tokens: int, budget: int, rest: float) -> list[int]:
     chosen: list[int] = []
-    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.REST, rest)):
+    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.HEAD, rest)):
         allowed = [s for s in spans if s.priority <= last]
         most = max(len(chosen), int(share * budget))
         chosen = protected_positions(allowed, num_tokens, most)
@@ -126,7 +126,7 @@ def by_gemfilter(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
 
 VARIANTS: dict[str, Choose] = {
     "sieve": variant(),
-    **{f"window of {rows}": variant(rows=rows) for rows in (1, 2, 8, 16, 64)},
+    **{f"window of {rows}": variant(rows=rows) for rows in (2, 4, 16, 64)},
     "heads summed": variant(heads="sum"),
     "best row": variant(window="max"),
     "2 layers": variant(more_layers=1),

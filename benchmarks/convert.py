@@ -1,8 +1,9 @@
 """A system prompt of 2,000 tokens against the NTK adapter that is fitted to it.
 
 The prompt is a handbook: prose with a few facts in it. Chats ask about a text of the user's own,
-where the prompt should change nothing, or about a fact of the handbook, which only its keys can
-tell. How alike the answers are is told for both; so is what the model says without the prompt.
+where the prompt should change nothing, or about a fact of the handbook: one that the chats it is
+fitted on ask about too, or one that none of them does, which only the prompt's keys can tell. How
+alike the answers are is told for each; so is what the model says without the prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TESTED = 100  # chats of each kind
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=1900, help="of prose in the prompt")
-    parser.add_argument("--facts", type=int, default=8)
+    parser.add_argument("--facts", type=int, default=16, help="half of which are asked about")
     parser.add_argument("--chats", type=int, default=400, help="to fit on")
     parser.add_argument("--asked", type=float, default=0.5, help="share of them about its facts")
     parser.add_argument("--fit-steps", type=int, default=600)
@@ -60,11 +61,13 @@ def main() -> None:
     text = " ".join(prose)
     asked = round(arguments.asked * arguments.chats)
     taught = [own(rng) for _ in range(arguments.chats - asked)]
-    taught += [about(rng.choice(facts)) for _ in range(asked)]
+    known = facts[: len(facts) // 2]
+    taught += [about(rng.choice(known)) for _ in range(asked)]
     rng.shuffle(taught)
     tested = {
         "own text": [own(rng) for _ in range(TESTED)],
-        "handbook": [about(fact) for fact in facts],
+        "asked before": [about(fact) for fact in known],
+        "never asked": [about(fact) for fact in facts[len(known) :]],
     }
     ids, probes = probes_of(loaded, text, taught)
     keys, values = read_prefix(model, ids)

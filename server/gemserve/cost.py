@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from gemserve.types import FilterMethod
 
 # rows of the observation window
-SIEVE_ROWS = 4
 SNAPKV_ROWS = 32
 
 
@@ -66,11 +65,11 @@ class ModelShape:
         return 2.0 * self.hidden_size * self.vocab_size
 
     def scores(self, method: FilterMethod, num_tokens: int) -> float:
-        """Choosing: the last row against summed heads (gemfilter), or a window of rows."""
+        """Choosing: the last row against summed heads (gemfilter) or each (sieve), or a window."""
         if method == "gemfilter":
             return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
         row = 2.0 * self.num_heads * self.head_dim * num_tokens
-        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * SIEVE_ROWS
+        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row
 
     def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
         """Everything up to the first token's logits, the second pass included."""

@@ -40,7 +40,8 @@ class Priority(IntEnum):
     SYSTEM = 2
     TOOLS = 3
     FRAME = 4  # what the chat template puts around messages
-    REST = 5  # what may matter
+    BEFORE = 5  # the paragraphs before the question, which may be part of it
+    HEAD = 6  # of a document, where what is to be done with it often stands
 
 
 @dataclass(frozen=True, slots=True)

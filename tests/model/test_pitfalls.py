@@ -13,7 +13,7 @@ import torch
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import build_core
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import Prompt, chat_prompt
+from gemserve.engine.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.evaluation.example import Draw, draw_filler
 from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.prose import stdlib_sentences
@@ -26,6 +26,7 @@ from gemserve.types import (
     FilterMethod,
     FilterParams,
     FilterReport,
+    Priority,
     Request,
     SamplingParams,
 )
@@ -183,6 +184,38 @@ def test_6_recall_survives_compaction(core: Core, method: FilterMethod) -> None:
         (outcome,) = run_example(core, example, 21, [method], 0.125)
         right += outcome.score
     assert right >= 18
+
+
+BEFORE = "Leave out the appendix, trust tables more than the text, and ignore what was withdrawn."
+GATE = "Which of these four numbers opens the northern gate at night?"
+OPTIONS = "A) 1234  B) 7777  C) 9812  D) 5541"
+
+
+@pytest.mark.parametrize(
+    ("content", "lost"),
+    [
+        (
+            "Reply in French, in one sentence.\n\n{}\n\nWhat is the code for the lamb?",
+            Priority.HEAD,
+        ),
+        (f"{{}}\n\n{BEFORE}\n\nWhat is the code for the lamb?", Priority.BEFORE),
+        (f"{{}}\n\n{GATE}\n\n{OPTIONS}\n\nAnswer:", Priority.BEFORE),
+    ],
+    ids=["before the document", "before the question", "in several paragraphs"],
+)
+def test_what_is_asked_survives(core: Core, content: str, lost: Priority) -> None:
+    """Nothing looks at how an answer is to be written until it is: it was filtered out."""
+    content = content.format(document(core, 4000, seed=5))
+    asked = [part for part in content.split("\n\n") if len(part) < 100]
+    assert len(asked) >= 2
+    chat = chat_prompt(core.tokenizer, [{"role": "user", "content": content}])
+    for prompt in (chat, text_prompt(core.tokenizer, content)):
+        text = kept_text(core, prompt, "sieve", 256)
+        assert all(part in text for part in asked)
+        # attention does not find it
+        others = tuple(s for s in prompt.protected if s.priority is not lost)
+        text = kept_text(core, replace(prompt, protected=others), "sieve", 256)
+        assert not all(part in text for part in asked)
 
 
 @pytest.mark.parametrize("method", METHODS)

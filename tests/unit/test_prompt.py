@@ -40,12 +40,12 @@ def assert_sound(prompt: Prompt) -> None:
     assert protected_positions(prompt.protected, len(prompt.ids), 1) == [0]
 
 
-def test_a_text_prompt_begins_with_bos_and_protects_its_end(tokenizer: Any) -> None:
+def test_a_text_prompt_begins_with_bos_and_protects_its_ends(tokenizer: Any) -> None:
     prompt = text_prompt(tokenizer, DOCUMENT)
     assert prompt.ids[0] == tokenizer.bos_token_id
     assert prompt.ids[1] != tokenizer.bos_token_id
     n = len(prompt.ids)
-    expected = {0, *range(n - QUESTION_TAIL, n)}
+    expected = {*range(1 + QUESTION_HEAD), *range(n - QUESTION_TAIL, n)}
     assert set(protected_positions(prompt.protected, n, n)) == expected
 
 

@@ -46,13 +46,13 @@ def test_what_is_protected_leaves_room_for_what_is_found() -> None:
     """A system prompt, tool results or a hundred turns used up the budget: the filter was blind."""
     long = 10_000
     question = Span(long - 20, long, Priority.QUESTION)
-    for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.REST, 0.25)):
+    for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.HEAD, 0.25)):
         spans = [BOS, Span(1, 5000, priority), question]
         chosen = reserve(spans, long, 400, 400).positions
         assert len(chosen) == 400 * share
         assert {0, *range(long - 20, long)} <= set(chosen)
         assert reserve(spans, long, 20, 20).positions == protected_positions(spans, long, 20)
-    everything = [BOS, Span(1, 101, Priority.SYSTEM), Span(200, 9000, Priority.REST), question]
+    everything = [BOS, Span(1, 101, Priority.SYSTEM), Span(200, 9000, Priority.HEAD), question]
     chosen = set(reserve(everything, long, 400, 400).positions)
     assert set(range(101)) | set(range(long - 20, long)) <= chosen
     assert len(chosen) == 121, "more than a quarter is taken before the rest has its turn"
@@ -74,7 +74,7 @@ def test_protecting_the_protected_changes_nothing() -> None:
         rng = random.Random(seed)
         spans = random_spans(rng, 60)
         chosen = protected_positions(spans, 60, 20)
-        again = [Span(p, p + 1, Priority.REST) for p in chosen]
+        again = [Span(p, p + 1, Priority.HEAD) for p in chosen]
         assert sorted(protected_positions(again, 60, 20)) == sorted(chosen)
 
 
@@ -83,7 +83,7 @@ def test_a_smaller_budget_keeps_the_more_important() -> None:
         BOS,
         Span(1, 5, Priority.SYSTEM),
         Span(5, 8, Priority.TOOLS),
-        Span(8, 20, Priority.REST),
+        Span(8, 20, Priority.HEAD),
         Span(20, 24, Priority.QUESTION),
     ]
     chosen = protected_positions(spans, 24, 24)
@@ -92,32 +92,50 @@ def test_a_smaller_budget_keeps_the_more_important() -> None:
         assert protected_positions(spans, 24, budget) == chosen[:budget]
 
 
+def test_of_a_head_its_start_comes_first() -> None:
+    spans = [Span(10, 20, Priority.BEFORE), Span(1, 9, Priority.HEAD)]
+    assert protected_positions(spans, 24, 14) == [*range(19, 9, -1), 1, 2, 3, 4]
+
+
 def test_a_question_too_long_for_the_budget_keeps_its_end() -> None:
     assert protected_positions([BOS, Span(5, 50, Priority.QUESTION)], 50, 4) == [0, 49, 48, 47]
 
 
-@pytest.mark.parametrize("spans", [[], [Span(3, 3, Priority.SYSTEM)], [Span(9, 4, Priority.REST)]])
+@pytest.mark.parametrize("spans", [[], [Span(3, 3, Priority.SYSTEM)], [Span(9, 4, Priority.HEAD)]])
 def test_empty_spans_protect_nothing(spans: list[Span]) -> None:
     assert protected_positions(spans, 20, 10) == []
 
 
 def test_spans_beyond_the_prompt_are_cut() -> None:
-    spans = [Span(-5, 2, Priority.SYSTEM), Span(8, 99, Priority.REST)]
+    spans = [Span(-5, 2, Priority.SYSTEM), Span(8, 99, Priority.HEAD)]
     assert sorted(protected_positions(spans, 10, 10)) == [0, 1, 8, 9]
 
 
 def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> None:
     limit = QUESTION_HEAD + QUESTION_TAIL
     assert question_spans(7, 7 + limit) == [Span(7, 7 + limit, Priority.QUESTION)]
-    assert question_spans(7, 8 + limit) == [
-        Span(8 + limit - QUESTION_TAIL, 8 + limit, Priority.QUESTION),
-        Span(7, 7 + QUESTION_HEAD, Priority.REST),
-    ]
+    stop = 8 + limit
+    tail, head = stop - QUESTION_TAIL, Span(7, 7 + QUESTION_HEAD, Priority.HEAD)
+    for paragraphs, before, asked in (
+        ([], tail, tail),
+        ([tail - 1], tail, tail),
+        ([tail - 1, tail - 9], tail, tail),
+        ([stop - 20], stop - 20, stop - 20),
+        ([stop - 20, stop - 40, tail, tail - 1], tail, stop - 20),
+        ([stop - 20, tail - 1], stop - 20, stop - 20),
+    ):
+        assert question_spans(7, stop, paragraphs) == [
+            Span(asked, stop, Priority.QUESTION),
+            Span(before, asked, Priority.BEFORE),
+            head,
+        ]
 
 
 @pytest.mark.parametrize("num_tokens", [1, QUESTION_TAIL, 1000])
 @pytest.mark.parametrize("has_bos", [True, False])
-def test_a_plain_prompt_keeps_bos_and_its_end(num_tokens: int, has_bos: bool) -> None:
+def test_a_plain_prompt_keeps_bos_and_its_ends(num_tokens: int, has_bos: bool) -> None:
     chosen = protected_positions(plain_spans(num_tokens, has_bos), num_tokens, num_tokens)
-    expected = set(range(max(0, num_tokens - QUESTION_TAIL), num_tokens))
-    assert set(chosen) == expected | ({0} if has_bos else set())
+    is_short = num_tokens <= QUESTION_HEAD + QUESTION_TAIL
+    tail = range(0 if is_short else num_tokens - 32, num_tokens)
+    head = range(min(num_tokens, QUESTION_HEAD + has_bos))
+    assert set(chosen) == {*head, *tail}

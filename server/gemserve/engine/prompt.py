@@ -18,6 +18,7 @@ _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
 _FENCE = re.compile(r"[ \t]*(?:(```+)[^`\r\n]*$|(~~~+))", re.MULTILINE)
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _SHORTEST_QUESTION = 12  # characters
+_MOST_PARAGRAPHS = 8  # that may belong to a question
 _MARK = re.compile("\ue000(\\d+)\ue001")
 
 
@@ -54,8 +55,8 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     ids = encoding.ids
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     # counted apart: offsets of a long prompt are slow to read, and only its end matters
-    end = encode(tokenizer, _last_paragraph(text), add_special_tokens=False)
-    spans = plain_spans(len(ids), has_bos, len(ids) - len(end))
+    ends = [encode(tokenizer, end, add_special_tokens=False) for end in _last_paragraphs(text)]
+    spans = plain_spans(len(ids), has_bos, [len(ids) - len(end) for end in ends])
     return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding))
 
 
@@ -122,8 +123,8 @@ def chat_spans(
         elif role == "tool":
             spans += message_spans(start, stop, Priority.TOOLS)  # a document, as often as not
         elif index == last_user:
-            asked = low + len(said) - len(_last_paragraph(said).lstrip())
-            spans += question_spans(start, stop, bisect_right(ends, asked))
+            paragraphs = [low + len(said) - len(end.lstrip()) for end in _last_paragraphs(said)]
+            spans += question_spans(start, stop, [bisect_right(ends, at) for at in paragraphs])
     spans.append(Span(cursor, num_tokens, Priority.QUESTION))  # the answer's header
     return tuple(s for s in spans if s.stop > s.start)
 
@@ -217,14 +218,16 @@ def _message_end(text: str, at: int, content: str, after: str, *, is_last: bool)
     return len(text) - len(after) if is_last else text.find(after, at)
 
 
-def _last_paragraph(text: str) -> str:
-    """What follows the last blank line that leaves more than a word or two such as "Answer:"."""
+def _last_paragraphs(text: str) -> list[str]:
+    """The text from its last paragraph on, from the one before it on, and so on; some of them.
+
+    What leaves no more than a word or two such as "Answer:" is no paragraph.
+    """
     end = text[-_END_CHARS:]
     starts = [match.end() for match in _BLANK_LINE.finditer(end)]
-    for start in reversed(starts):
-        if len(end[start:].strip()) >= _SHORTEST_QUESTION:
-            return end[start:]
-    return end
+    ends = [end[start:] for start in reversed(starts)]
+    found = [end for end in ends if len(end.strip()) >= _SHORTEST_QUESTION]
+    return found[:_MOST_PARAGRAPHS] or [end]
 
 
 def encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:

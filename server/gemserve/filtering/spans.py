@@ -13,31 +13,29 @@ LONG_MESSAGE = 512
 _GUESS = 32  # of a tail without structure, what is taken for the question
 
 
-def question_spans(start: int, stop: int, question: int | None = None) -> list[Span]:
+def question_spans(start: int, stop: int, paragraphs: Sequence[int] = ()) -> list[Span]:
     """Protect a last user turn at start..stop−1; of one that is itself the document, its ends.
 
-    `question`: where its last paragraph starts, which comes before the rest of its end.
+    `paragraphs`: where its last ones start, last first: the question, and what may belong to it.
     """
     if stop - start <= QUESTION_HEAD + QUESTION_TAIL:
         return [Span(start, stop, Priority.QUESTION)]
     tail = stop - QUESTION_TAIL
-    asked = tail if question is None else max(tail, question)
-    spans = [
+    asked = max(tail, paragraphs[0]) if paragraphs else tail
+    before = min((p for p in paragraphs if p >= tail), default=asked)
+    return [
         Span(asked, stop, Priority.QUESTION),
-        Span(start, start + QUESTION_HEAD, Priority.REST),
+        Span(before, asked, Priority.BEFORE),
+        Span(start, start + QUESTION_HEAD, Priority.HEAD),
     ]
-    return spans if asked == tail else [*spans, Span(tail, asked, Priority.REST)]
 
 
-def plain_spans(num_tokens: int, has_bos: bool, question: int | None = None) -> tuple[Span, ...]:
-    """Protection of a prompt without roles: BOS and the tail, where the question stands.
-
-    `question`: where its last paragraph starts, if that is known.
-    """
-    tail = max(0, num_tokens - QUESTION_TAIL)
-    asked = max(tail, num_tokens - _GUESS if question is None else question)
-    spans = (Span(asked, num_tokens, Priority.QUESTION), Span(tail, asked, Priority.REST))
-    return (Span(0, 1, Priority.BOS), *spans) if has_bos else spans
+def plain_spans(num_tokens: int, has_bos: bool, paragraphs: Sequence[int] = ()) -> tuple[Span, ...]:
+    """Protect a prompt without roles: BOS, and what is protected of a last turn."""
+    start = int(has_bos)
+    guess = [max(start, num_tokens - _GUESS)]
+    spans = question_spans(start, num_tokens, paragraphs or guess)
+    return (Span(0, 1, Priority.BOS), *spans) if has_bos else tuple(spans)
 
 
 def message_spans(start: int, stop: int, priority: Priority) -> list[Span]:
@@ -73,7 +71,7 @@ def reserve(spans: Sequence[Span], num_tokens: int, budget: int, low: int) -> Re
     limits = (
         (Priority.QUESTION, budget),
         (Priority.FRAME, int(0.75 * budget)),
-        (Priority.REST, int(0.25 * low)),
+        (Priority.HEAD, int(0.25 * low)),
     )
     for last, limit in limits:
         allowed = [s for s in spans if s.priority <= last]
@@ -83,10 +81,14 @@ def reserve(spans: Sequence[Span], num_tokens: int, budget: int, low: int) -> Re
 
 
 def protected_positions(spans: Sequence[Span], num_tokens: int, budget: int) -> list[int]:
-    """Positions to keep, at most `budget`, most important first; of one span its end first."""
+    """Positions to keep, at most `budget`, most important first.
+
+    Of one span its end comes first, of a head its start.
+    """
     chosen: dict[int, None] = {}
     for span in sorted(spans, key=lambda s: (s.priority, -s.start)):
-        for position in range(min(span.stop, num_tokens) - 1, max(0, span.start) - 1, -1):
+        positions = range(max(0, span.start), min(span.stop, num_tokens))
+        for position in positions if span.priority is Priority.HEAD else reversed(positions):
             if len(chosen) == budget:
                 return list(chosen)
             chosen.setdefault(position)

@@ -14,6 +14,7 @@ _SMALLEST_SCALE = 1e-12  # a row of zeros stays one
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 [rows, columns] and float32 scales [rows, 1], whose product is about `rows`."""
+    rows = rows.contiguous()  # as the hardware's products want them
     # a norm, not abs().amax(): no copy of all rows in between
     largest = torch.linalg.vector_norm(
         rows, float("inf"), dim=-1, keepdim=True, dtype=torch.float32

@@ -152,15 +152,13 @@ def test_a_filter_pass_copies_nothing_and_a_token_each_layer_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copied: list[int] = []
-    fetch = HostLayers._fetch
+    copy = HostLayers._copy
 
-    def spy(self: HostLayers, layer: int) -> None:
-        before = list(self._held)
-        fetch(self, layer)
-        if self._held != before:
-            copied.append(layer)
+    def spy(self: HostLayers, layer: int, index: int) -> None:
+        copied.append(layer)
+        copy(self, layer, index)
 
-    monkeypatch.setattr(HostLayers, "_fetch", spy)
+    monkeypatch.setattr(HostLayers, "_copy", spy)
     model = place(models.build("llama"), CPU, 3)
     core = core_of(model)
     only = Request(

@@ -80,20 +80,22 @@ class HostLayers:
 
     def _fetch(self, layer: int) -> None:
         index = layer % NUM_PLACES
-        if layer not in self._resting or self._held[index] == layer:
-            return
+        if layer in self._resting and self._held[index] != layer:
+            self._held[index] = None  # should the copy fail
+            self._copy(layer, index)
+            self._held[index] = layer
+
+    def _copy(self, layer: int, index: int) -> None:
         weights = self._resting[layer]
         place = self._places[index][: weights.numel()]
-        self._held[index] = None  # should the copy fail
-        if self._is_gpu:
-            # what was asked for so far may still be computing with the layer that is there now
-            self._stream.wait_stream(torch.cuda.current_stream(place.device))
-            with torch.cuda.stream(self._stream):
-                place.copy_(weights, non_blocking=True)
-                self._arrived[index].record(self._stream)
-        else:
+        if not self._is_gpu:
             place.copy_(weights)
-        self._held[index] = layer
+            return
+        # what was asked for so far may still be computing with the layer that is there now
+        self._stream.wait_stream(torch.cuda.current_stream(place.device))
+        with torch.cuda.stream(self._stream):
+            place.copy_(weights, non_blocking=True)
+            self._arrived[index].record(self._stream)
 
     def _used(
         self, layer: int, weight: nn.Parameter | None, place: torch.Tensor

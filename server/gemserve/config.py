@@ -10,6 +10,9 @@ from gemserve.errors import ConfigError, shown
 from gemserve.types import ADAPTER_NAME, FilterMethod, Keep
 
 DEFAULT_KEEP = 1024
+# Layers from the host share two places on the device: two of them would save nothing.
+FEWEST_OFFLOADED = 3
+FilterPrecision = Literal["model", "fp8"]
 # Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
 KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
     (32, 4096, 128256): 13,  # Llama-3.1-8B
@@ -38,7 +41,8 @@ class EngineConfig:
     the pool that all requests' keys and values share. `max_running`: requests in progress at once.
     `step_target_s`: how long a step of prompt work aims to last; cancellations are seen between
     steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt goes through the layers at
-    once.
+    once. `filter_precision`: of the filter pass's matrix products. `offload_layers`: so many of the
+    upper layers rest on the host; "auto": all above the filter layer.
     """
 
     filter_method: FilterMethod = "sieve"
@@ -53,6 +57,8 @@ class EngineConfig:
     max_chunk_tokens: int = 2048
     max_queue: int = 128
     max_prompt_tokens: int | None = None
+    filter_precision: FilterPrecision = "model"
+    offload_layers: int | Literal["auto"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +129,8 @@ def resolve_engine(
             f"max_prompt_tokens={limit}: must be from 1 to {context_tokens - 1}, one less than the "
             "model's context"
         )
-    return replace(config, filter_layer=layer, max_prompt_tokens=limit)
+    offloaded = find_offload_layers(config.offload_layers, num_layers, layer)
+    return replace(config, filter_layer=layer, max_prompt_tokens=limit, offload_layers=offloaded)
 
 
 def find_filter_layer(
@@ -147,3 +154,16 @@ def find_filter_layer(
             f"filter_layer={layer}: the model has {num_layers} layers, so 0 to {num_layers - 1}"
         )
     return layer
+
+
+def find_offload_layers(given: int | Literal["auto"], num_layers: int, filter_layer: int) -> int:
+    """How many of the upper layers rest on the host; layers that filter a prompt never do."""
+    limit = num_layers - filter_layer - 1
+    count = limit if given == "auto" else given
+    if count != 0 and not FEWEST_OFFLOADED <= count <= limit:
+        allowed = f"0, or from {FEWEST_OFFLOADED} to {limit}" if limit >= FEWEST_OFFLOADED else "0"
+        raise ConfigError(
+            f"offload_layers={given}: must be {allowed}: {limit} of {num_layers} layers are above "
+            f"filter layer {filter_layer}, and two on the device are shared by those on the host"
+        )
+    return count

@@ -7,8 +7,10 @@ factor n: it is 2mhnd.) Elementwise work (norms, activations, softmax) is not co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemserve.errors import ConfigError
 from gemserve.types import FilterMethod
 
 # rows of the observation window
@@ -100,6 +102,55 @@ class ModelShape:
     def kept_bytes(self, num_tokens: int) -> int:
         """Held while decoding: K and V of `num_tokens` tokens in all layers."""
         return 2 * self.num_layers * num_tokens * self.unit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPlan:
+    """Bytes of a model's weights, by where they are while it serves.
+
+    `resident`: on the device for good; `fp8`: the filter pass's copies, there too; `places`: room
+    on the device that layers from the host share; `host`: at rest there.
+    """
+
+    resident: int
+    fp8: int
+    places: int
+    host: int
+
+    @property
+    def device(self) -> int:
+        """All that takes memory of the device."""
+        return self.resident + self.fp8 + self.places
+
+
+def plan_weights(
+    layer_bytes: Sequence[int],
+    *,
+    rest_bytes: int,
+    fp8_bytes: int,
+    offload_layers: int,
+    num_places: int,
+) -> WeightPlan:
+    """`rest_bytes`: embeddings, last norm and output head; the upper `offload_layers` rest on the
+    host."""
+    first = len(layer_bytes) - offload_layers
+    upper = layer_bytes[first:]
+    return WeightPlan(
+        resident=rest_bytes + sum(layer_bytes[:first]),
+        fp8=fp8_bytes,
+        places=num_places * max(upper, default=0),
+        host=sum(upper),
+    )
+
+
+def check_device_memory(total: int, weights: WeightPlan, kv_bytes: int) -> None:
+    """Raise `ConfigError` if weights and KV memory cannot both be on a device of `total` bytes."""
+    if weights.device + kv_bytes > total:
+        raise ConfigError(
+            f"kv_memory={kv_bytes}: with {weights.device} bytes of weights, {weights.fp8} of them "
+            f"FP8 copies, more than the device's {total}; lower --kv-memory or raise "
+            "--offload-layers"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

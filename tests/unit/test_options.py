@@ -117,6 +117,12 @@ def test_auto_undoes_a_layer_from_the_environment() -> None:
     assert config.filter_layer is None
 
 
+def test_where_weights_are_is_read() -> None:
+    config = read(1, ["--offload-layers", "18"], {"GEMSERVE_FILTER_PRECISION": "fp8"})
+    assert (config.offload_layers, config.filter_precision) == (18, "fp8")
+    assert read(1, ["--offload-layers", "auto"]).offload_layers == "auto"
+
+
 WRONG = [
     (2, "--port", "80a"),
     (2, "--port", ""),
@@ -130,6 +136,9 @@ WRONG = [
     (1, "--filter-keep", "inf"),
     (1, "--filter-keep", "many"),
     (1, "--max-queue", "1e3"),
+    (1, "--filter-precision", "bf16"),
+    (1, "--offload-layers", "all"),
+    (1, "--offload-layers", "-1"),
     (2, "--requests-per-minute", "many"),
     (2, "--cors-origin", ""),
     (2, "--cors-origin", "example.org"),

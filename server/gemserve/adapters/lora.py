@@ -6,7 +6,6 @@ adapter run together, apart from others.
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from gemserve.adapters.shapes import check_values
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal import CausalModel
+from gemserve.model.tree import shared_tree
 
 _PREFIX = "base_model.model."
 _ADDED = ".lora_"
@@ -73,7 +73,7 @@ def build(
         for key, tensor in tensors.items()
     }
     config = _config(settings, weights)
-    tree = _shared_tree(model.hf)
+    tree = shared_tree(model.hf)
     try:
         inject_adapter_in_model(LoraConfig(**config), tree, low_cpu_mem_usage=False)
         added = {key: p for key, p in tree.named_parameters() if _ADDED in key}
@@ -161,16 +161,3 @@ def _by_module(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict) or not all(map(_PATTERN.fullmatch, value)):
         raise AdapterError(f"{name}={shown(value)}: must be an object, by names of modules")
     return value
-
-
-def _shared_tree(module: Any) -> Any:
-    """A tree of modules of its own over the same parameters: replacing a module here is not seen
-    there."""
-    clone = copy.copy(module)
-    clone._modules = {
-        name: None if child is None else _shared_tree(child)
-        for name, child in module._modules.items()
-    }
-    clone._parameters = dict(module._parameters)
-    clone._buffers = dict(module._buffers)
-    return clone

@@ -56,6 +56,10 @@ def _layer(text: str) -> int | None:
     return None if text == "auto" else int(number(0)(text))
 
 
+def _offload(text: str) -> int | str:
+    return text if text == "auto" else int(number(0)(text))
+
+
 def read_value(name: str, text: str, read: Callable[[str], Any]) -> Any:
     """An option that is in no table. Raises `ConfigError` naming it, what was given and why not."""
     try:
@@ -150,9 +154,25 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     ),
     Option("--max-queue", "max_queue", number(1), "requests that may wait"),
     Option("--max-prompt-tokens", "max_prompt_tokens", number(1), "longest prompt accepted"),
+    Option(
+        "--filter-precision",
+        "filter_precision",
+        _choice("model", "fp8"),
+        "of the filter pass's matrix products; fp8 needs a GPU of compute capability 9.0",
+    ),
+    Option(
+        "--offload-layers",
+        "offload_layers",
+        _offload,
+        "upper layers that rest in the host's memory; auto: all above the filter layer",
+    ),
 )
 # What commands that run requests one at a time take of these.
 MEMORY_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.flag == "--kv-memory")
+# What decides where weights are.
+WEIGHT_OPTIONS = tuple(
+    option for option in ENGINE_OPTIONS if option.flag in ("--filter-precision", "--offload-layers")
+)
 SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--host", "host", str, "address to listen on"),
     Option("--port", "port", number(0, 65535), "port to listen on"),

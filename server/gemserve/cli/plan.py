@@ -10,14 +10,20 @@ from typing import Any
 from gemserve.calibration import read_filter_layer
 from gemserve.cli.options import (
     MODEL_OPTIONS,
+    WEIGHT_OPTIONS,
     add_options,
     read_bytes,
     read_keep,
     read_options,
     read_value,
 )
-from gemserve.config import ModelConfig, find_filter_layer
-from gemserve.cost import MethodPlan, ModelShape, plan_methods
+from gemserve.config import (
+    EngineConfig,
+    ModelConfig,
+    find_filter_layer,
+    find_offload_layers,
+)
+from gemserve.cost import MethodPlan, ModelShape, WeightPlan, plan_methods
 from gemserve.errors import ConfigError
 from gemserve.types import FILTER_METHODS, FilterParams
 
@@ -30,12 +36,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
     parser.add_argument("--kv-memory", default="4GiB", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="last line of output is the result")
-    add_options(parser, MODEL_OPTIONS)
+    add_options(parser, MODEL_OPTIONS, WEIGHT_OPTIONS)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.model.loader import shape_from_config
+    from gemserve.model.loader import model_from_config
+    from gemserve.model.shape import shape_of
+    from gemserve.model.weights import weights_of
 
     num_tokens = read_value("tokens", arguments.tokens, int)
     keep = read_value("keep", arguments.keep, read_keep)
@@ -45,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         if value < 1:
             raise ConfigError(f"{name}={value}: must be at least 1")
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    shape, source = shape_from_config(model)
+    where = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
+    hf, dtype, source = model_from_config(model)
+    shape = shape_of(hf, dtype)
     given = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
     layer = find_filter_layer(
         given,
@@ -66,7 +76,15 @@ def run(arguments: argparse.Namespace) -> int:
         layer=layer,
         memory_bytes=memory,
     )
+    weights = weights_of(
+        hf,
+        dtype,
+        filter_layer=layer,
+        filter_precision=where.filter_precision,
+        offload_layers=find_offload_layers(where.offload_layers, shape.num_layers, layer),
+    )
     _print_table(rows, shape, num_tokens, kept, layer, arguments.kv_memory)
+    _print_weights(weights)
     if arguments.json:
         result = {
             "model": model.model,
@@ -76,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             "layer": layer,
             "layers": shape.num_layers,
             "kv_memory_bytes": memory,
+            "weights": asdict(weights),
             "rows": [asdict(row) for row in rows],
         }
         print(json.dumps(result))
@@ -95,6 +114,20 @@ def _print_table(
             f"{row.method:<10}{row.prompt_flops:>14.3e}{row.bound:>11.2f}×"
             f"{_mib(row.filter_kv_bytes):>14}{_mib(row.decode_kv_bytes):>13}"
             f"{row.requests_filtering:>24}{row.requests_decoding:>10}"
+        )
+
+
+def _print_weights(weights: WeightPlan) -> None:
+    parts = [f"{_mib(weights.resident)} of the model"]
+    if weights.fp8:
+        parts.append(f"{_mib(weights.fp8)} of FP8 copies for the filter pass")
+    if weights.places:
+        parts.append(f"{_mib(weights.places)} for layers from the host")
+    print(f"weights on the device: {_mib(weights.device)} ({', '.join(parts)})")
+    if weights.host:
+        print(
+            f"weights on the host: {_mib(weights.host)}; each decode step, and each chunk of a "
+            "prompt that all layers read, copies them to the device"
         )
 
 

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.api.app import create_app
     from gemserve.api.keys import open_keys
     from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.engine.assemble import build_core
+    from gemserve.engine.assemble import build_core, planned_weights
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
@@ -54,6 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
         f"tokens of context) on {core.model.device}, {core.model.backend.name}; default filter "
         f"{shown.filter_method}, layer {shown.filter_layer}, keep {shown.filter_keep} above "
         f"{shown.filter_min_tokens} tokens; KV memory {shown.kv_memory_bytes:,} bytes",
+        flush=True,
+    )
+    weights = planned_weights(core.model, shown)
+    print(
+        f"gemserve: weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "
+        f"FP8 copies for the filter pass), {weights.host:,} bytes on the host",
         flush=True,
     )
     serving = build_serving(core, model_name=name, config=server)

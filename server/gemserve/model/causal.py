@@ -15,6 +15,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
+from gemserve.model.offload import HostLayers
 from gemserve.model.rope import RotaryFactory
 from gemserve.model.seam import (
     ATTENTION_NAME,
@@ -41,9 +42,10 @@ class CausalModel:
     """Weights, geometry and three passes: `filter_chunk` (lower layers), `prefill_chunk`, `decode`.
 
     Stateless between calls: what a sequence has is in its `KVSpan` and `FilterTap`.
+    `host`: the upper layers that rest on the host, if any.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, host: HostLayers | None = None) -> None:
         register()
         model.eval().requires_grad_(False)
         self.config: Any = model.config
@@ -51,6 +53,8 @@ class CausalModel:
         self.hf = model
         self._path = decoder_path(model, self.config.num_hidden_layers)
         self._decoder = follow(model, self._path)
+        self._host = host
+        self._layers = self._filter_layers = self._runnable_layers()
         self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -70,11 +74,34 @@ class CausalModel:
         is_windowed = kinds is None or kinds[layer] == "sliding_attention"
         return window if is_windowed else None
 
+    @property
+    def num_host_layers(self) -> int:
+        """Upper layers that rest on the host between their turns."""
+        return 0 if self._host is None else self.num_layers - self._host.first
+
     def variant(self, hf: Any) -> CausalModel:
-        """The same model over another tree of modules, of the same shape."""
+        """The same model over another tree of modules, of the same shape.
+
+        It filters with that tree's own layers, whatever `with_filter_layers` was given.
+        """
         clone = copy.copy(self)
         clone.hf, clone._decoder = hf, follow(hf, self._path)
+        clone._layers = clone._filter_layers = clone._runnable_layers()
         return clone
+
+    def lower_layers(self, filter_layer: int) -> list[nn.Module]:
+        """The layers that filter passes run: 0 to `filter_layer`."""
+        return list(self._layers)[: filter_layer + 1]
+
+    def with_filter_layers(self, layers: nn.ModuleList) -> CausalModel:
+        """The same model, whose filter passes run `layers` in place of its own lowest ones."""
+        clone = copy.copy(self)
+        clone._filter_layers = layers
+        return clone
+
+    def runnable(self) -> nn.Module:
+        """The transformers model, with the layers that rest on the host brought in when needed."""
+        return self._with_decoder({})
 
     @contextmanager
     def attention_named(self, name: str) -> Iterator[None]:
@@ -194,6 +221,8 @@ class CausalModel:
         window: WindowTap | None = None,
         breaks: Breaks | None = None,
     ) -> torch.Tensor:
+        if self._host is not None:
+            self._host.expect()
         out = self._whole_model(rope_tokens, adapters)(
             **self._inputs(ids, positions),
             context=self._context(rows, adapters, breaks, window=window),
@@ -222,17 +251,27 @@ class CausalModel:
             "use_cache": False,
         }
 
+    def _runnable_layers(self) -> nn.ModuleList:
+        layers: nn.ModuleList = self._decoder.layers
+        return layers if self._host is None else self._host.bind(list(layers))
+
     def _lower_decoder(self, tap: FilterTap, adapter: Adapter) -> nn.Module:
-        layers = nn.ModuleList(list(self._decoder.layers)[: tap.layer + 1])
+        layers = nn.ModuleList(list(self._filter_layers)[: tap.layer + 1])
         shifted = shifted_layers(layers, [adapter])
         rotary = self._rotary.replacement([tap.num_tokens + adapter.num_positions])
         return _with_modules(self._decoder, {"layers": shifted or layers, **rotary})
 
     def _whole_model(self, rope_tokens: Sequence[int], adapters: Sequence[Adapter]) -> nn.Module:
-        shifted = shifted_layers(self._decoder.layers, adapters)
+        shifted = shifted_layers(self._layers, adapters)
         changes = self._rotary.replacement(rope_tokens)
         if shifted is not None:
             changes["layers"] = shifted
+        return self._with_decoder(changes)
+
+    def _with_decoder(self, changes: dict[str, nn.Module]) -> nn.Module:
+        """The transformers model with some of its decoder's children replaced."""
+        if self._host is not None:
+            changes = {"layers": self._layers, **changes}
         if not changes:
             return self.hf
         replaced = _with_modules(self._decoder, changes)

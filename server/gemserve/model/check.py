@@ -22,8 +22,7 @@ def check_servable(model: CausalModel) -> None:
     attention, ALiBi, attention sinks, non-causal layers …) must not be served silently wrong.
     """
     name = type(model.hf).__name__
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, model.vocab_size, (_TOKENS,), generator=generator).tolist()
+    ids = _random_ids(model)
     expected = _own_forward(model, ids)
     try:
         whole = model.new_memory(2 * model.num_layers * _TOKENS)
@@ -34,12 +33,7 @@ def check_servable(model: CausalModel) -> None:
             ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True
         )
         layer = next((i for i in range(model.num_layers) if model.window_of(i) is None), 0)
-        lower = model.new_memory((2 * layer + 1) * _TOKENS)
-        tap = FilterTap(
-            layer=layer, keys=lower.keys(2 * layer * _TOKENS, _TOKENS), queries=model.new_queries(1)
-        )
-        kv = lower.kv(0, num_layers=layer, capacity=_TOKENS)
-        model.filter_chunk(ids, start=0, kv=kv, tap=tap)
+        _filter(model, ids, layer)
     except ModelError as error:
         raise ModelError(f"{name} cannot be served: {error}") from error
     except (TypeError, RuntimeError, AttributeError, ValueError, IndexError) as error:
@@ -54,8 +48,36 @@ def check_servable(model: CausalModel) -> None:
         )
 
 
+def check_filter_pass(model: CausalModel, layer: int) -> None:
+    """Run a filter pass up to `layer`. Raises `ModelError` with the reason if it cannot be run."""
+    try:
+        keys = _filter(model, _random_ids(model), layer)
+    except (TypeError, RuntimeError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"{type(model.hf).__name__}: the filter pass fails: {type(error).__name__}: {error}"
+        ) from error
+    if not keys.isfinite().all():
+        raise ModelError(f"{type(model.hf).__name__}: the filter pass gives keys that overflow")
+
+
+def _random_ids(model: CausalModel) -> list[int]:
+    generator = torch.Generator().manual_seed(0)
+    ids: list[int] = torch.randint(0, model.vocab_size, (_TOKENS,), generator=generator).tolist()
+    return ids
+
+
+def _filter(model: CausalModel, ids: list[int], layer: int) -> torch.Tensor:
+    """The keys of `layer`."""
+    lower = model.new_memory((2 * layer + 1) * _TOKENS)
+    keys = lower.keys(2 * layer * _TOKENS, _TOKENS)
+    tap = FilterTap(layer=layer, keys=keys, queries=model.new_queries(1))
+    kv = lower.kv(0, num_layers=layer, capacity=_TOKENS)
+    model.filter_chunk(ids, start=0, kv=kv, tap=tap)
+    return tap.keys
+
+
 @torch.inference_mode()
 def _own_forward(model: CausalModel, ids: list[int]) -> Any:
     tokens = torch.tensor([ids], device=model.device)
     with model.attention_named("eager"):
-        return model.hf(input_ids=tokens, use_cache=False).logits[0, -1].float()
+        return model.runnable()(input_ids=tokens, use_cache=False).logits[0, -1].float()

@@ -15,7 +15,8 @@ from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
-from gemserve.model.shape import shape_of
+from gemserve.model.offload import HostLayers
+from gemserve.model.shape import decoder_path, follow, shape_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
@@ -31,13 +32,14 @@ class Loaded:
     source: str
 
 
-def load(config: ModelConfig) -> Loaded:
+def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
     """Load weights and tokenizer, then prove that the architecture is served correctly.
 
+    The upper `offload_layers` rest on the host; they are never on the device all at once.
     Raises `ModelError` naming what is missing, broken or unsupported.
     """
     source = _resolve_source(config.model)
-    device = _resolve_device(config.device)
+    device = resolve_device(config.device)
     dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -53,7 +55,7 @@ def load(config: ModelConfig) -> Loaded:
         )
     except Exception as error:  # the loaders raise most of what Python has
         raise ModelError(f"cannot load model {config.model!r}: {error}") from error
-    model = CausalModel(weights.to(device))
+    model = place(weights, device, offload_layers)
     check_servable(model)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
@@ -64,8 +66,29 @@ def load(config: ModelConfig) -> Loaded:
     return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source)
 
 
+def place(weights: Any, device: torch.device, offload_layers: int) -> CausalModel:
+    """A transformers model, loaded on the host, on `device` but for its upper layers."""
+    if offload_layers == 0:
+        return CausalModel(weights.to(device))
+    decoder = follow(weights, decoder_path(weights, weights.config.num_hidden_layers))
+    layers = list(decoder.layers)
+    first = len(layers) - offload_layers
+    host = HostLayers(layers, first, device)
+    # while the upper ones are out, all that is there belongs on the device
+    every, decoder.layers = decoder.layers, torch.nn.ModuleList(layers[:first])
+    weights.to(device)
+    decoder.layers = every
+    return CausalModel(weights, host)
+
+
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
     """The model's geometry and source from `config.json` alone: no weights are read."""
+    model, dtype, source = model_from_config(config)
+    return shape_of(model, dtype), source
+
+
+def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
+    """A model without weights, the type they would have, and its source."""
     source = _resolve_source(config.model)
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -78,7 +101,7 @@ def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
     except Exception as error:  # the loaders raise most of what Python has
         raise ModelError(f"cannot read the config of model {config.model!r}: {error}") from error
     dtype = _DTYPES.get(config.dtype) or getattr(hf_config, "dtype", None) or torch.bfloat16
-    return shape_of(model, dtype), source
+    return model, dtype, source
 
 
 def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
@@ -102,7 +125,7 @@ def _resolve_source(model: str) -> str:
     return model
 
 
-def _resolve_device(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():

@@ -11,7 +11,7 @@ from torch import nn
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
 
-_QKV = re.compile(r"self_attn\.(?:q|k|v|qkv)_proj\.weight$")
+QKV = re.compile(r"self_attn\.(?:q|k|v|qkv)_proj\.weight$")
 
 
 def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
@@ -46,6 +46,6 @@ def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         layer_params=sum(matrices.values()),
-        qkv_params=sum(n for name, n in matrices.items() if _QKV.search(name)),
+        qkv_params=sum(n for name, n in matrices.items() if QKV.search(name)),
         element_bytes=dtype.itemsize,
     )

@@ -1,0 +1,100 @@
+"""The filter pass in FP8: second copies of the lower layers' matrices, for products in e4m3.
+
+The filter pass only ranks tokens. What is generated comes from the model's own weights: the kept
+pass and decoding know nothing of these copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from gemserve.errors import ConfigError
+from gemserve.model.shape import QKV
+from gemserve.model.tree import shared_tree
+from gemserve_kernels.fp8 import quantise_rows, scaled_product
+
+# left, its scales, right, its scales, dtype of the result: see `gemserve_kernels.fp8`
+Product = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor
+]
+_STEP = 16  # what the hardware's products demand sizes to be multiples of
+
+
+class FP8Linear(nn.Module):
+    """`linear` with a weight in e4m3: a scale for each output, and for each token that comes."""
+
+    def __init__(self, linear: nn.Linear, product: Product) -> None:
+        super().__init__()
+        self.values, self.scales = quantise_rows(linear.weight)
+        self.bias = linear.bias
+        self._product = product
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[…, inputs] → […, outputs], of the same dtype."""
+        rows, scales = quantise_rows(states.flatten(0, -2))
+        out = self._product(rows, scales, self.values, self.scales, states.dtype)
+        if self.bias is not None:
+            out = out + self.bias
+        return out.unflatten(0, states.shape[:-1])
+
+
+def fp8_layers(layers: Iterable[nn.Module], product: Product = scaled_product) -> nn.ModuleList:
+    """`layers` 0..r as a filter pass runs them: those below r whole, of r the projections.
+
+    Everything but the matrices is shared with `layers`, which stay as they are.
+    """
+    made: list[nn.Module] = []
+    originals = list(layers)
+    for index, layer in enumerate(originals):
+        tree = shared_tree(layer)
+        for name, linear in _matrices(layer, is_last=index == len(originals) - 1):
+            parent, _, leaf = name.rpartition(".")
+            setattr(tree.get_submodule(parent), leaf, FP8Linear(linear, product))
+        made.append(tree)
+    return nn.ModuleList(made)
+
+
+def fp8_bytes(layers: Iterable[nn.Module]) -> int:
+    """What `fp8_layers` of these takes: a byte for each number, a float32 for each output."""
+    originals = list(layers)
+    return sum(
+        linear.weight.numel() + 4 * linear.out_features
+        for index, layer in enumerate(originals)
+        for _, linear in _matrices(layer, is_last=index == len(originals) - 1)
+    )
+
+
+def check_device(device: torch.device) -> None:
+    """Raise `ConfigError` if the device has no FP8 products with a scale for each row."""
+    asked = f"filter_precision=fp8, device {device}"
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise ConfigError(f"{asked}: needs an NVIDIA GPU of compute capability 9.0 or newer")
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 9:
+        raise ConfigError(
+            f"{asked}: its compute capability is {major}.{minor}, must be 9.0 or newer"
+        )
+
+
+def check_sizes(layers: Iterable[nn.Module]) -> None:
+    """Raise `ConfigError` if the hardware's products cannot have the sizes of these layers."""
+    for index, layer in enumerate(layers):
+        for name, linear in _matrices(layer, is_last=False):
+            sizes = (linear.in_features, linear.out_features)
+            if any(size % _STEP for size in sizes):
+                raise ConfigError(
+                    f"filter_precision=fp8: layer {index}, {name} has {sizes[0]} inputs and "
+                    f"{sizes[1]} outputs; both must be multiples of {_STEP}"
+                )
+
+
+def _matrices(layer: nn.Module, *, is_last: bool) -> list[tuple[str, nn.Linear]]:
+    """Of the filter layer only what makes queries and keys; a pass ends there."""
+    return [
+        (name, module)
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear) and (not is_last or QKV.search(f"{name}.weight"))
+    ]

@@ -1,0 +1,35 @@
+"""How much memory a model's weights take, and where. They may be on the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemserve.config import FilterPrecision
+from gemserve.cost import WeightPlan, plan_weights
+from gemserve.model.fp8 import fp8_bytes
+from gemserve.model.offload import NUM_PLACES
+from gemserve.model.shape import decoder_path, follow
+
+
+def weights_of(
+    model: Any,
+    dtype: torch.dtype,
+    *,
+    filter_layer: int,
+    filter_precision: FilterPrecision,
+    offload_layers: int,
+) -> WeightPlan:
+    """Of a transformers model whose weights all have `dtype`."""
+    layers = list(follow(model, decoder_path(model, model.config.num_hidden_layers)).layers)
+    layer_bytes = [sum(p.numel() for p in layer.parameters()) * dtype.itemsize for layer in layers]
+    total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    is_fp8 = filter_precision == "fp8"
+    return plan_weights(
+        layer_bytes,
+        rest_bytes=total - sum(layer_bytes),
+        fp8_bytes=fp8_bytes(layers[: filter_layer + 1]) if is_fp8 else 0,
+        offload_layers=offload_layers,
+        num_places=NUM_PLACES,
+    )

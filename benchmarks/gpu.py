@@ -62,6 +62,8 @@ def main() -> None:
     if not arguments.json:
         print_tables(report)
     print(json.dumps(report))
+    if all(row["status"] != "measured" for row in report["rows"]):
+        sys.exit(f"nothing was measured: see {arguments.out / 'worker.log'}")
 
 
 def measure(arguments: argparse.Namespace, wanted: list[str], folder: Path) -> None:

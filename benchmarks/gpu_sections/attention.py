@@ -28,30 +28,31 @@ def run(bench: Bench, record: Record) -> None:
         alone[name, length] = found["rate"][0] or 0.0
         return found
 
-    names = _available(bench, record)
-    for length in bench.scale.attention_lengths:
+    chosen = bench.causal().backend.name
+    # the engine's own choice first
+    names = sorted(_available(bench, record), key=lambda name: name != chosen)
+    lengths = bench.scale.attention_lengths
+    for length in lengths:
         for name in (*names, SDPA):
             labels = {"where": "alone", "backend": name, "prompt_tokens": length}
             record.attempt(labels, partial(stand_alone, name, length))
             bench.machine.free()
-    chosen = bench.causal().backend.name
+    others = [name for name in names if name != chosen]
+    wanted = [*((chosen, length) for length in lengths), *((name, lengths[0]) for name in others)]
     per_flop_s = 0.0
-    for length in bench.scale.attention_lengths:
-        # the engine's own choice first; others only where that takes little time
-        others = [name for name in names if name != chosen]
-        wanted = [chosen, *(others if length == bench.scale.attention_lengths[0] else [])]
-        shape = bench.shape
-        flops = shape.prompt_flops("sieve", length, bench.scale.keep, bench.scale.filter_layer)
-        for name in wanted:
-            labels = {"where": "filter pass", "backend": name, "prompt_tokens": length}
-            started_s = time.perf_counter()
-            record.attempt(
-                labels,
-                partial(_in_filter_pass, bench, name, length, alone),
-                expected_s=flops * per_flop_s,
-            )
-            bench.machine.free()
-            per_flop_s = (time.perf_counter() - started_s) / flops
+    for name, length in wanted:
+        flops = bench.shape.prompt_flops(
+            "sieve", length, bench.scale.keep, bench.scale.filter_layer
+        )
+        labels = {"where": "filter pass", "backend": name, "prompt_tokens": length}
+        started_s = time.perf_counter()
+        record.attempt(
+            labels,
+            partial(_in_filter_pass, bench, name, length, alone),
+            expected_s=flops * per_flop_s,
+        )
+        bench.machine.free()
+        per_flop_s = (time.perf_counter() - started_s) / flops
 
 
 def _available(bench: Bench, record: Record) -> list[str]:

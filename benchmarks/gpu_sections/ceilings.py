@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -9,8 +10,11 @@ import torch
 from gpu_sections.bench import Bench
 from gpu_sections.record import Figures, Record
 
+_SPIN_S = 1.5
+
 
 def run(bench: Bench, record: Record) -> None:
+    record.attempt({"step": "spin up"}, lambda: _spin_up(bench))
     for name, measure in (
         ("copy", _copy),
         ("bf16", _bf16),
@@ -18,6 +22,16 @@ def run(bench: Bench, record: Record) -> None:
         ("fp8_rowwise", _fp8_rowwise),
     ):
         record.attempt({"ceiling": name}, lambda measure=measure: measure(bench))
+
+
+def _spin_up(bench: Bench) -> Figures:
+    """An idle device has slow clocks, and raises them only under load."""
+    size, started_s = bench.scale.matmul_size, time.perf_counter()
+    matrix = bench.machine.randn(size, size)
+    while bench.machine.is_cuda and time.perf_counter() - started_s < _SPIN_S:
+        matrix @ matrix
+        bench.machine.synchronize()
+    return {"time": (time.perf_counter() - started_s, "s")}
 
 
 def _copy(bench: Bench) -> Figures:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gemserve_kernels
 
@@ -28,6 +29,20 @@ def test_unknown_section_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "--sections 'speed': must be among environment, ceilings" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    """And a worker that cannot begin is not started again for every section."""
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--sections", "kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 1
+    assert "nothing was measured" in done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert list(report["sections"]) == ["environment", "ceilings", "kernels"]
+    for section in report["sections"].values():
+        assert section["status"] == "skipped"
+        assert "cuda" in section["reason"].lower()
 
 
 @pytest.mark.slow

@@ -7,9 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gemserve.errors import ConfigError, shown
-from gemserve.types import ADAPTER_NAME, FilterMethod, Keep
+from gemserve.types import ADAPTER_NAME, FilterMethod, Keep, Switch
 
 DEFAULT_KEEP = 1024
+# Who evaluates attention: "auto", or one of `gemserve_kernels.parts.ATTENTION` by name.
+ATTENTION_BACKENDS = (
+    "auto",
+    "aten-cpu",
+    "flash-attn",
+    "flash",
+    "efficient",
+    "reference",
+    "cudnn",
+    "flash-attn-4",
+)
 # Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
 KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
     (32, 4096, 128256): 13,  # Llama-3.1-8B
@@ -20,13 +31,18 @@ KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and how it is loaded. `dtype` auto: bfloat16 on CUDA, float32 on CPU."""
+    """Which model, and how it is loaded and run.
+
+    `dtype` auto: bfloat16 on CUDA, float32 on CPU. `attention_backend`: one of
+    `ATTENTION_BACKENDS`.
+    """
 
     model: str = "builtin"
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
+    attention_backend: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +54,7 @@ class EngineConfig:
     the pool that all requests' keys and values share. `max_running`: requests in progress at once.
     `step_target_s`: how long a step of prompt work aims to last; cancellations are seen between
     steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt goes through the layers at
-    once.
+    once. `cuda_graphs`: whether decode steps are recorded and replayed; auto: where that can be.
     """
 
     filter_method: FilterMethod = "sieve"
@@ -53,6 +69,7 @@ class EngineConfig:
     max_chunk_tokens: int = 2048
     max_queue: int = 128
     max_prompt_tokens: int | None = None
+    cuda_graphs: Switch = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

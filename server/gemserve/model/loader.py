@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,10 +14,11 @@ import torch
 
 from gemserve.config import ModelConfig
 from gemserve.cost import ModelShape
-from gemserve.errors import ModelError
+from gemserve.errors import ConfigError, ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
 from gemserve.model.shape import shape_of
+from gemserve_kernels import select_backend
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
@@ -34,11 +37,14 @@ class Loaded:
 def load(config: ModelConfig) -> Loaded:
     """Load weights and tokenizer, then prove that the architecture is served correctly.
 
-    Raises `ModelError` naming what is missing, broken or unsupported.
+    Raises `ModelError` naming what is missing, broken or unsupported, `ConfigError` for a device
+    or an attention backend that cannot be used.
     """
     source = _resolve_source(config.model)
     device = _resolve_device(config.device)
     dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
+    with _backend_errors():  # before minutes are spent on loading
+        select_backend(device, name=config.attention_backend, dtype=dtype)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
@@ -53,7 +59,8 @@ def load(config: ModelConfig) -> Loaded:
         )
     except Exception as error:  # the loaders raise most of what Python has
         raise ModelError(f"cannot load model {config.model!r}: {error}") from error
-    model = CausalModel(weights.to(device))
+    with _backend_errors():
+        model = CausalModel(weights.to(device), attention_backend=config.attention_backend)
     check_servable(model)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
@@ -62,6 +69,14 @@ def load(config: ModelConfig) -> Loaded:
     tokenizer.backend_tokenizer.no_padding()
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
     return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source)
+
+
+@contextmanager
+def _backend_errors() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:

@@ -59,7 +59,6 @@ def test_a_batch_tells_the_device_where_everything_lies() -> None:
     assert step.spans.table[:3].tolist() == spans_of(memory, views).table.tolist()
     assert step.spans.table[3].tolist() == [0] * 5
     assert (step.spans.longest, step.spans.num_sequences) == (16, 4)
-    assert DecodeBatch.blank_numbers(4) == [0] * len(numbers)
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 9])

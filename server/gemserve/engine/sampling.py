@@ -201,7 +201,7 @@ def _with_logprobs(
             logits if len(rows) == len(logits) else logits[sent(rows, torch.long, logits.device)]
         )
         for row, scored in zip(rows, score_tokens(wanted, tokens, count), strict=True):
-            results[row] = Draw(scored.token, scored)
+            results[row] = Draw(scored.token_id, scored)
     return results
 
 

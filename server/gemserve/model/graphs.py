@@ -13,7 +13,7 @@ import torch
 
 from gemserve.errors import ConfigError
 from gemserve.model.causal import CausalModel
-from gemserve.model.kv import DecodeBatch, DecodeStep, Memory
+from gemserve.model.kv import NUMBERS, DecodeBatch, DecodeStep, Memory
 from gemserve.model.transfer import staged
 from gemserve.types import Switch
 
@@ -42,9 +42,8 @@ class DecodeGraphs:
         self._model, self._memory, self._record, self._most = model, memory, record, most
         self._steps: dict[tuple[int, int], Step] = {}
         self._is_broken = False
-        most_numbers = len(DecodeBatch.blank_numbers(most))
         # shared by all sizes, as one step runs at a time
-        self._numbers = torch.zeros(most_numbers, dtype=torch.long, device=model.device)
+        self._numbers = torch.zeros(most * NUMBERS, dtype=torch.long, device=model.device)
         self._logits = torch.zeros(most, model.vocab_size, device=model.device)
 
     def takes(self, num_sequences: int) -> bool:
@@ -64,13 +63,13 @@ class DecodeGraphs:
         given = staged(numbers, torch.long, self._model.device)
         self._numbers[: len(numbers)].copy_(given, non_blocking=True)
         if (size, longest) not in self._steps:
-            self._steps[size, longest] = self._recorded(len(numbers), size, longest)
+            self._steps[size, longest] = self._recorded(size, longest)
         self._steps[size, longest]()
         return self._logits[: len(ids)]
 
-    def _recorded(self, num_numbers: int, size: int, longest: int) -> Step:
+    def _recorded(self, size: int, longest: int) -> Step:
         def run() -> None:
-            step = DecodeStep.over(self._numbers[:num_numbers], self._memory, longest)
+            step = DecodeStep.over(self._numbers[: size * NUMBERS], self._memory, longest)
             self._logits[:size].copy_(self._model.step_logits(step))
 
         try:

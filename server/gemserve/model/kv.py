@@ -11,7 +11,7 @@ from gemserve.cost import ModelShape
 from gemserve_kernels import Backend, Spans
 
 _PLACE = 5  # numbers that say where a sequence lies: a row of `Spans.table`
-_NUMBERS = _PLACE + 2  # and its newest token's id and position
+NUMBERS = _PLACE + 2  # of a sequence in a decode step: its newest token's id and position, too
 
 
 class KVSpan:
@@ -87,7 +87,7 @@ class DecodeStep:
     @classmethod
     def over(cls, numbers: torch.Tensor, memory: Memory, longest: int) -> DecodeStep:
         """Views of `numbers`, laid out by `DecodeBatch.numbers`. `longest`: as of `Spans`."""
-        size = len(numbers) // _NUMBERS
+        size = len(numbers) // NUMBERS
         table, ids, positions = numbers.split([_PLACE * size, size, size])
         spans = Spans(
             rows=memory.rows,
@@ -131,11 +131,6 @@ class DecodeBatch:
         """
         blank = [0] * (0 if size is None else size - len(ids))
         return [*self._places, *blank * _PLACE, *ids, *blank, *positions, *blank]
-
-    @staticmethod
-    def blank_numbers(size: int) -> list[int]:
-        """Of a step of empty sequences alone."""
-        return [0] * (size * _NUMBERS)
 
 
 class Memory:

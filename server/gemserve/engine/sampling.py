@@ -149,11 +149,9 @@ def biased(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor
     touched = [(row, token) for row, state in enumerate(states) for token in state.touched()]
     if not touched:
         return logits
-    rows, tokens = (
-        sent([x for pair in touched for x in pair], torch.long, logits.device).view(-1, 2).T
-    )
+    found: list[float] = logits[_places(touched, logits.device)].tolist()
     values: dict[int, dict[int, float]] = {}
-    for (row, token), value in zip(touched, logits[rows, tokens].tolist(), strict=True):
+    for (row, token), value in zip(touched, found, strict=True):
         values.setdefault(row, {})[token] = value
     changes = {
         (row, token): value
@@ -162,12 +160,15 @@ def biased(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor
     }
     if not changes:
         return logits
-    rows, tokens = (
-        sent([x for pair in changes for x in pair], torch.long, logits.device).view(-1, 2).T
-    )
     adjusted = logits.clone()
-    adjusted[rows, tokens] = sent(list(changes.values()), torch.float32, logits.device)
+    new = sent(list(changes.values()), torch.float32, logits.device)
+    adjusted[_places(list(changes), logits.device)] = new
     return adjusted
+
+
+def _places(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Rows and tokens, as an index."""
+    return sent([x for pair in pairs for x in pair], torch.long, device).view(-1, 2).unbind(1)
 
 
 def _allowed(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Exception | None:

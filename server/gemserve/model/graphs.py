@@ -39,6 +39,7 @@ class DecodeGraphs:
         *,
         most: int = MOST_SEQUENCES,
     ) -> None:
+        assert most == _power_of_two(most)
         self._model, self._memory, self._record, self._most = model, memory, record, most
         self._steps: dict[tuple[int, int], Step] = {}
         self._is_broken = False
@@ -57,7 +58,6 @@ class DecodeGraphs:
         """
         size = _power_of_two(len(ids))
         longest = max(_LEAST_LENGTH, _power_of_two(batch.longest))
-        assert size <= self._most
         assert batch.memory is self._memory
         numbers = batch.numbers(ids, batch.positions, size)
         given = staged(numbers, torch.long, self._model.device)

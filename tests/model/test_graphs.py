@@ -162,6 +162,19 @@ def test_what_cannot_be_recorded_is_run_as_before(caplog: pytest.LogCaptureFixtu
     assert not core._runner._graphs.takes(1)  # type: ignore[union-attr]
 
 
+def test_sequences_tried_alone_do_not_share_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays leave them in one place, where the next one's would be read for all."""
+    decode = DecodeGraphs.decode
+
+    def failing(self: DecodeGraphs, ids: Sequence[int], batch: DecodeBatch) -> torch.Tensor:
+        if len(ids) > 1:
+            raise RuntimeError("out of memory")
+        return decode(self, ids, batch)
+
+    monkeypatch.setattr(DecodeGraphs, "decode", failing)
+    assert run_together("llama", Rerun(), 8)[1] == run_together("llama", None, 8)[1]
+
+
 def run_together(
     name: str, record: Any, most: int, adapters: Sequence[Adapter | None] = (None,) * 6
 ) -> tuple[Core, list[list[int]]]:

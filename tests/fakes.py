@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 import uvicorn
 
 from gemserve.adapters.store import AdapterStore
@@ -24,6 +25,7 @@ from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.engine import Engine
 from gemserve.engine.grammar import Grammars
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
+from gemserve_kernels import select_backend
 
 MODEL = "fake"
 CONTEXT = 2000
@@ -219,6 +221,7 @@ def serving_over(
         prompts=prompts,
         adapters=adapters or AdapterStore(no_model, None, 0),
         model_name=model_name,
+        backend=select_backend(torch.device("cpu")),
         config=ServerConfig(**server),
     )
 

@@ -4,8 +4,8 @@ What is named here is plain torch and runs anywhere. The `triton_…` modules ho
 names and signatures, and are imported by whoever wants them: they need triton.
 """
 
-from gemserve_kernels.attention import AttentionBackend, Partial, merge
-from gemserve_kernels.backends import select_backend
+from gemserve_kernels.attention import Partial, join, merge
+from gemserve_kernels.backends import Backend, select_backend
 from gemserve_kernels.decode import decode_attention
 from gemserve_kernels.moves import gather_tokens, write_tokens
 from gemserve_kernels.ntk import merge_ntk, ntk_features, ntk_part
@@ -19,13 +19,14 @@ from gemserve_kernels.scores import (
 from gemserve_kernels.spans import Spans
 
 __all__ = [
-    "AttentionBackend",
+    "Backend",
     "Partial",
     "Spans",
     "WindowAttention",
     "decode_attention",
     "gather_tokens",
     "grouped_probabilities",
+    "join",
     "merge",
     "merge_ntk",
     "ntk_features",

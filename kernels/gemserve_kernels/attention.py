@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -26,42 +25,6 @@ class Partial:
     out: torch.Tensor
     lse: torch.Tensor
     mass: torch.Tensor | None = None
-
-
-class AttentionBackend(Protocol):
-    """Evaluates one part. Queries and keys are post-RoPE; keys and values are never empty."""
-
-    name: str
-
-    def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
-    ) -> Partial:
-        """Attend `query` [heads, queries, head_dim] to `key`, `value` [kv_heads, keys, head_dim].
-
-        `is_causal` requires as many queries as keys: query i sees keys 0..i.
-        """
-        ...
-
-    def decode(
-        self,
-        query: torch.Tensor,
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
-        *,
-        scale: float,
-    ) -> torch.Tensor:
-        """One query of each of several sequences: [sequences, heads, head_dim].
-
-        `query`: [sequences, heads, head_dim]; `keys`, `values`: one [kv_heads, tokens, head_dim]
-        for each sequence, all of which its query sees.
-        """
-        ...
 
 
 def merge(parts: Sequence[Partial]) -> torch.Tensor:
@@ -81,6 +44,14 @@ def merge(parts: Sequence[Partial]) -> torch.Tensor:
         masses = zip(weights, (part.mass for part in parts), strict=True)
         total = total / sum(w if m is None else w * m for w, m in masses).unsqueeze(-1)
     return total.to(parts[0].out.dtype)
+
+
+def join(parts: Sequence[Partial]) -> Partial:
+    """The parts, all of keys and values, as one over the keys of all of them."""
+    assert all(part.mass is None for part in parts)
+    if len(parts) == 1:
+        return parts[0]
+    return Partial(merge(parts), torch.stack([part.lse for part in parts]).logsumexp(0))
 
 
 def reference_attention(

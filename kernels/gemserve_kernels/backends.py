@@ -1,4 +1,4 @@
-"""Which implementation evaluates an attention part on which device."""
+"""All tensor operations of one kind of machine, in one object that is chosen once."""
 
 from __future__ import annotations
 
@@ -7,49 +7,31 @@ from importlib.util import find_spec
 
 import torch
 
-from gemserve_kernels.attention import AttentionBackend, Partial, reference_attention
+from gemserve_kernels.attention import Partial, join, merge
+from gemserve_kernels.decode import decode_attention
+from gemserve_kernels.moves import gather_tokens, write_tokens
+from gemserve_kernels.ntk import ntk_part
+from gemserve_kernels.parts import ATTENTION, AtenCpu, Attention, Reference
+from gemserve_kernels.scores import WindowAttention, grouped_probabilities, pooled, window_attention
 from gemserve_kernels.spans import Spans
 
 
-def select_backend(device: torch.device, *, name: str | None = None) -> AttentionBackend:
-    """The backend called `name`, or the one for `device`; all of them return log-sum-exps.
+class Backend:
+    """Plain torch, for any device; other kinds of machines replace what they do better.
 
-    Raises `ValueError` if there is none, or if it needs what is not installed.
+    `name`: of what evaluates parts of attention; `kernels`: what does the rest. `is_recordable`:
+    `write` and `decode` never wait for the device, and read lengths there.
     """
-    by_device: dict[str, tuple[type[Reference | AtenCpu | AtenCuda], ...]] = {
-        "cpu": (AtenCpu, Reference),
-        "cuda": (AtenCuda, Reference, TritonCuda),
-    }
-    if device.type not in by_device:
-        raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
-    known = {backend.name: backend for backend in by_device[device.type]}
-    chosen = known.get(name or next(iter(known)))
-    if chosen is None:
-        raise ValueError(f"backend={name!r}: on {device.type} there are {', '.join(known)}")
-    if chosen is TritonCuda and find_spec("triton") is None:
-        raise ValueError(f"backend={name!r} needs triton: pip install 'gemserve[cuda]'")
-    return chosen()
 
+    kernels = "torch"
+    is_recordable = False
 
-def _decode_one_by_one(
-    backend: AttentionBackend,
-    query: torch.Tensor,
-    keys: Sequence[torch.Tensor],
-    values: Sequence[torch.Tensor],
-    scale: float,
-) -> torch.Tensor:
-    """Decode as a part for each sequence."""
-    parts = [
-        backend.part(q.unsqueeze(1), k, v, scale=scale, is_causal=False)
-        for q, k, v in zip(query, keys, values, strict=True)
-    ]
-    return torch.stack([part.out[:, 0] for part in parts])
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
 
-
-class Reference:
-    """Plain torch, any device: what the others are tested against."""
-
-    name = "reference"
+    @property
+    def name(self) -> str:
+        return self._attention.name
 
     def part(
         self,
@@ -60,137 +42,202 @@ class Reference:
         scale: float,
         is_causal: bool,
     ) -> Partial:
-        mask = None
-        if is_causal:
-            mask = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril()
-            mask = mask.to(query.device)
-        return reference_attention(query, key, value, scale=scale, mask=mask)
+        """Attend `query` [heads, queries, head_dim] to `key`, `value` [kv_heads, keys, head_dim].
+
+        There is at least one key. `is_causal` requires as many queries as keys: query i sees keys
+        0..i.
+        """
+        return self._attention.part(query, key, value, scale=scale, is_causal=is_causal)
 
     def decode(
         self,
         query: torch.Tensor,
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
+        spans: Spans,
         *,
+        layer: int,
         scale: float,
-    ) -> torch.Tensor:
-        """See `AttentionBackend.decode`."""
-        return _decode_one_by_one(self, query, keys, values, scale)
-
-
-class AtenCpu:
-    """torch's fused CPU kernel."""
-
-    name = "aten-cpu"
-
-    def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        softcap: float | None = None,
+        window: int | None = None,
     ) -> Partial:
-        # with zero keys this kernel kills the process (SIGFPE) instead of raising
-        assert key.shape[1] > 0
-        assert not is_causal or query.shape[1] == key.shape[1]
-        heads, queries, head_dim = query.shape
-        kv_heads = key.shape[0]
-        group = heads // kv_heads
-        if is_causal:  # heads of a group share their key head through a stride of 0: no copy
-            q = query.reshape(kv_heads, group, queries, head_dim)
-            k, v = (t.unsqueeze(1).expand(-1, group, -1, -1) for t in (key, value))
-        else:  # a group's heads are rows of one product, so that each key is read once
-            q = query.reshape(1, kv_heads, group * queries, head_dim)
-            k, v = key.unsqueeze(0), value.unsqueeze(0)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, is_causal, scale=scale
+        """See `decode.decode_attention`."""
+        return decode_attention(
+            query, spans, layer=layer, scale=scale, softcap=softcap, window=window
         )
-        return Partial(out.reshape(heads, queries, head_dim), lse.reshape(heads, queries))
+
+    def write(self, spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
+        """See `moves.write_tokens`."""
+        write_tokens(spans, key, value, layer=layer)
+
+    def gather(self, source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
+        """See `moves.gather_tokens`."""
+        gather_tokens(source, target, chosen)
+
+    def merge_ntk(
+        self,
+        parts: Sequence[Partial],
+        query: torch.Tensor,
+        z_a: torch.Tensor,
+        z_b: torch.Tensor,
+        k: torch.Tensor,
+    ) -> torch.Tensor:
+        """Parts of keys and values joined with the term of their queries: see `ntk.merge_ntk`."""
+        return merge([*parts, ntk_part(query, z_a, z_b, k)])
+
+    def window_attention(
+        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
+    ) -> WindowAttention:
+        """See `scores.window_attention`."""
+        return window_attention(query, key, scale=scale, softcap=softcap)
+
+    def grouped_probabilities(
+        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
+    ) -> torch.Tensor:
+        """See `scores.grouped_probabilities`."""
+        return grouped_probabilities(query, key, scale=scale, softcap=softcap)
+
+    def pooled(self, scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
+        """See `scores.pooled`."""
+        return pooled(scores, kind=kind, width=width)
+
+
+class CpuBackend(Backend):
+    """Decodes by torch's fused kernel, sequence by sequence: nothing is faster on a CPU."""
 
     def decode(
         self,
         query: torch.Tensor,
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
+        spans: Spans,
         *,
+        layer: int,
         scale: float,
-    ) -> torch.Tensor:
-        """See `AttentionBackend.decode`."""
-        sequences, heads, head_dim = query.shape
-        kv_heads = keys[0].shape[0]
-        # a group's query heads are the rows of one small matrix: each key is read once
-        grouped = query.view(sequences, 1, kv_heads, heads // kv_heads, head_dim)
-        outs = [
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k.unsqueeze(0), v.unsqueeze(0), 0.0, False, scale=scale
-            )[0]
-            for q, k, v in zip(grouped, keys, values, strict=True)
-        ]
-        return torch.cat(outs).reshape(sequences, heads, head_dim)
-
-
-class AtenCuda:
-    """torch's fused CUDA kernels: flash for half precision, memory-efficient for float32."""
-
-    name = "aten-cuda"
-
-    def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        softcap: float | None = None,
+        window: int | None = None,
     ) -> Partial:
-        assert key.shape[1] > 0
-        assert not is_causal or query.shape[1] == key.shape[1]
-        group = query.shape[0] // key.shape[0]
-        key, value = (t.repeat_interleave(group, dim=0).unsqueeze(0) for t in (key, value))
-        query = query.unsqueeze(0)
-        if query.dtype in (torch.float16, torch.bfloat16):
-            out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-                query, key, value, 0.0, is_causal, False, scale=scale
+        if softcap is not None:
+            return super().decode(
+                query, spans, layer=layer, scale=scale, softcap=softcap, window=window
             )
-        else:
-            out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-                query, key, value, None, True, 0.0, is_causal, scale=scale
+        sequences, heads, head_dim = query.shape
+        kv_heads, rows = spans.kv_heads, spans.rows
+        # a group's query heads are the rows of one small product: each key is read once
+        grouped = query.reshape(sequences, 1, kv_heads, heads // kv_heads, head_dim)
+        outs: list[torch.Tensor] = []
+        lses: list[torch.Tensor] = []
+        for q, place in zip(grouped, spans.places, strict=True):
+            first, to_head, to_value, to_layer, length = place
+            seen = length if window is None else min(window, length)
+            if seen == 0:  # which would kill the process
+                outs.append(torch.zeros_like(q))
+                lses.append(torch.full(q.shape[:-1], -torch.inf))
+                continue
+            size, steps = (1, kv_heads, seen, head_dim), (0, to_head * head_dim, head_dim, 1)
+            start = first + layer * to_layer + length - seen
+            k, v = (
+                rows.as_strided(size, steps, rows.storage_offset() + row * head_dim)
+                for row in (start, start + to_value)
             )
-        # the kernels pad the rows of their log-sum-exp
-        return Partial(out[0], lse[0, :, : query.shape[2]])
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, False, scale=scale
+            )
+            outs.append(out)
+            lses.append(lse)
+        joined = torch.cat(outs).reshape(sequences, heads, head_dim)
+        return Partial(joined.transpose(0, 1), torch.cat(lses).reshape(sequences, heads).T)
+
+
+class TritonBackend(Backend):
+    """Our own kernels on CUDA, for everything but parts. It has never run on a GPU."""
+
+    kernels = "triton"
+    is_recordable = True
 
     def decode(
         self,
         query: torch.Tensor,
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
+        spans: Spans,
         *,
+        layer: int,
         scale: float,
-    ) -> torch.Tensor:
-        """See `AttentionBackend.decode`."""
-        return _decode_one_by_one(self, query, keys, values, scale)
-
-
-class TritonCuda(AtenCuda):
-    """As torch's, but a decode step of all sequences takes one or two launches of our own kernels.
-
-    Chosen by name only: it has never run on a GPU.
-    """
-
-    name = "triton-cuda"
-
-    def decode(
-        self,
-        query: torch.Tensor,
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
-        *,
-        scale: float,
-    ) -> torch.Tensor:
-        """See `AttentionBackend.decode`; keys and values are views of one memory."""
+        softcap: float | None = None,
+        window: int | None = None,
+    ) -> Partial:
         from gemserve_kernels.triton_decode import decode_attention
 
-        spans = Spans.of_views(keys, values)
-        return decode_attention(query, spans, layer=0, scale=scale).out.transpose(0, 1)
+        return decode_attention(
+            query, spans, layer=layer, scale=scale, softcap=softcap, window=window
+        )
+
+    def write(self, spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
+        from gemserve_kernels.triton_moves import write_tokens
+
+        write_tokens(spans, key, value, layer=layer)
+
+    def gather(self, source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
+        from gemserve_kernels.triton_moves import gather_tokens
+
+        gather_tokens(source, target, chosen)
+
+    def merge_ntk(
+        self,
+        parts: Sequence[Partial],
+        query: torch.Tensor,
+        z_a: torch.Tensor,
+        z_b: torch.Tensor,
+        k: torch.Tensor,
+    ) -> torch.Tensor:
+        from gemserve_kernels.triton_ntk import merge_ntk
+
+        return merge_ntk(join(parts), query, z_a, z_b, k)
+
+    def window_attention(
+        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
+    ) -> WindowAttention:
+        from gemserve_kernels.triton_scores import window_attention
+
+        return window_attention(query, key, scale=scale, softcap=softcap)
+
+    def grouped_probabilities(
+        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
+    ) -> torch.Tensor:
+        from gemserve_kernels.triton_scores import grouped_probabilities
+
+        return grouped_probabilities(query, key, scale=scale, softcap=softcap)
+
+    def pooled(self, scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
+        from gemserve_kernels.triton_pool import pooled
+
+        return pooled(scores, kind=kind, width=width)
+
+
+def select_backend(
+    device: torch.device,
+    *,
+    name: str | None = None,
+    dtype: torch.dtype | None = None,
+    head_dim: int | None = None,
+) -> Backend:
+    """The backend for `device` whose parts `name` evaluates; None or "auto": the first that can.
+
+    "reference" is plain torch throughout. Elsewhere on CUDA, Triton's kernels do the rest where
+    triton is installed. `dtype`, `head_dim`: of keys and values, if they are known already.
+
+    Raises `ValueError` with the reason if there is none.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
+    by_name = {attention.name: attention for attention in ATTENTION}
+    if name in (None, "auto"):
+        able = (a for a in ATTENTION if a.find_obstacle(device, dtype, head_dim) is None)
+        chosen = next(able)
+    else:
+        if name not in by_name:
+            raise ValueError(f"attention_backend={name}: must be one of auto, {', '.join(by_name)}")
+        chosen = by_name[name]
+        obstacle = chosen.find_obstacle(device, dtype, head_dim)
+        if obstacle is not None:
+            raise ValueError(f"attention_backend={name}: {obstacle}")
+    if isinstance(chosen, Reference):
+        return Backend(chosen)
+    if isinstance(chosen, AtenCpu):
+        return CpuBackend(chosen)
+    return TritonBackend(chosen) if find_spec("triton") is not None else Backend(chosen)

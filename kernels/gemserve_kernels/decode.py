@@ -29,7 +29,7 @@ def decode_attention(
     out = torch.zeros(sequences, heads, head_dim, dtype=query.dtype, device=query.device)
     lse = torch.full((sequences, heads), -torch.inf, device=query.device)
     key_heads = torch.arange(spans.kv_heads, device=query.device)[:, None]
-    for index, place in enumerate(spans.table.tolist()):
+    for index, place in enumerate(spans.places):
         first, to_head, to_value, to_layer, length = place
         if length == 0:
             continue

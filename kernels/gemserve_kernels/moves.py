@@ -26,10 +26,11 @@ def write_tokens(spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer:
     `spans` already counts them in its lengths; an empty sequence has none, and nothing of it is
     stored.
     """
-    heads = torch.arange(spans.kv_heads, device=key.device)
-    for index, place in enumerate(spans.table.tolist()):
-        first, to_head, to_value, to_layer, length = place
-        if length > 0:
-            at = first + layer * to_layer + heads * to_head + length - 1  # [kv_heads]
-            spans.rows[at] = key[:, index]
-            spans.rows[at + to_value] = value[:, index]
+    rows = spans.newest + layer * spans.table[:, 3:4]  # [sequences, kv_heads]
+    of_values = rows + spans.table[:, 2:3]
+    key, value = key.transpose(0, 1), value.transpose(0, 1)
+    if any(place[4] == 0 for place in spans.places):
+        filled = spans.table[:, 4] > 0
+        rows, of_values, key, value = (t[filled] for t in (rows, of_values, key, value))
+    spans.rows[rows] = key
+    spans.rows[of_values] = value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Spans:
     """Keys and values of several sequences, all within one tensor of rows.
 
@@ -19,7 +19,8 @@ class Spans:
       the next (a token's successor is the next row),
     - its length, in tokens, which may be 0.
 
-    `longest`: no length is above it; the host knows it without asking the device.
+    `longest`: no length is above it; the host knows it without asking the device. For the rest it
+    asks at most once: a table must not change after that.
     """
 
     rows: torch.Tensor
@@ -38,29 +39,15 @@ class Spans:
     def num_sequences(self) -> int:
         return int(self.table.shape[0])
 
-    @classmethod
-    def of_views(cls, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Spans:
-        """Of views [kv_heads, tokens, head_dim] of one memory: one layer, whose number is 0."""
-        kv_heads, _, head_dim = keys[0].shape
-        low = min(t.storage_offset() for t in (*keys, *values))
-        storage = keys[0].untyped_storage()
-        num_rows = (storage.nbytes() // keys[0].element_size() - low) // head_dim
-        table: list[list[int]] = []
-        for key, value in zip(keys, values, strict=True):
-            assert key.untyped_storage().data_ptr() == storage.data_ptr()
-            assert value.untyped_storage().data_ptr() == storage.data_ptr()
-            assert key.stride()[1:] == value.stride()[1:] == (head_dim, 1)
-            assert key.stride(0) == value.stride(0)
-            steps = (
-                key.storage_offset() - low,
-                key.stride(0),
-                value.storage_offset() - key.storage_offset(),
-            )
-            assert not any(step % head_dim for step in steps)
-            table.append([*(step // head_dim for step in steps), 0, key.shape[1]])
-        return cls(
-            rows=keys[0].as_strided((num_rows, head_dim), (head_dim, 1), low),
-            table=torch.tensor(table, device=keys[0].device),
-            kv_heads=kv_heads,
-            longest=max(key.shape[1] for key in keys),
-        )
+    @cached_property
+    def places(self) -> list[list[int]]:
+        """The table on the host; waits for the device."""
+        places: list[list[int]] = self.table.tolist()
+        return places
+
+    @cached_property
+    def newest(self) -> torch.Tensor:
+        """Rows of each sequence's last key in layer 0, head by head: [sequences, kv_heads]."""
+        heads = torch.arange(self.kv_heads, device=self.table.device)
+        first, to_head, length = (self.table[:, column, None] for column in (0, 1, 4))
+        return first + to_head * heads + (length - 1)

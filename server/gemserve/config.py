@@ -7,12 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gemserve.errors import ConfigError, shown
-from gemserve.types import ADAPTER_NAME, FilterMethod, Keep
+from gemserve.types import ADAPTER_NAME, FilterMethod, Keep, Switch
 
 DEFAULT_KEEP = 1024
 # Layers from the host share two places on the device: two of them would save nothing.
 FEWEST_OFFLOADED = 3
 FilterPrecision = Literal["model", "fp8"]
+# Who evaluates attention: "auto", or one of `gemserve_kernels.parts.ATTENTION` by name.
+ATTENTION_BACKENDS = (
+    "auto",
+    "aten-cpu",
+    "flash-attn",
+    "flash",
+    "efficient",
+    "reference",
+    "cudnn",
+    "flash-attn-4",
+)
 # Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
 KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
     (32, 4096, 128256): 13,  # Llama-3.1-8B
@@ -23,13 +34,18 @@ KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and how it is loaded. `dtype` auto: bfloat16 on CUDA, float32 on CPU."""
+    """Which model, and how it is loaded and run.
+
+    `dtype` auto: bfloat16 on CUDA, float32 on CPU. `attention_backend`: one of
+    `ATTENTION_BACKENDS`.
+    """
 
     model: str = "builtin"
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
+    attention_backend: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +58,8 @@ class EngineConfig:
     `step_target_s`: how long a step of prompt work aims to last; cancellations are seen between
     steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt goes through the layers at
     once. `filter_precision`: of the filter pass's matrix products. `offload_layers`: so many of the
-    upper layers rest on the host; "auto": all above the filter layer.
+    upper layers rest on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode
+    steps are recorded and replayed; "auto": where that can be.
     """
 
     filter_method: FilterMethod = "sieve"
@@ -59,6 +76,7 @@ class EngineConfig:
     max_prompt_tokens: int | None = None
     filter_precision: FilterPrecision = "model"
     offload_layers: int | Literal["auto"] = 0
+    cuda_graphs: Switch = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from gemserve.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+Switch = Literal["auto", "on", "off"]
 FilterMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
 FILTER_METHODS: tuple[FilterMethod, ...] = (
     "none",

@@ -29,6 +29,13 @@ async def test_probes(api: Api) -> None:
         assert reply.headers["x-request-id"]
 
 
+async def test_what_runs_on_this_machine_is_told(api: Api) -> None:
+    told = (await api.client.get("/version")).json()
+    assert (told["attention_backend"], told["kernels"]) == ("aten-cpu", "torch")
+    label = 'model_info{attention_backend="aten-cpu",kernels="torch",model="fake"}'
+    assert (await api.metrics())[label] == 1
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

@@ -172,10 +172,10 @@ def test_a_failing_forward_ends_its_sequence_alone() -> None:
     victim = jobs[2].sequence
     original = core._runner._decode_rows
 
-    def failing(sequences: tuple[object, ...]) -> torch.Tensor:
+    def failing(sequences: tuple[object, ...], *rest: bool) -> torch.Tensor:
         if victim in sequences:
             raise RuntimeError("out of memory")
-        return original(sequences)  # type: ignore[arg-type]
+        return original(sequences, *rest)  # type: ignore[arg-type]
 
     core._runner._decode_rows = failing  # type: ignore[method-assign,assignment]
     ends: dict[object, Finished] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemserve_kernels import Partial, merge, select_backend
+from gemserve_kernels import Partial, join, merge
 from gemserve_kernels.attention import reference_attention
-from gemserve_kernels.backends import AtenCpu, Reference
+from gemserve_kernels.parts import AtenCpu, Reference
 
 CPU = AtenCpu()
 SHAPES = [(1, 1, 16), (4, 4, 32), (8, 2, 64), (8, 1, 80), (6, 3, 128)]
@@ -47,6 +47,9 @@ def test_past_and_chunk_merge_to_causal_attention(cut: int) -> None:
     past = CPU.part(q[:, cut:], k[:, :cut], v[:, :cut], scale=0.3, is_causal=False)
     chunk = CPU.part(q[:, cut:], k[:, cut:], v[:, cut:], scale=0.3, is_causal=True)
     torch.testing.assert_close(merge([past, chunk]), whole, atol=2e-6, rtol=1e-5)
+    joined, alone = join([past, chunk]), CPU.part(q, k, v, scale=0.3, is_causal=True)
+    torch.testing.assert_close(joined.out, whole, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(joined.lse, alone.lse[:, cut:])
 
 
 def test_merge_survives_scores_that_overflow_exp() -> None:
@@ -75,49 +78,3 @@ def test_softcap_and_mask_of_the_reference() -> None:
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     part = reference_attention(q, k, v, scale=0.7, mask=mask, softcap=5.0)
     torch.testing.assert_close(part.out, weights @ v[0])
-
-
-def test_unknown_device_is_refused() -> None:
-    assert select_backend(torch.device("cpu")).name == "aten-cpu"
-    with pytest.raises(ValueError, match="device=meta"):
-        select_backend(torch.device("meta"))
-
-
-def test_backends_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert select_backend(torch.device("cpu"), name="reference").name == "reference"
-    assert select_backend(torch.device("cuda")).name == "aten-cuda"
-    with pytest.raises(ValueError, match="on cpu there are aten-cpu, reference"):
-        select_backend(torch.device("cpu"), name="triton-cuda")
-    monkeypatch.setattr("gemserve_kernels.backends.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match="needs triton"):
-        select_backend(torch.device("cuda"), name="triton-cuda")
-    monkeypatch.setattr("gemserve_kernels.backends.find_spec", lambda _: True)
-    assert select_backend(torch.device("cuda"), name="triton-cuda").name == "triton-cuda"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_part_equals_reference(dtype: torch.dtype) -> None:
-    q, k, v = (t.cuda() for t in qkv(8, 2, 64, 257, 257, dtype))
-    backend = select_backend(q.device)
-    for is_causal in (False, True):
-        ours = backend.part(q, k, v, scale=0.125, is_causal=is_causal)
-        theirs = Reference().part(q, k, v, scale=0.125, is_causal=is_causal)
-        tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-        torch.testing.assert_close(ours.out, theirs.out, atol=tolerance, rtol=tolerance)
-        torch.testing.assert_close(ours.lse, theirs.lse, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["aten-cuda", "triton-cuda"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_decode_equals_reference(name: str, dtype: torch.dtype) -> None:
-    memory = torch.randn(2, 2, 2, 3000, 64, generator=torch.Generator().manual_seed(1))
-    memory = memory.to("cuda", dtype)
-    query = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(2)).to("cuda", dtype)
-    keys = [memory[0, 0, :, :2501], memory[1, 0, :, :7]]
-    values = [memory[0, 1, :, :2501], memory[1, 1, :, :7]]
-    ours = select_backend(query.device, name=name).decode(query, keys, values, scale=0.125)
-    theirs = Reference().decode(query, keys, values, scale=0.125)
-    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gemserve_kernels import Spans, decode_attention
-from gemserve_kernels.backends import Reference, TritonCuda
 from tests.kernels.twins import (
     CLOSE,
     DEVICE,
@@ -144,26 +143,6 @@ def test_pieces_keep_a_large_gpu_busy(
 ) -> None:
     assert triton_decode._split_size(programs, visible, block) == size
     assert -(-visible // size) == pieces
-
-
-def test_backend_decodes_where_things_lie() -> None:
-    """Views of one memory, as `DecodeBatch.read` makes them, the second of a sliding window."""
-    spans = spans_of(Case(heads=4, kv_heads=2, head_dim=80, lengths=(40, 70, 1)))
-    query = random(3, 4, 80)
-    keys, values = [], []
-    for (first, to_head, to_value, _, length), window in zip(
-        spans.table.tolist(), (40, 33, 1), strict=True
-    ):
-        for views, step in ((keys, 0), (values, to_value)):
-            flat = spans.rows.as_strided(
-                (2, length, 80),
-                (to_head * 80, 80, 1),
-                spans.rows.storage_offset() + (first + step) * 80,
-            )
-            views.append(flat[:, -window:])
-    ours = TritonCuda().decode(query, keys, values, scale=0.3)
-    theirs = Reference().decode(query, keys, values, scale=0.3)
-    torch.testing.assert_close(ours, theirs, atol=CLOSE, rtol=CLOSE)
 
 
 MUTATIONS: list[tuple[str, str, int | None]] = [

@@ -284,14 +284,14 @@ def test_a_request_that_ended_holds_no_adapter(
     adapters.write(tmp_path / "n", "ntk", model)
     store = AdapterStore(model, tmp_path, MIB)
     store.load("n", "n")
-    part, fails_on = NTK.part, {"failure in a prompt": 120, "failure in decoding": 1}.get(end)
+    joined, fails_on = NTK.joined, {"failure in a prompt": 120, "failure in decoding": 1}.get(end)
 
     def failing(self: NTK, layer: int, query: torch.Tensor, *rest: Any) -> Any:
         if query.shape[1] == fails_on:
             raise RuntimeError("out of memory")
-        return part(self, layer, query, *rest)
+        return joined(self, layer, query, *rest)
 
-    monkeypatch.setattr(NTK, "part", failing)
+    monkeypatch.setattr(NTK, "joined", failing)
     core = core_of(model)
     gc.disable()
     try:

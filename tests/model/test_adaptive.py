@@ -31,6 +31,7 @@ from gemserve.types import (
     Span,
     TextDelta,
 )
+from gemserve_kernels import select_backend
 from tests import models
 
 NUM_TOKENS = 1024
@@ -47,7 +48,12 @@ def evidence(*spots: int, sharpness: float = 30.0) -> Evidence:
     queries[0, -1, 0] = sharpness
     keys[0, list(spots), 0] = 1.0
     return Evidence(
-        queries=queries, keys=keys, scale=1.0, softcap=None, protected=plain_spans(NUM_TOKENS, True)
+        queries=queries,
+        keys=keys,
+        scale=1.0,
+        softcap=None,
+        backend=select_backend(keys.device),
+        protected=plain_spans(NUM_TOKENS, True),
     )
 
 

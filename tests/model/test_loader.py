@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,34 @@ def test_a_checkpoint_s_truncation_does_not_cut_prompts(tmp_path: Path) -> None:
     loaded = load(ModelConfig(model=str(directory), device="cpu"))
     assert len(text_prompt(loaded.tokenizer, "river " * 50).ids) > 50
     assert len(text_prompt(loaded.tokenizer, "river").ids) < 16
+
+
+def test_the_backend_is_the_one_asked_for(tmp_path: Path) -> None:
+    directory = str(models.save("llama", tmp_path))
+    config = ModelConfig(model=directory, device="cpu", attention_backend="reference")
+    assert load(config).model.backend.name == "reference"
+
+
+def test_a_backend_that_cannot_be_used_is_refused_before_anything_is_loaded() -> None:
+    config = ModelConfig(model="nobody/nothing", device="cpu", attention_backend="cudnn")
+    with pytest.raises(ConfigError, match="attention_backend=cudnn: runs on cuda only, not on cpu"):
+        load(config)
+
+
+@pytest.mark.parametrize("broken", ["write", "decode"])
+def test_a_backend_that_decodes_wrongly_is_refused(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads prompts and what decodes are different kernels."""
+    model = CausalModel(models.build("llama"))
+    right = getattr(model.backend, broken)
+
+    def wrong(first: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        return right(first, *rest, **{**options, "layer": 1})
+
+    monkeypatch.setattr(model.backend, broken, wrong)
+    with pytest.raises(ModelError, match="LlamaForCausalLM cannot be served: its logits"):
+        check_servable(model)
 
 
 def test_missing_directory() -> None:

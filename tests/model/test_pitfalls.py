@@ -30,6 +30,7 @@ from gemserve.types import (
     Request,
     SamplingParams,
 )
+from gemserve_kernels import select_backend
 
 METHODS: tuple[FilterMethod, ...] = ("sieve", "position", "random")
 
@@ -115,6 +116,7 @@ def code_evidence(prompt: Prompt, spot: int) -> Evidence:
         keys=keys,
         scale=1.0,
         softcap=None,
+        backend=select_backend(keys.device),
         protected=prompt.protected,
         code_blocks=prompt.code_blocks,
     )

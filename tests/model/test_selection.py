@@ -102,6 +102,7 @@ class FilterPass:
             keys=self.tap.keys,
             scale=self.tap.scale,
             softcap=self.tap.softcap,
+            backend=self.model.backend,
             protected=(),
         )
         return list(GemFilter().choose(evidence, BUDGET, PARAMS).positions.tolist())

@@ -155,11 +155,11 @@ def test_every_layer_chooses_by_its_own_queries_scale_and_softcap() -> None:
         window.softcaps[layer] = 0.5 if layer % 2 else None
 
     snapkv = SnapKV(observed=8)
-    evict(snapkv, window, source, keep, target)
+    evict(snapkv, window, source, keep, target, model.backend)
     for layer in range(layers):
         keys, values = source.read(layer, num_tokens)
         options = {"scale": window.scales[layer], "softcap": window.softcaps[layer]}
-        chosen = snapkv.select(window.queries[layer], keys, keep, **options)
+        chosen = snapkv.select(window.queries[layer], keys, keep, model.backend, **options)
         index = chosen.unsqueeze(-1).expand(-1, -1, dim)
         packed_keys, packed_values = target.read(layer, keep)
         assert torch.equal(packed_keys, keys.gather(1, index))

@@ -155,6 +155,8 @@ WRONG = [
     (2, "--adapter-memory", "0"),
     (2, "--adapter-memory", "much"),
     (0, "--dtype", "int8"),
+    (0, "--attention-backend", "triton"),
+    (1, "--cuda-graphs", "true"),
     (0, "--trust-remote-code", "maybe"),
 ]
 

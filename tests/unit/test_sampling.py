@@ -11,6 +11,7 @@ from gemserve.engine.sampling import (
     Draw,
     InvalidLogits,
     SamplerState,
+    biased,
     draw,
     sorted_probabilities,
 )
@@ -204,7 +205,7 @@ def test_penalties_and_bias_follow_their_definitions() -> None:
     state = SamplerState(sampling, (2,), frozenset())
     for token in (0, 0, 1):
         state.note(token)
-    adjusted = state.adjust(logits)
+    (adjusted,) = biased(logits[None], [state])
     assert adjusted.tolist() == [2.0 / 2 - 0.5 - 0.5, 1.0 / 2 - 0.5 - 0.25, -1.0 * 2, 4.5]
     assert logits.tolist() == [2.0, 1.0, -1.0, 0.5]
 
@@ -224,3 +225,54 @@ def test_logprobs_are_the_model_s_own() -> None:
     expected = LOGITS.log_softmax(-1)
     assert result.logprob.logprob == pytest.approx(float(expected[result.token]))
     assert [t for t, _ in result.logprob.top] == [1, 4]
+
+
+def test_rows_of_every_kind_are_drawn_together_as_alone() -> None:
+    """One transfer for all of them, and each row's own numbers."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 50, generator=generator) * 3
+    logits[4, 7] = torch.nan
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.3, "seed": 3, "top_p": 0.9, "logprobs": 3},
+        {"temperature": 0.0, "presence_penalty": 1.5, "logit_bias": ((3, 9.0),), "logprobs": 3},
+        {"temperature": 0.7, "seed": 4, "top_k": 5, "repetition_penalty": 1.4, "min_tokens": 2},
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 1.0, "seed": 6, "min_p": 0.2, "logprobs": 0},
+    ]
+
+    def states() -> list[SamplerState]:
+        return [SamplerState(params(**kind), (1, 2), frozenset({0})) for kind in kinds]
+
+    before = logits.clone()
+    together, apart = states(), states()
+    for _ in range(3):
+        ours = draw(logits, together)
+        theirs = [draw(row[None], [state])[0] for row, state in zip(logits, apart, strict=True)]
+        assert isinstance(ours.pop(4), InvalidLogits)
+        assert isinstance(theirs.pop(4), InvalidLogits)
+        assert ours == theirs
+    assert torch.equal(logits.nan_to_num(0), before.nan_to_num(0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_plain_rows_wait_for_the_device_once(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[str] = []
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(self: Any, *rest: Any, name: str = name, original: Any = original) -> Any:
+            if self.numel() > 1 or self.dtype != torch.float64:  # a request's own random number
+                waits.append(name)
+            return original(self, *rest)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    states = [
+        SamplerState(params(temperature=temperature, seed=i), (), frozenset()) for i in range(4)
+    ]
+    logits = torch.randn(4, 30)
+    for _ in range(2):
+        assert len(draw(logits, states)) == 4
+    assert waits == ["tolist"] * 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal import CausalModel
-from gemserve_kernels import AttentionBackend, Partial, ntk_part
+from gemserve_kernels import Backend, Partial, ntk_part
 
 DEFAULT_RANK = 16
 
@@ -46,9 +46,20 @@ class NTK(Adapter):
         layer: int,
         query: torch.Tensor,
         options: AttentionOptions,
-        backend: AttentionBackend,
+        backend: Backend,
     ) -> Partial:
         return ntk_part(query, self.z_a[layer], self.z_b[layer], self.k[layer])
+
+    def joined(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        parts: Sequence[Partial],
+        options: AttentionOptions,
+        backend: Backend,
+    ) -> torch.Tensor:
+        z_a, z_b, k = self.z_a[layer], self.z_b[layer], self.k[layer]
+        return backend.merge_ntk(parts, query, z_a, z_b, k)
 
 
 def shapes(shape: ModelShape, r: int, s: int) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
 from gemserve.model.causal import CausalModel
-from gemserve_kernels import AttentionBackend, Partial
+from gemserve_kernels import Backend, Partial
 
 
 class Prefix(Adapter):
@@ -37,7 +37,7 @@ class Prefix(Adapter):
         layer: int,
         query: torch.Tensor,
         options: AttentionOptions,
-        backend: AttentionBackend,
+        backend: Backend,
     ) -> Partial:
         return attend_all(query, self.keys[layer], self.values[layer], options, backend)
 

@@ -23,9 +23,8 @@ from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal import CausalModel
-from gemserve_kernels import Partial, merge
+from gemserve_kernels import Partial, merge, select_backend
 from gemserve_kernels.attention import reference_attention
-from gemserve_kernels.backends import Reference
 
 TRAINING_ATTENTION = "gemserve-training"
 IGNORED = -100  # a label that no loss is taken of
@@ -238,7 +237,8 @@ def training_attention(
     ]
     part = Partial(torch.cat([p.out for p in own], 1), torch.cat([p.lse for p in own], 1))
     queries = query.transpose(0, 1).reshape(heads, batch * tokens, head_dim)
-    extra = adapter.part(module.layer_idx, queries, options, Reference())
+    backend = select_backend(query.device, name="reference")
+    extra = adapter.part(module.layer_idx, queries, options, backend)
     if record is not None and extra is not None:
         record(module.layer_idx, queries, part, extra)
     out = merge([part] if extra is None else [part, extra])  # [heads, batch · tokens, head_dim]

@@ -53,6 +53,7 @@ from gemserve.errors import (
     RequestError,
 )
 from gemserve.types import LoadedAdapter
+from gemserve_kernels import Backend
 
 FilteredT = TypeVar("FilteredT", bound=Filterable)
 GenerationT = TypeVar("GenerationT", bound=Generation)
@@ -73,6 +74,7 @@ class Serving:
     prompts: PromptBuilder
     adapters: AdapterStore
     model_name: str
+    backend: Backend
     config: ServerConfig
 
 
@@ -82,7 +84,7 @@ def create_app(serving: Serving) -> FastAPI:
     Raises `ConfigError` if its key files are wrong.
     """
     engine, prompts, config = serving.engine, serving.prompts, serving.config
-    metrics = Metrics(engine, serving.adapters, serving.model_name)
+    metrics = Metrics(engine, serving.adapters, serving.model_name, serving.backend)
     models = Models(serving.model_name, serving.adapters, prompts.context_tokens)
     vocabulary = Vocabulary(prompts.tokenizer)
     described = document(config, serving.model_name)
@@ -212,7 +214,11 @@ def create_app(serving: Serving) -> FastAPI:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        return {"version": gemserve.__version__}
+        return {
+            "version": gemserve.__version__,
+            "attention_backend": serving.backend.name,
+            "kernels": serving.backend.kernels,
+        }
 
     @app.get("/metrics")
     async def read_metrics() -> Response:

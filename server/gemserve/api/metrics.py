@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gemserve.adapters.store import AdapterStore
 from gemserve.engine.engine import Engine
 from gemserve.types import Event, Filtered, Finished, TextDelta
+from gemserve_kernels import Backend
 
 _SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -22,7 +23,9 @@ _BYTES = tuple(float(1 << power) for power in range(16, 40, 2))
 class Metrics:
     """One server's metrics, in a registry of its own."""
 
-    def __init__(self, engine: Engine, adapters: AdapterStore, model_name: str) -> None:
+    def __init__(
+        self, engine: Engine, adapters: AdapterStore, model_name: str, backend: Backend
+    ) -> None:
         self._registry = CollectorRegistry()
         self.rejections = self._counter(
             "admission_rejections", "Requests refused before they ran", ["reason"]
@@ -54,8 +57,13 @@ class Metrics:
         )
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
         self._gpu_gauges()
-        info = Gauge("gemserve_model_info", "The served model", ["model"], registry=self._registry)
-        info.labels(model_name).set(1)
+        info = Gauge(
+            "gemserve_model_info",
+            "The served model, and what its operations run on",
+            ["model", "attention_backend", "kernels"],
+            registry=self._registry,
+        )
+        info.labels(model_name, backend.name, backend.kernels).set(1)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -238,4 +238,8 @@ class NotAlive(TypedDict):
 
 
 class Version(TypedDict):
+    """`attention_backend`: what evaluates attention; `kernels`: what runs the other operations."""
+
     version: str
+    attention_backend: str
+    kernels: Annotated[str, Field(description="triton or torch")]

@@ -35,6 +35,7 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
         engine=Engine(core, max_queue=core.config.max_queue),
         prompts=prompts,
         adapters=adapters,
+        backend=core.model.backend,
         model_name=model_name,
         config=config,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import ATTENTION_BACKENDS, EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError, RequestError
 from gemserve.types import FILTER_METHODS, Keep, parse_keep
 
@@ -128,6 +128,12 @@ MODEL_OPTIONS: tuple[Option, ...] = (
         _switch,
         "true runs code that comes with the model; false by default",
     ),
+    Option(
+        "--attention-backend",
+        "attention_backend",
+        _choice(*ATTENTION_BACKENDS),
+        f"one of {', '.join(ATTENTION_BACKENDS)}",
+    ),
 )
 ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter", "filter_method", _choice(*FILTER_METHODS), "default filter method"),
@@ -165,6 +171,12 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "offload_layers",
         _offload,
         "upper layers that rest in the host's memory; auto: all above the filter layer",
+    ),
+    Option(
+        "--cuda-graphs",
+        "cuda_graphs",
+        _choice("auto", "on", "off"),
+        "decode steps recorded and replayed; auto: on CUDA, where the model allows it",
     ),
 )
 # What commands that run requests one at a time take of these.

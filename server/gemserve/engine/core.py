@@ -65,7 +65,7 @@ class Core:
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         num_units = config.kv_memory_bytes // model.shape.unit_bytes
         self._pool = MemoryPool(num_units)
-        self._runner = Runner(model, num_units)
+        self._runner = Runner(model, num_units, config.cuda_graphs)
         self._scheduler = Scheduler(
             self._pool,
             num_layers=model.num_layers,
@@ -75,6 +75,11 @@ class Core:
         self._jobs: dict[Sequence, Job] = {}
         self._decided: list[Job] = []  # whose choice is all that was asked for, and needs no pass
         self._num_added = 0
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether decode steps are recorded and replayed."""
+        return self._runner.has_graphs
 
     @property
     def num_running(self) -> int:

@@ -7,9 +7,17 @@ import torch
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.kv import KVSpan
 from gemserve.model.seam import WindowTap
+from gemserve_kernels import Backend
 
 
-def evict(evictor: SnapKV, window: WindowTap, source: KVSpan, keep: int, target: KVSpan) -> None:
+def evict(
+    evictor: SnapKV,
+    window: WindowTap,
+    source: KVSpan,
+    keep: int,
+    target: KVSpan,
+    backend: Backend,
+) -> None:
     """Pack into `target`, as 0..keep−1, what `evictor` chooses in each layer of `source`.
 
     `window` has listened to the whole prompt; `keep` is below its length. The spans may begin at
@@ -21,10 +29,11 @@ def evict(evictor: SnapKV, window: WindowTap, source: KVSpan, keep: int, target:
                 queries,
                 source.read(layer, window.num_tokens)[0],
                 keep,
+                backend,
                 scale=window.scales[layer],
                 softcap=window.softcaps[layer],
             )
             for layer, queries in enumerate(window.queries)
         ]
     )
-    target.pack(source, chosen)
+    target.pack(source, chosen, backend)

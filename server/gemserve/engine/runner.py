@@ -21,13 +21,15 @@ from gemserve.filtering.selector import Choice, Evidence
 from gemserve.filtering.table import EVICTORS, SELECTORS
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal import CausalModel
+from gemserve.model.graphs import build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.seam import FilterTap, WindowTap
-from gemserve.types import TokenLogprob
+from gemserve.types import Switch, TokenLogprob
 
 log = logging.getLogger("gemserve.engine")
 T = TypeVar("T")
 Forward = Callable[..., torch.Tensor | None]
+Logits = list[tuple[list[Sequence], torch.Tensor]]  # [sequences, vocab] of each, float32
 
 
 @dataclass(slots=True)
@@ -53,14 +55,20 @@ class RunOutput:
 class Runner:
     """Owns the bytes of the memory pool and what unfinished filter passes have collected."""
 
-    def __init__(self, model: CausalModel, num_units: int) -> None:
+    def __init__(self, model: CausalModel, num_units: int, cuda_graphs: Switch) -> None:
+        """Raises `ConfigError` where CUDA graphs are "on" and cannot be had."""
         self._model = model
         self._memory = model.new_memory(num_units)
+        self._graphs = build_graphs(model, self._memory, cuda_graphs)
         self._passes: dict[Sequence, Pass] = {}
         self._taps: dict[Sequence, FilterTap] = {}
         self._windows: dict[Sequence, WindowTap] = {}
         self._scores: dict[Sequence, list[TokenLogprob]] = {}
         self._kept: dict[Sequence, tuple[int, KVSpan]] = {}
+
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
 
     # one inference mode around everything: passes are left and re-entered in the middle of theirs
     @torch.inference_mode()
@@ -81,7 +89,7 @@ class Runner:
         for move in plan.moves:
             self._memory.move(move.source, move.target, move.size)
         out = RunOutput(started_s=time.monotonic())
-        logits: dict[Sequence, torch.Tensor] = {}
+        logits: Logits = []
         self._decode(plan, logits, out)
         if plan.chunk is not None:
             self._alone(
@@ -91,8 +99,11 @@ class Runner:
                 self._open(plan.chunk.sequence, out)
         out.taken_s = time.monotonic() - out.started_s
         if logits:
-            drawn = draw(torch.stack(list(logits.values())), [samplers[s] for s in logits])
-            for sequence, result in zip(logits, drawn, strict=True):
+            sequences = [sequence for some, _ in logits for sequence in some]
+            matrices = [rows for _, rows in logits]
+            rows = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+            drawn = draw(rows, [samplers[sequence] for sequence in sequences])
+            for sequence, result in zip(sequences, drawn, strict=True):
                 if isinstance(result, Exception):
                     out.failures[sequence] = result
                 else:
@@ -109,22 +120,23 @@ class Runner:
         self._scores.pop(sequence, None)
         self._kept.pop(sequence, None)
 
-    def _decode(self, plan: Plan, logits: dict[Sequence, torch.Tensor], out: RunOutput) -> None:
+    def _decode(self, plan: Plan, logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
         by_model: dict[CausalModel, list[Sequence]] = {}
         for sequence in plan.decodes:
             by_model.setdefault(self._model_of(sequence), []).append(sequence)
         for sequences in by_model.values():
             with suppress(Exception):
-                logits.update(zip(sequences, self._decode_rows(sequences), strict=True))
+                logits.append((sequences, self._decode_rows(sequences)))
                 continue
             for sequence in sequences:  # not within a handler: these errors would hold that one
-                row = self._alone(sequence, out, self._decode_rows, [sequence])
+                # without graphs, whose logits the next one would overwrite
+                row = self._alone(sequence, out, self._decode_rows, [sequence], False)
                 if row is not None:
-                    logits[sequence] = row[0]
+                    logits.append(([sequence], row))
 
-    def _decode_rows(self, sequences: list[Sequence]) -> torch.Tensor:
-        """Of sequences that run on one model."""
+    def _decode_rows(self, sequences: list[Sequence], may_replay: bool = True) -> torch.Tensor:
+        """Of sequences that run on one model: logits [sequences, vocab], float32."""
         spans = [self._kept_kv(s) for s in sequences]
         batch = DecodeBatch(
             self._memory,
@@ -132,19 +144,21 @@ class Runner:
             slots=[s.next_slot for s in sequences],
             positions=[s.next_slot + s.num_evicted for s in sequences],
         )
-        return self._model_of(sequences[0]).decode(
-            [s.generated[-1] for s in sequences],
-            batch,
-            [s.rope_length for s in sequences],
-            [_adapter_of(s) for s in sequences],
-        )
+        ids = [s.generated[-1] for s in sequences]
+        adapters = [_adapter_of(s) for s in sequences]
+        is_plain = all(adapter is NO_ADAPTER for adapter in adapters)
+        graphs = self._graphs
+        if graphs is not None and may_replay and is_plain and graphs.takes(len(ids)):
+            return graphs.decode(ids, batch)
+        model = self._model_of(sequences[0])
+        return model.decode(ids, batch, [s.rope_length for s in sequences], adapters)
 
     def _read(
         self,
         chunk: Chunk,
         slice_s: float,
         piece: int,
-        logits: dict[Sequence, torch.Tensor],
+        logits: Logits,
         out: RunOutput,
     ) -> None:
         """Go on with a chunk's pass; at the end of a sequence's last one, what comes of it."""
@@ -172,7 +186,7 @@ class Runner:
             out.evicted.append(sequence)
         if count is not None:
             out.scored[sequence] = tuple(self._scores.pop(sequence))
-        logits[sequence] = under_way.result[-1]
+        logits.append(([sequence], under_way.result[-1:]))
 
     def _open(self, sequence: Sequence, out: RunOutput) -> None:
         """Let a sequence whose filter pass has failed go on with its whole prompt."""
@@ -250,6 +264,7 @@ class Runner:
             keys=tap.keys,
             scale=tap.scale,
             softcap=tap.softcap,
+            backend=self._model.backend,
             protected=sequence.request.protected,
             code_blocks=sequence.request.code_blocks,
         )
@@ -265,7 +280,14 @@ class Runner:
         assert sequence.span is not None
         start, capacity = sequence.span.start, sequence.max_length
         target = self._memory.kv(start, num_layers=self._model.num_layers, capacity=capacity)
-        evict(evictor, window, self._kept_kv(sequence), sequence.num_kept, target)
+        evict(
+            evictor,
+            window,
+            self._kept_kv(sequence),
+            sequence.num_kept,
+            target,
+            self._model.backend,
+        )
         self._kept[sequence] = (start, target)
 
     def _model_of(self, sequence: Sequence) -> CausalModel:

@@ -9,12 +9,13 @@ probability, best token first; everything else is done for all rows at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gemserve.engine.grammar import Matcher
+from gemserve.model.transfer import sent
 from gemserve.types import SamplingParams, TokenLogprob
 
 
@@ -63,29 +64,21 @@ class SamplerState:
         if self.matcher is not None:
             self.matcher.advance(token)
 
-    def adjust(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` [vocab] as they are drawn from, before temperature; the input is untouched."""
-        adjusted = self._biased(logits)
-        if self.matcher is not None:
-            allowed = torch.from_numpy(self.matcher.allowed())[: len(logits)].to(logits.device)
-            adjusted = adjusted.masked_fill(~allowed, -torch.inf)
-        if self._num_drawn < self.params.min_tokens and self._end_ids:
-            longer = adjusted.clone()
-            longer[self._end_ids] = -torch.inf
-            # a grammar may allow nothing but the end
-            if self.matcher is None or bool((longer > -torch.inf).any()):
-                return longer
-        return adjusted
+    def touched(self) -> list[int]:
+        """Tokens whose logits bias and penalties change, or may."""
+        params = self.params
+        is_penal = params.presence_penalty or params.frequency_penalty
+        counted = self._counts if is_penal or params.repetition_penalty != 1 else ()
+        return sorted({*(t for t, _ in params.logit_bias), *counted, *self._prompt})
 
-    def _biased(self, logits: torch.Tensor) -> torch.Tensor:
+    def changed(self, values: Mapping[int, float]) -> dict[int, float]:
+        """What bias and penalties make of the logits of `touched` tokens, where they differ."""
         params = self.params
         changes: dict[int, float] = {}
 
         def current(token: int) -> float:
             return changes.get(token, values[token])
 
-        touched = sorted({*(t for t, _ in params.logit_bias), *self._counts, *self._prompt})
-        values = dict(zip(touched, logits[touched].tolist(), strict=True)) if touched else {}
         for token in self._prompt | set(self._counts):
             if params.repetition_penalty != 1:
                 value = current(token)
@@ -97,50 +90,120 @@ class SamplerState:
                 changes[token] = current(token) - penalty
         for token, bias in params.logit_bias:
             changes[token] = current(token) + bias
-        if not changes:
-            return logits
-        adjusted = logits.clone()
-        adjusted[list(changes)] = torch.tensor(list(changes.values()), device=logits.device)
-        return adjusted
+        return changes
+
+    def allowed(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` [vocab] with −inf for what may not come next; the input is untouched."""
+        if self.matcher is not None:
+            allowed = torch.from_numpy(self.matcher.allowed())[: len(logits)].to(logits.device)
+            logits = logits.masked_fill(~allowed, -torch.inf)
+        if self._num_drawn < self.params.min_tokens and self._end_ids:
+            longer = logits.clone()
+            longer[sent(self._end_ids, torch.long, logits.device)] = -torch.inf
+            # a grammar may allow nothing but the end
+            if self.matcher is None or bool((longer > -torch.inf).any()):
+                return longer
+        return logits
 
 
 def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Exception]:
-    """One token for each row of `logits` [rows, vocab], float32; a row that fails, its error."""
-    rows = [_adjusted(state, row) for state, row in zip(states, logits, strict=True)]
-    blank = logits.new_full(logits.shape[1:], -torch.inf)
-    adjusted = torch.stack([blank if isinstance(row, Exception) else row for row in rows])
-    best = adjusted.max(dim=-1)
-    is_valid = (torch.isfinite(best.values) & ~adjusted.isnan().any(dim=-1)).tolist()
-    tokens = best.indices.tolist()
-    drawn = [i for i, s in enumerate(states) if s.params.temperature > 0 and is_valid[i]]
+    """One token for each row of `logits` [rows, vocab], float32; a row that fails, its error.
+
+    The input is untouched. Rows without penalties or a grammar wait for the device once, together.
+    """
+    given = biased(logits, states)
+    rows = [_allowed(state, row) for state, row in zip(states, given, strict=True)]
+    if any(row is not None for row in rows):
+        blank = logits.new_full(logits.shape[1:], -torch.inf)
+        given = torch.stack(
+            [
+                blank if isinstance(new, Exception) else old if new is None else new
+                for new, old in zip(rows, given, strict=True)
+            ]
+        )
+    best = given.max(dim=-1)
+    chosen = best.indices
+    drawn = [i for i, state in enumerate(states) if state.params.temperature > 0]
     if drawn:
-        chosen = _draw_random(adjusted[drawn], [states[i] for i in drawn])
-        for i, token in zip(drawn, chosen, strict=True):
-            tokens[i] = token
+        random = [states[i] for i in drawn]
+        if len(drawn) == len(states):
+            chosen = _draw_random(given, random)
+        else:
+            index = sent(drawn, torch.long, logits.device)
+            chosen = chosen.index_copy(0, index, _draw_random(given[index], random))
+    is_valid = torch.isfinite(best.values) & ~given.isnan().any(dim=-1)
+    tokens: list[int] = torch.where(is_valid, chosen, -1).tolist()
     results: list[Draw | Exception] = []
-    for i, (state, row) in enumerate(zip(states, rows, strict=True)):
+    for state, row, token in zip(states, rows, tokens, strict=True):
         if isinstance(row, Exception):
             results.append(row)
-        elif not is_valid[i]:
+        elif token < 0:
             results.append(InvalidLogits("the model's logits are not finite"))
         else:
-            results.append(_noted(state, logits[i], tokens[i]))
-    return results
+            results.append(_noted(state, token))
+    return _with_logprobs(logits, states, results)
 
 
-def _adjusted(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Exception:
+def biased(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
+    """`logits` [rows, vocab] after bias and penalties; the input is untouched."""
+    touched = [(row, token) for row, state in enumerate(states) for token in state.touched()]
+    if not touched:
+        return logits
+    found: list[float] = logits[_places(touched, logits.device)].tolist()
+    values: dict[int, dict[int, float]] = {}
+    for (row, token), value in zip(touched, found, strict=True):
+        values.setdefault(row, {})[token] = value
+    changes = {
+        (row, token): value
+        for row, known in values.items()
+        for token, value in states[row].changed(known).items()
+    }
+    if not changes:
+        return logits
+    adjusted = logits.clone()
+    new = sent(list(changes.values()), torch.float32, logits.device)
+    adjusted[_places(list(changes), logits.device)] = new
+    return adjusted
+
+
+def _places(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Rows and tokens, as an index."""
+    return sent([x for pair in pairs for x in pair], torch.long, device).view(-1, 2).unbind(1)
+
+
+def _allowed(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Exception | None:
+    """None: the row as it is."""
     try:
-        return state.adjust(logits)
+        allowed = state.allowed(logits)
     except Exception as error:  # its grammar's; others in the batch go on
         return error
+    return None if allowed is logits else allowed
 
 
-def _noted(state: SamplerState, logits: torch.Tensor, token: int) -> Draw | Exception:
+def _noted(state: SamplerState, token: int) -> Draw | Exception:
     try:
         state.note(token)
     except Exception as error:  # likewise
         return error
-    return Draw(token, _logprob(logits, token, state.params.logprobs))
+    return Draw(token, None)
+
+
+def _with_logprobs(
+    logits: torch.Tensor, states: Sequence[SamplerState], results: list[Draw | Exception]
+) -> list[Draw | Exception]:
+    """Rows that want as many log-probabilities get them together."""
+    rows_of: dict[int, list[int]] = {}
+    for row, state in enumerate(states):
+        if state.params.logprobs is not None and isinstance(results[row], Draw):
+            rows_of.setdefault(state.params.logprobs, []).append(row)
+    for count, rows in rows_of.items():
+        tokens = [result.token for row in rows if isinstance(result := results[row], Draw)]
+        wanted = (
+            logits if len(rows) == len(logits) else logits[sent(rows, torch.long, logits.device)]
+        )
+        for row, scored in zip(rows, score_tokens(wanted, tokens, count), strict=True):
+            results[row] = Draw(scored.token_id, scored)
+    return results
 
 
 def sorted_probabilities(
@@ -151,36 +214,42 @@ def sorted_probabilities(
     Of equal logits the lower id comes first. At least the best token always stays.
     """
 
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, device=logits.device)[:, None]
-
-    # below this, float32 would round it to 0
-    temperature = column([max(p.temperature, 1e-30) for p in params])
+    vocab_size = logits.shape[-1]
+    numbers = [
+        # below this, float32 would round a temperature to 0
+        (
+            max(p.temperature, 1e-30),
+            float(p.top_k or vocab_size),
+            p.top_p if p.top_p < 1 else 2.0,
+            p.min_p,
+        )
+        for p in params
+    ]
+    columns = sent([x for row in numbers for x in row], torch.float32, logits.device)
+    temperature, top_k, top_p, min_p = columns.view(-1, 4, 1).unbind(1)  # [rows, 1] each
     # relative to the largest, or a tiny temperature overflows
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    top_k = column([float(p.top_k or logits.shape[-1]) for p in params])
+    rank = torch.arange(vocab_size, device=logits.device)
     ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
     probabilities = ordered.softmax(-1)
     mass_before = probabilities.cumsum(-1) - probabilities
-    is_out = mass_before >= column([p.top_p if p.top_p < 1 else 2.0 for p in params])
-    is_out |= probabilities < column([p.min_p for p in params]) * probabilities[:, :1]
+    is_out = mass_before >= top_p
+    is_out |= probabilities < min_p * probabilities[:, :1]
     is_out[:, 0] = False
     kept = probabilities.masked_fill(is_out, 0)
     return kept / kept.sum(dim=-1, keepdim=True), ids
 
 
-def _draw_random(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
+def _draw_random(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
+    """[rows], int64; any token where logits are not finite."""
     probabilities, ids = sorted_probabilities(logits, [s.params for s in states])
-    uniform = torch.tensor([s.uniform() for s in states], dtype=torch.float64)
+    uniform = sent([s.uniform() for s in states], torch.float64, logits.device)
     cumulative = probabilities.double().cumsum(-1)
-    target = uniform.to(logits.device)[:, None] * cumulative[:, -1:]
-    place = torch.searchsorted(cumulative, target, right=True)
+    place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     # rounding must not lead past the last token that may be drawn
     last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
-    tokens: list[int] = ids.gather(-1, torch.minimum(place, last))[:, 0].tolist()
-    return tokens
+    return ids.gather(-1, torch.minimum(place, last).clamp_min(0))[:, 0]
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
@@ -190,14 +259,10 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], count: int) -> lis
     """
     logprobs = logits.log_softmax(-1)
     top = logprobs.topk(count)
-    wanted = torch.tensor(tokens, dtype=torch.long, device=logits.device)
+    wanted = sent(tokens, torch.long, logits.device)
     own = logprobs.gather(-1, wanted[:, None])[:, 0].tolist()
     tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return [
         TokenLogprob(token, value, tuple(zip(ids, values, strict=True)))
         for token, value, (ids, values) in zip(tokens, own, tops, strict=True)
     ]
-
-
-def _logprob(logits: torch.Tensor, token: int, count: int | None) -> TokenLogprob | None:
-    return None if count is None else score_tokens(logits[None], [token], count)[0]

@@ -37,6 +37,7 @@ def observe(core: Core, prompt: Prompt, window: int) -> dict[int, Evidence]:
                 keys=kv.read(layer, num_tokens)[0],
                 scale=tap.scales[layer],
                 softcap=tap.softcaps[layer],
+                backend=model.backend,
                 protected=prompt.protected,
                 code_blocks=prompt.code_blocks,
             )

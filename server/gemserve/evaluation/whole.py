@@ -48,7 +48,7 @@ def read_whole(
         with torch.inference_mode():
             room = model.new_memory(2 * layers * (keep + max_tokens))
             packed = room.kv(0, num_layers=layers, capacity=keep + max_tokens)
-            evict(evictor, window, kv, keep, packed)
+            evict(evictor, window, kv, keep, packed, model.backend)
         evicted.append(_decode(core, room, packed, first, keep, num_tokens, max_tokens))
     # last: decoding writes behind the prompt's keys
     answer = _decode(core, memory, kv, first, num_tokens, num_tokens, max_tokens)

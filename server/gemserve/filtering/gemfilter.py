@@ -8,7 +8,7 @@ import torch
 
 from gemserve.filtering.selector import Choice, Evidence, finite
 from gemserve.types import Budget, FilterParams
-from gemserve_kernels import pooled, raw_scores
+from gemserve_kernels import raw_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class GemFilter:
             scale=evidence.scale,
             softcap=evidence.softcap,
         )
-        return pooled(scores, kind=params.pooling)
+        return evidence.backend.pooled(scores, kind=params.pooling)
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         scores = finite(self.scores(evidence, params))

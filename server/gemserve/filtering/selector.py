@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from gemserve.types import Budget, FilterParams, Span
+from gemserve_kernels import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +17,15 @@ class Evidence:
 
     `queries`: [heads, window, head_dim], its last rows; `keys`: [kv_heads, tokens, head_dim], all
     of them; both post-RoPE. `scale` and `softcap` are those of the layer's own attention;
-    `protected` and `code_blocks` are the request's.
+    `protected` and `code_blocks` are the request's. `backend`: the operations of the machine that
+    queries and keys are on.
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
     scale: float
     softcap: float | None
+    backend: Backend
     protected: tuple[Span, ...]
     code_blocks: tuple[tuple[int, ...], ...] = ()
 

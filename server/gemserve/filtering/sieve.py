@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from gemserve.filtering.selector import Choice, Evidence, finite
 from gemserve.filtering.spans import reserve
 from gemserve.types import Budget, FilterParams
-from gemserve_kernels import window_attention
 
 _AWAKE = 0.1  # least attention away from the first token that tells anything
 
@@ -38,7 +37,7 @@ class Sieve:
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         num_tokens = evidence.num_tokens
-        seen = window_attention(
+        seen = evidence.backend.window_attention(
             evidence.queries, evidence.keys, scale=evidence.scale, softcap=evidence.softcap
         )
         order, ranks = self.order(finite(seen.largest), evidence.code_blocks)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemserve_kernels import grouped_probabilities, pooled
+from gemserve_kernels import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class SnapKV:
         query: torch.Tensor,
         key: torch.Tensor,
         keep: int,
+        backend: Backend,
         *,
         scale: float,
         softcap: float | None,
@@ -43,8 +44,8 @@ class SnapKV:
         tail = tail.expand(kv_heads, -1)
         if keep == window:
             return tail
-        votes = grouped_probabilities(query, key, scale=scale, softcap=softcap)
+        votes = backend.grouped_probabilities(query, key, scale=scale, softcap=softcap)
         votes = votes[:, : num_tokens - window]
-        smooth = torch.stack([pooled(row, kind="mean", width=self.width) for row in votes])
+        smooth = backend.pooled(votes, kind="mean", width=self.width)
         best = smooth.topk(keep - window, dim=1).indices.sort(dim=1).values
         return torch.cat([best, tail], dim=1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemserve_kernels import AttentionBackend, Partial
+from gemserve_kernels import Backend, Partial, merge
 from gemserve_kernels.attention import reference_attention
 
 
@@ -47,10 +47,22 @@ class Adapter:
         layer: int,
         query: torch.Tensor,
         options: AttentionOptions,
-        backend: AttentionBackend,
+        backend: Backend,
     ) -> Partial | None:
         """What queries [heads, queries, head_dim] attend to in `layer` beside their sequence."""
         return None
+
+    def joined(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        parts: Sequence[Partial],
+        options: AttentionOptions,
+        backend: Backend,
+    ) -> torch.Tensor:
+        """What queries get from their sequence's `parts` and from this: shaped as `query`."""
+        extra = self.part(layer, query, options, backend)
+        return merge(parts if extra is None else [*parts, extra])
 
     def shift(self, layer: int) -> torch.Tensor | None:
         """Added to what enters `layer`: [hidden_size]."""
@@ -65,9 +77,9 @@ def attend_all(
     key: torch.Tensor,
     value: torch.Tensor,
     options: AttentionOptions,
-    backend: AttentionBackend,
+    backend: Backend,
 ) -> Partial:
-    """Every query sees every key. Shapes as of `AttentionBackend.part`."""
+    """Every query sees every key. Shapes as of `Backend.part`."""
     if options.softcap is None:
         return backend.part(query, key, value, scale=options.scale, is_causal=False)
     return reference_attention(query, key, value, scale=options.scale, softcap=options.softcap)

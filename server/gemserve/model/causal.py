@@ -14,19 +14,23 @@ from torch import nn
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
-from gemserve.model.kv import DecodeBatch, KVSpan, Memory
+from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory
 from gemserve.model.offload import HostLayers
 from gemserve.model.rope import RotaryFactory
 from gemserve.model.seam import (
     ATTENTION_NAME,
+    PLAIN,
     Chunk,
     FilterLayerReached,
     FilterTap,
     ForwardContext,
+    Group,
     WindowTap,
+    grouped,
     register,
 )
 from gemserve.model.shape import decoder_path, follow, shape_of
+from gemserve.model.transfer import sent
 from gemserve_kernels import select_backend
 
 
@@ -45,7 +49,14 @@ class CausalModel:
     `host`: the upper layers that rest on the host, if any.
     """
 
-    def __init__(self, model: Any, host: HostLayers | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        host: HostLayers | None = None,
+        attention_backend: str | None = None,
+    ) -> None:
+        """Raises `ValueError` if the backend of that name cannot be used with this model."""
         register()
         model.eval().requires_grad_(False)
         self.config: Any = model.config
@@ -58,14 +69,24 @@ class CausalModel:
         self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
-        self.backend = select_backend(self.device)
         self.shape: ModelShape = shape_of(model, self.dtype)
+        self.backend = select_backend(
+            self.device,
+            name=attention_backend,
+            dtype=self.dtype,
+            head_dim=self.shape.head_dim,
+        )
         self.vocab_size: int = self.config.vocab_size
         self.context_tokens: int = self.config.max_position_embeddings
 
     @property
     def num_layers(self) -> int:
         return self.shape.num_layers
+
+    @property
+    def is_rope_fixed(self) -> bool:
+        """Whether a position is rotated alike whatever the sequence's length."""
+        return self._rotary.is_fixed
 
     def window_of(self, layer: int) -> int | None:
         """How many tokens back `layer` sees; None: all of them."""
@@ -152,7 +173,7 @@ class CausalModel:
         breaks: Breaks | None = None,
     ) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
-        context = self._context(Chunk(kv=kv, start=start), [adapter], breaks, tap=tap)
+        context = self._context(Chunk(kv=kv, start=start), adapter, breaks, tap=tap)
         decoder = self._lower_decoder(tap, adapter)
         positions = _positions(start, len(ids), adapter)
         try:
@@ -182,17 +203,14 @@ class CausalModel:
         queries it collects.
         """
         wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
-        logits = self._forward(
-            ids,
-            _positions(start, len(ids), adapter),
-            Chunk(kv=kv, start=start),
-            [rope_tokens],
-            [adapter],
-            logits_of=wanted,
-            window=window,
-            breaks=breaks,
+        self._expect_host_layers()
+        out = self._whole_model([rope_tokens], [adapter])(
+            **self._inputs(ids, _positions(start, len(ids), adapter)),
+            context=self._context(Chunk(kv=kv, start=start), adapter, breaks, window=window),
+            # an index tensor: the integer 0 would mean "all of them"
+            logits_to_keep=sent(wanted, torch.long, self.device),
         )
-        return logits if wanted else None
+        return out.logits[0].float() if wanted else None
 
     @torch.inference_mode()
     def decode(
@@ -206,50 +224,46 @@ class CausalModel:
         adapters = adapters or [NO_ADAPTER] * len(ids)
         pairs = zip(batch.positions, adapters, strict=True)
         positions = [position + adapter.num_positions for position, adapter in pairs]
-        return self._forward(
-            ids, positions, batch, rope_tokens, adapters, logits_of=range(len(ids))
-        )
+        numbers = sent(batch.numbers(ids, positions), torch.long, self.device)
+        self._expect_host_layers()
+        return self.step_logits(
+            DecodeStep.over(numbers, batch.memory, batch.longest),
+            self._whole_model(rope_tokens, adapters),
+            grouped(adapters, self.device),
+        ).float()
 
-    def _forward(
-        self,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        rows: Chunk | DecodeBatch,
-        rope_tokens: Sequence[int],
-        adapters: Sequence[Adapter],
-        logits_of: Sequence[int],
-        window: WindowTap | None = None,
-        breaks: Breaks | None = None,
+    def step_logits(
+        self, step: DecodeStep, whole: nn.Module | None = None, groups: Sequence[Group] = PLAIN
     ) -> torch.Tensor:
-        if self._host is not None:
-            self._host.expect()
-        out = self._whole_model(rope_tokens, adapters)(
-            **self._inputs(ids, positions),
-            context=self._context(rows, adapters, breaks, window=window),
-            # an index tensor: the integer 0 would mean "all of them"
-            logits_to_keep=torch.tensor(list(logits_of), dtype=torch.long, device=self.device),
+        """Of a decode step, in the model's dtype: [sequences, vocab].
+
+        `whole`: the model as the sequences' adapters and lengths make it.
+        """
+        out = (whole or self.hf)(
+            input_ids=step.ids,
+            position_ids=step.positions,
+            use_cache=False,
+            context=ForwardContext(rows=step.spans, backend=self.backend, groups=groups),
         )
-        logits: torch.Tensor = out.logits[0].float()
+        logits: torch.Tensor = out.logits[0]
         return logits
 
     def _context(
-        self,
-        rows: Chunk | DecodeBatch,
-        adapters: Sequence[Adapter],
-        breaks: Breaks | None,
-        **taps: Any,
+        self, rows: Chunk, adapter: Adapter, breaks: Breaks | None, **taps: Any
     ) -> ForwardContext:
         pauses: dict[str, Any] = {}
         if breaks is not None:
             pauses = {"pause": breaks.pause, "piece": breaks.piece}
-        return ForwardContext(rows=rows, backend=self.backend, adapters=adapters, **pauses, **taps)
+        groups = [Group(adapter)]
+        return ForwardContext(rows=rows, backend=self.backend, groups=groups, **pauses, **taps)
 
     def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
-        return {
-            "input_ids": torch.tensor([list(ids)], dtype=torch.long, device=self.device),
-            "position_ids": torch.tensor([list(positions)], device=self.device),
-            "use_cache": False,
-        }
+        numbers = sent([*ids, *positions], torch.long, self.device).view(2, 1, -1)
+        return {"input_ids": numbers[0], "position_ids": numbers[1], "use_cache": False}
+
+    def _expect_host_layers(self) -> None:
+        if self._host is not None:
+            self._host.expect()
 
     def _runnable_layers(self) -> nn.ModuleList:
         layers: nn.ModuleList = self._decoder.layers

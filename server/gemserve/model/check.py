@@ -8,6 +8,7 @@ import torch
 
 from gemserve.errors import ModelError
 from gemserve.model.causal import CausalModel
+from gemserve.model.kv import DecodeBatch
 from gemserve.model.seam import FilterTap
 
 _TOKENS = 48
@@ -16,7 +17,7 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def check_servable(model: CausalModel) -> None:
-    """Compare a chunked pass with the model's own forward on random tokens.
+    """Compare a chunked pass and a decode step with the model's own forward on random tokens.
 
     Raises `ModelError` with the reason if they differ: what the seam does not understand (linear
     attention, ALiBi, attention sinks, non-causal layers …) must not be served silently wrong.
@@ -28,7 +29,12 @@ def check_servable(model: CausalModel) -> None:
         whole = model.new_memory(2 * model.num_layers * _TOKENS)
         kv = whole.kv(0, num_layers=model.num_layers, capacity=_TOKENS)
         split = _TOKENS // 3
-        model.prefill_chunk(ids[:split], start=0, kv=kv, rope_tokens=_TOKENS, is_last=False)
+        for low, high in ((0, split), (split, _TOKENS - 1)):
+            chunk = ids[low:high]
+            model.prefill_chunk(chunk, start=low, kv=kv, rope_tokens=_TOKENS, is_last=False)
+        # before the last token's keys are there already
+        step = DecodeBatch(whole, [kv], slots=[_TOKENS - 1], positions=[_TOKENS - 1])
+        decoded = model.decode(ids[-1:], step, [_TOKENS])
         actual = model.prefill_chunk(
             ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True
         )
@@ -39,7 +45,7 @@ def check_servable(model: CausalModel) -> None:
     except (TypeError, RuntimeError, AttributeError, ValueError, IndexError) as error:
         raise ModelError(f"{name} cannot be served: {type(error).__name__}: {error}") from error
     assert actual is not None
-    difference = float((actual[0] - expected).abs().max())
+    difference = float((torch.cat([actual, decoded]) - expected).abs().max())
     limit = _TOLERANCE[model.dtype] * max(1.0, float(expected.abs().max()))
     if not difference <= limit:  # also catches NaN
         raise ModelError(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from gemserve.cost import ModelShape
+from gemserve_kernels import Backend, Spans
+
+_PLACE = 5  # numbers that say where a sequence lies: a row of `Spans.table`
+NUMBERS = _PLACE + 2  # of a sequence in a decode step: its newest token's id and position, too
 
 
 class KVSpan:
@@ -20,6 +25,9 @@ class KVSpan:
     ) -> None:
         self._data = memory.view(num_layers, 2, shape.num_kv_heads, capacity, shape.head_dim)
         self._layers = [tuple(pair) for pair in self._data.unbind(0)]
+        row = shape.head_dim * memory.element_size()
+        self._start, self._row_bytes = memory.data_ptr(), row
+        self._steps = tuple(self._data.stride(d) // shape.head_dim for d in (2, 1, 0))
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store [kv_heads, tokens, head_dim] keys and values at positions `start`…"""
@@ -33,12 +41,15 @@ class KVSpan:
         keys, values = self._layers[layer]
         return keys[:, :stop], values[:, :stop]
 
-    def pack(self, source: KVSpan, chosen: torch.Tensor) -> None:
+    def pack(self, source: KVSpan, chosen: torch.Tensor, backend: Backend) -> None:
         """Take over the chosen positions [layers, kv_heads, kept] of `source`, as 0..kept−1.
 
-        The two may begin at the same place in memory: pieces are copied in the order in which none
-        is overwritten before it is read.
+        The two may begin at the same place in memory: pieces are then copied in the order in which
+        none is overwritten before it is read.
         """
+        if not self._overlaps(source):
+            backend.gather(source._data, self._data, chosen)
+            return
         layers, kept = chosen.shape[0], chosen.shape[2]
         head_dim = self._data.shape[-1]
         index = chosen.unsqueeze(-1).expand(-1, -1, -1, head_dim)
@@ -53,18 +64,46 @@ class KVSpan:
 
         Row of layer 0's first key head, and the steps to the next head, to values, to a layer.
         """
-        head_dim = self._data.shape[-1]
-        first = (self._data.data_ptr() - base.data_ptr()) // (head_dim * base.element_size())
-        to_head, to_value, to_layer = (self._data.stride(d) // head_dim for d in (2, 1, 0))
+        to_head, to_value, to_layer = self._steps
+        first = (self._start - base.data_ptr()) // self._row_bytes
         return first + slot, to_head, to_value, to_layer
+
+    def _overlaps(self, other: KVSpan) -> bool:
+        (low, high), (other_low, other_high) = (
+            (span._start, span._start + span._data.numel() * span._data.element_size())
+            for span in (self, other)
+        )
+        return low < other_high and other_low < high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeStep:
+    """A decode step as the device sees it. `ids`, `positions`: [1, sequences], int64."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    spans: Spans
+
+    @classmethod
+    def over(cls, numbers: torch.Tensor, memory: Memory, longest: int) -> DecodeStep:
+        """Views of `numbers`, laid out by `DecodeBatch.numbers`. `longest`: as of `Spans`."""
+        size = len(numbers) // NUMBERS
+        table, ids, positions = numbers.split([_PLACE * size, size, size])
+        spans = Spans(
+            rows=memory.rows,
+            table=table.view(size, _PLACE),
+            kv_heads=memory.num_kv_heads,
+            longest=longest,
+        )
+        return cls(ids=ids[None], positions=positions[None], spans=spans)
 
 
 class DecodeBatch:
     """One new token of each of several sequences: where its K and V go, and what it sees.
 
     `slots`: where in its span; `positions`: where in its text, which is further on if keys and
-    values have been evicted. All spans lie in one memory, so that a layer's keys of all sequences
-    are stored by one copy.
+    values have been evicted. All spans lie in one memory, `memory`. `longest`: tokens of the
+    longest sequence, its newest included.
     """
 
     def __init__(
@@ -75,28 +114,23 @@ class DecodeBatch:
         slots: Sequence[int],
         positions: Sequence[int],
     ) -> None:
-        self._rows = memory.rows
-        self._spans = spans
-        self._slots = slots
+        self.memory = memory
         self.positions = positions
-        places = [s.rows_of(p, self._rows) for s, p in zip(spans, slots, strict=True)]
-        first, per_head, self._per_value, self._per_layer = (
-            torch.tensor(column, device=self._rows.device)[:, None]
-            for column in zip(*places, strict=True)
-        )
-        heads = torch.arange(memory.num_kv_heads, device=self._rows.device)
-        self._first = first + per_head * heads  # [sequences, kv_heads]
+        self.longest = max(slots) + 1
+        rows = memory.rows
+        self._places: list[int] = []
+        for span, slot in zip(spans, slots, strict=True):
+            self._places += (*span.rows_of(0, rows), slot + 1)
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store [kv_heads, sequences, head_dim] keys and values."""
-        rows = self._first + layer * self._per_layer
-        self._rows[rows] = key.transpose(0, 1)
-        self._rows[rows + self._per_value] = value.transpose(0, 1)
+    def numbers(
+        self, ids: Sequence[int], positions: Sequence[int], size: int | None = None
+    ) -> list[int]:
+        """All that the device must be told, for one transfer; `DecodeStep.over` takes it apart.
 
-    def read(self, layer: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Every sequence's keys and values, its newest included: [kv_heads, tokens, head_dim]."""
-        pairs = [s.read(layer, p + 1) for s, p in zip(self._spans, self._slots, strict=True)]
-        return [key for key, _ in pairs], [value for _, value in pairs]
+        For `size` sequences: the batch is filled up with empty ones.
+        """
+        blank = [0] * (0 if size is None else size - len(ids))
+        return [*self._places, *blank * _PLACE, *ids, *blank, *positions, *blank]
 
 
 class Memory:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,11 +14,12 @@ import torch
 
 from gemserve.config import ModelConfig
 from gemserve.cost import ModelShape
-from gemserve.errors import ModelError
+from gemserve.errors import ConfigError, ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
 from gemserve.model.offload import HostLayers
 from gemserve.model.shape import decoder_path, follow, shape_of
+from gemserve_kernels import select_backend
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
@@ -36,11 +39,14 @@ def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
     """Load weights and tokenizer, then prove that the architecture is served correctly.
 
     The upper `offload_layers` rest on the host; they are never on the device all at once.
-    Raises `ModelError` naming what is missing, broken or unsupported.
+    Raises `ModelError` naming what is missing, broken or unsupported, `ConfigError` for a device
+    or an attention backend that cannot be used.
     """
     source = _resolve_source(config.model)
     device = resolve_device(config.device)
     dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
+    with _backend_errors():  # before minutes are spent on loading
+        select_backend(device, name=config.attention_backend, dtype=dtype)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
@@ -55,7 +61,8 @@ def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
         )
     except Exception as error:  # the loaders raise most of what Python has
         raise ModelError(f"cannot load model {config.model!r}: {error}") from error
-    model = place(weights, device, offload_layers)
+    with _backend_errors():
+        model = place(weights, device, offload_layers, config.attention_backend)
     check_servable(model)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
@@ -66,10 +73,15 @@ def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
     return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source)
 
 
-def place(weights: Any, device: torch.device, offload_layers: int) -> CausalModel:
-    """A transformers model, loaded on the host, on `device` but for its upper layers."""
+def place(
+    weights: Any, device: torch.device, offload_layers: int, attention_backend: str | None = None
+) -> CausalModel:
+    """A transformers model, loaded on the host, on `device` but for its upper layers.
+
+    Raises `ValueError` if the backend of that name cannot be used with this model.
+    """
     if offload_layers == 0:
-        return CausalModel(weights.to(device))
+        return CausalModel(weights.to(device), attention_backend=attention_backend)
     decoder = follow(weights, decoder_path(weights, weights.config.num_hidden_layers))
     layers = list(decoder.layers)
     first = len(layers) - offload_layers
@@ -78,7 +90,15 @@ def place(weights: Any, device: torch.device, offload_layers: int) -> CausalMode
     every, decoder.layers = decoder.layers, torch.nn.ModuleList(layers[:first])
     weights.to(device)
     decoder.layers = every
-    return CausalModel(weights, host)
+    return CausalModel(weights, host=host, attention_backend=attention_backend)
+
+
+@contextmanager
+def _backend_errors() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:

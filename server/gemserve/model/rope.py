@@ -29,8 +29,8 @@ class RotaryFactory:
         self._rotary = rotary
         kind: Any = getattr(rotary, "rope_type", "default")
         kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
-        self._is_fixed = rotary is None or not kinds & set(LENGTH_DEPENDENT)
-        if not self._is_fixed and isinstance(kind, dict):
+        self.is_fixed = rotary is None or not kinds & set(LENGTH_DEPENDENT)
+        if not self.is_fixed and isinstance(kind, dict):
             raise ModelError(
                 f"{type(rotary).__name__} mixes rope types {sorted(kinds)} by layer, one of them "
                 "dependent on length"
@@ -42,7 +42,7 @@ class RotaryFactory:
 
         `lengths`: final lengths of the pass's sequences; one for the whole pass, or one per row.
         """
-        if self._is_fixed:
+        if self.is_fixed:
             return {}
         fixed = copy.copy(self._rotary)
         fixed._buffers = dict(self._rotary._buffers)

@@ -14,9 +14,10 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.errors import ModelError
-from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions, attend_all
-from gemserve.model.kv import DecodeBatch, KVSpan
-from gemserve_kernels import AttentionBackend, Partial, merge
+from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
+from gemserve.model.kv import KVSpan
+from gemserve.model.transfer import sent
+from gemserve_kernels import Backend, Partial, Spans
 from gemserve_kernels.attention import reference_attention
 
 ATTENTION_NAME = "gemserve"
@@ -101,18 +102,39 @@ def _never() -> None:
     """Go on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of a pass that have one adapter: `rows`, [rows], int64; None: all of them."""
+
+    adapter: Adapter
+    rows: torch.Tensor | None = None
+
+
+PLAIN = (Group(NO_ADAPTER),)
+
+
+def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group]:
+    """The rows of a decode step, one for each of `adapters`, by what adapter they have."""
+    rows_of: dict[Adapter, list[int]] = {}
+    for row, adapter in enumerate(adapters):
+        rows_of.setdefault(adapter, []).append(row)
+    if len(rows_of) == 1:
+        return [Group(adapter) for adapter in rows_of]
+    return [Group(adapter, sent(rows, torch.long, device)) for adapter, rows in rows_of.items()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """One forward pass: over a chunk of one sequence, or over one token of each of several.
+    """One forward pass: over a chunk of one sequence, or over the newest token of each of several.
 
-    `tap` ends a chunk's pass at its layer; `window` listens in every layer;
-    `adapters`: of each sequence. `pause` is called before every layer's attention, and within it
-    after every `piece` pairs of a query and a key: there the pass may be left for a while.
+    `groups`: its rows by adapter. `tap` ends a chunk's pass at its layer; `window` listens in every
+    layer. `pause` is called before every layer's attention, and within it after every `piece` pairs
+    of a query and a key: there the pass may be left for a while.
     """
 
-    rows: Chunk | DecodeBatch
-    backend: AttentionBackend
-    adapters: Sequence[Adapter]
+    rows: Chunk | Spans
+    backend: Backend
+    groups: Sequence[Group] = PLAIN
     tap: FilterTap | None = None
     window: WindowTap | None = None
     pause: Callable[[], None] = field(default=_never)
@@ -150,7 +172,7 @@ def attention(
         softcap=softcap,
     )
     layer: int = module.layer_idx
-    if isinstance(context.rows, DecodeBatch):
+    if isinstance(context.rows, Spans):
         return _decode(context, context.rows, layer, q, k, v, options).unsqueeze(0), None
     if context.tap is not None and layer == context.tap.layer:
         if sliding_window is not None and sliding_window < context.tap.num_tokens:
@@ -169,7 +191,7 @@ def attention(
 
 def _decode(
     context: ForwardContext,
-    batch: DecodeBatch,
+    spans: Spans,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -177,27 +199,25 @@ def _decode(
     options: AttentionOptions,
 ) -> torch.Tensor:
     """One token of each sequence: [sequences, heads, head_dim]."""
-    batch.write(layer, key, value)
-    keys, values = batch.read(layer)
-    if options.window is not None:
-        keys = [k[:, -options.window :] for k in keys]
-        values = [v[:, -options.window :] for v in values]
-    queries = query.transpose(0, 1).contiguous()  # [sequences, heads, head_dim]
-    rows_of: dict[Adapter, list[int]] = {}
-    for row, adapter in enumerate(context.adapters):
-        rows_of.setdefault(adapter, []).append(row)
-    if options.softcap is None and rows_of.keys() == {NO_ADAPTER}:
-        return context.backend.decode(queries, keys, values, scale=options.scale)
-    out = torch.empty_like(queries)
-    for adapter, rows in rows_of.items():
-        own = [
-            attend_all(query[:, row : row + 1], keys[row], values[row], options, context.backend)
-            for row in rows
-        ]
-        parts = [Partial(torch.cat([p.out for p in own], 1), torch.cat([p.lse for p in own], 1))]
-        extra = adapter.part(layer, query[:, rows], options, context.backend)
-        out[rows] = merge(parts if extra is None else [*parts, extra]).transpose(0, 1)
-    return out
+    backend = context.backend
+    backend.write(spans, key, value, layer=layer)
+    part = backend.decode(
+        query.transpose(0, 1),
+        spans,
+        layer=layer,
+        scale=options.scale,
+        softcap=options.softcap,
+        window=options.window,
+    )
+    if context.groups[0].rows is None:
+        (group,) = context.groups
+        return group.adapter.joined(layer, query, [part], options, backend).transpose(0, 1)
+    out = torch.empty_like(part.out)
+    for group in context.groups:
+        rows = group.rows
+        own = Partial(part.out[:, rows], part.lse[:, rows])
+        out[:, rows] = group.adapter.joined(layer, query[:, rows], [own], options, backend)
+    return out.transpose(0, 1)
 
 
 def _attend(
@@ -225,10 +245,10 @@ def _attend(
         parts.append(part)
         context.pause()
     parts.append(context.backend.part(query, key, value, scale=options.scale, is_causal=True))
-    return _with_extra(context, layer, query, options, parts)
+    return _joined(context, layer, query, options, parts)
 
 
-def _with_extra(
+def _joined(
     context: ForwardContext,
     layer: int,
     query: torch.Tensor,
@@ -236,9 +256,8 @@ def _with_extra(
     parts: list[Partial],
 ) -> torch.Tensor:
     """A chunk's parts and what its adapter adds to them: [heads, tokens, head_dim]."""
-    (adapter,) = context.adapters
-    extra = adapter.part(layer, query, options, context.backend)
-    return merge(parts if extra is None else [*parts, extra])
+    (group,) = context.groups
+    return group.adapter.joined(layer, query, parts, options, context.backend)
 
 
 def _dense(
@@ -275,7 +294,7 @@ def _dense(
             mask=mask,
             softcap=options.softcap,
         )
-        outs.append(_with_extra(context, layer, query[:, low:high], options, [part]))
+        outs.append(_joined(context, layer, query[:, low:high], options, [part]))
     return torch.cat(outs, dim=1)
 
 

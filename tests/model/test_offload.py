@@ -16,7 +16,7 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig, ModelConfig, find_offload_layers
 from gemserve.engine.assemble import assemble, build_core, planned_weights
 from gemserve.engine.core import Core
-from gemserve.engine.passes import Pass
+from gemserve.engine.passes import Pass, device_queue
 from gemserve.errors import ConfigError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
@@ -112,7 +112,10 @@ def test_who_goes_on_finds_its_layer_again(
         )
 
     expected = [forward(i) for i in range(2)]
-    passes = [Pass(lambda breaks, i=i: forward(i, breaks=breaks), piece=1 << 20) for i in range(2)]
+    at_once = device_queue(torch.device("cpu"))
+    passes = [
+        Pass(lambda breaks, i=i: forward(i, breaks=breaks), 1 << 20, at_once) for i in range(2)
+    ]
     with torch.inference_mode():
         passes[0].run(0.0)
         passes[0].run(0.0)  # a layer ahead of the other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.pace import Pace
-from gemserve.engine.passes import Pass
+from gemserve.engine.passes import Pass, device_queue
 from gemserve.errors import RequestError
 from gemserve.model.causal import Breaks, CausalModel
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
 from tests.model.test_selection import NoText
+
+no_device = device_queue(torch.device("cpu"))
 
 
 def test_a_pass_is_left_at_every_break_once_its_time_is_up() -> None:
@@ -28,7 +31,7 @@ def test_a_pass_is_left_at_every_break_once_its_time_is_up() -> None:
             breaks.pause()
         return torch.tensor([7])
 
-    under_way = Pass(forward, piece=1)
+    under_way = Pass(forward, piece=1, catch_up=no_device)
     for steps in range(1, 4):
         assert not under_way.run(0.0)
         assert seen == list(range(steps))
@@ -42,7 +45,26 @@ def test_a_pass_with_time_is_not_left() -> None:
         for _ in range(100):
             breaks.pause()
 
-    assert Pass(forward, piece=1).run(60.0)
+    assert Pass(forward, piece=1, catch_up=no_device).run(60.0)
+
+
+def test_a_pass_waits_for_a_device_that_is_behind() -> None:
+    """A GPU's work seemed to be done as soon as it was asked for: slices had no end."""
+    asked, done = [0.0], [0.0]  # seconds of work, for a device that works in `catch_up` alone
+
+    def forward(breaks: Breaks) -> None:
+        for _ in range(100):
+            asked[0] += 0.01
+            breaks.pause()
+
+    def catch_up() -> None:
+        time.sleep(asked[0] - done[0])
+        done[0] = asked[0]
+
+    under_way = Pass(forward, piece=1, catch_up=catch_up)
+    assert not under_way.run(0.1)
+    assert 0 < asked[0] <= 0.12
+    assert under_way.spent_s >= asked[0]
 
 
 def test_what_a_pass_raises_comes_out_of_its_slice() -> None:
@@ -50,7 +72,7 @@ def test_what_a_pass_raises_comes_out_of_its_slice() -> None:
         breaks.pause()
         raise RuntimeError("out of memory")
 
-    under_way = Pass(forward, piece=1)
+    under_way = Pass(forward, piece=1, catch_up=no_device)
     assert not under_way.run(0.0)
     with pytest.raises(RuntimeError, match="out of memory"):
         under_way.run(0.0)
@@ -67,12 +89,12 @@ def test_an_abandoned_pass_unwinds() -> None:
         finally:
             left.append(True)
 
-    under_way = Pass(forward, piece=1)
+    under_way = Pass(forward, piece=1, catch_up=no_device)
     under_way.run(0.0)
     under_way.abandon()
     under_way.abandon()
     assert left == [True]
-    Pass(forward, piece=1).abandon()  # one that never began
+    Pass(forward, piece=1, catch_up=no_device).abandon()  # one that never began
 
 
 def test_an_abandoned_pass_leaves_inference_mode_as_it_was() -> None:
@@ -82,7 +104,7 @@ def test_an_abandoned_pass_leaves_inference_mode_as_it_was() -> None:
     def forward(breaks: Breaks) -> None:
         breaks.pause()
 
-    under_way = Pass(forward, piece=1)
+    under_way = Pass(forward, piece=1, catch_up=no_device)
     with torch.inference_mode():
         under_way.run(0.0)
     under_way.abandon()

@@ -8,6 +8,7 @@ where a prompt is long, and there the pass hands control back once its time is u
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -19,11 +20,17 @@ from gemserve.model.causal import Breaks
 class Pass:
     """Runs `forward(breaks)` in slices, all in one thread. `spent_s`: time taken so far.
 
-    `piece`: see `ForwardContext`.
+    `piece`: see `ForwardContext`. `catch_up`: see `device_queue`.
     """
 
-    def __init__(self, forward: Callable[[Breaks], torch.Tensor | None], piece: int) -> None:
+    def __init__(
+        self,
+        forward: Callable[[Breaks], torch.Tensor | None],
+        piece: int,
+        catch_up: Callable[[], None],
+    ) -> None:
         self._greenlet = greenlet(lambda: forward(Breaks(self._pause, piece)))
+        self._catch_up = catch_up
         self._stop_s = 0.0
         self._piece_started_s = 0.0
         self.spent_s = 0.0
@@ -51,6 +58,7 @@ class Pass:
 
     def _pause(self) -> None:
         """Hand back control if the next piece, as long as the last one, would end too late."""
+        self._catch_up()
         now = time.perf_counter()
         piece_s = now - self._piece_started_s
         self._piece_started_s = now
@@ -58,3 +66,23 @@ class Pass:
             parent = getcurrent().parent
             assert parent is not None
             parent.switch()
+
+
+def device_queue(device: torch.device) -> Callable[[], None]:
+    """Each call waits for what `device` was given before the last one, so that clocks tell work.
+
+    A GPU runs what it is given later. Without waiting the time of a piece would be what asking for
+    it takes; waiting for all of it would leave the GPU idle.
+    """
+    if device.type != "cuda":
+        return lambda: None
+    marks: deque[torch.cuda.Event] = deque()
+
+    def catch_up() -> None:
+        mark = torch.cuda.Event()
+        mark.record()
+        marks.append(mark)
+        if len(marks) > 1:
+            marks.popleft().synchronize()
+
+    return catch_up

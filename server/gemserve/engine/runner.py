@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from gemserve.engine.eviction import evict
-from gemserve.engine.passes import Pass
+from gemserve.engine.passes import Pass, device_queue
 from gemserve.engine.sampling import Draw, SamplerState, draw, score_tokens
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
@@ -38,7 +38,7 @@ class RunOutput:
 
     `scored`: log-probabilities of prompts read whole. `evicted`: those whose keys and values were
     thinned out, which leaves no one set of positions. `is_chunk_done`: the plan's chunk is through;
-    `pass_s`: seconds it took in all its steps. `taken_s`: seconds the model ran in this step.
+    `pass_s`: seconds it took in all its steps. `taken_s`: seconds of this step.
     """
 
     started_s: float
@@ -97,7 +97,6 @@ class Runner:
             )
             if plan.chunk.is_filter and plan.chunk.sequence.fails_open:
                 self._open(plan.chunk.sequence, out)
-        out.taken_s = time.monotonic() - out.started_s
         if logits:
             sequences = [sequence for some, _ in logits for sequence in some]
             matrices = [rows for _, rows in logits]
@@ -108,6 +107,8 @@ class Runner:
                     out.failures[sequence] = result
                 else:
                     out.draws[sequence] = result
+        # a GPU is through with decoding only when tokens are drawn
+        out.taken_s = time.monotonic() - out.started_s
         return out
 
     def forget(self, sequence: Sequence) -> None:
@@ -212,7 +213,8 @@ class Runner:
 
     def _pass(self, chunk: Chunk, piece: int) -> Pass:
         forward = self._filtering(chunk) if chunk.is_filter else self._prefilling(chunk)
-        return Pass(lambda breaks: forward(breaks=breaks), piece)
+        catch_up = device_queue(self._model.device)
+        return Pass(lambda breaks: forward(breaks=breaks), piece, catch_up)
 
     def _prefilling(self, chunk: Chunk) -> Forward:
         sequence = chunk.sequence

@@ -21,19 +21,20 @@ _AWAKE = 0.1  # least attention away from the first token that tells anything
 class Sieve:
     """A token ranks by the best score among its neighbours, in code among its lines.
 
-    The score is what the last query's most attentive head gives it. `reach`: neighbours on either
-    side, so that a name or number survives whole. `lines`: tokens of code lines that rank as one.
-    `focus`: share of the coverage within reach that "auto" is content with. `diffuse`: coverage
-    below which attention is diffuse.
+    `observed`: rows of the observation window, whose attention a token's score sums. `reach`:
+    neighbours on either side, so that a name or number survives whole. `lines`: tokens of code
+    lines that rank as one. `focus`: share of the coverage within reach that "auto" is content with.
+    `diffuse`: coverage below which attention is diffuse.
     """
 
+    observed: int = 4
     reach: int = 8
     lines: int = 32
     focus: float = 0.98
     diffuse: float = 0.9
 
     def window(self, num_tokens: int) -> int:
-        return 1
+        return min(self.observed, num_tokens)
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         num_tokens = evidence.num_tokens

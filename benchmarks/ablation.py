@@ -51,7 +51,7 @@ Choose = Callable[[ByLayer, int, int], list[int]]  # by layer, the filter layer,
 def variant(
     sieve: Sieve = SIEVE,
     *,
-    rows: int = 1,
+    rows: int = SIEVE.observed,
     heads: str = "max",
     window: str = "sum",
     more_layers: int = 0,
@@ -126,7 +126,7 @@ def by_gemfilter(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
 
 VARIANTS: dict[str, Choose] = {
     "sieve": variant(),
-    **{f"window of {rows}": variant(rows=rows) for rows in (2, 4, 16, 64)},
+    **{f"window of {rows}": variant(rows=rows) for rows in (1, 2, 16, 64)},
     "heads summed": variant(heads="sum"),
     "best row": variant(window="max"),
     "2 layers": variant(more_layers=1),

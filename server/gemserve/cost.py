@@ -14,6 +14,7 @@ from gemserve.errors import ConfigError
 from gemserve.types import FilterMethod
 
 # rows of the observation window
+SIEVE_ROWS = 4
 SNAPKV_ROWS = 32
 
 
@@ -67,11 +68,11 @@ class ModelShape:
         return 2.0 * self.hidden_size * self.vocab_size
 
     def scores(self, method: FilterMethod, num_tokens: int) -> float:
-        """Choosing: the last row against summed heads (gemfilter) or each (sieve), or a window."""
+        """Choosing: the last row against summed heads (gemfilter), or a window of rows."""
         if method == "gemfilter":
             return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
         row = 2.0 * self.num_heads * self.head_dim * num_tokens
-        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row
+        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * SIEVE_ROWS
 
     def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
         """Everything up to the first token's logits, the second pass included."""

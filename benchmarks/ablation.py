@@ -97,7 +97,7 @@ def by_chunks(scores: torch.Tensor, size: int) -> torch.Tensor:
 
 def reserved(spans: Sequence[Span], num_tokens: int, budget: int, rest: float) -> list[int]:
     chosen: list[int] = []
-    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.HEAD, rest)):
+    for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.TAIL, rest)):
         allowed = [s for s in spans if s.priority <= last]
         most = max(len(chosen), int(share * budget))
         chosen = protected_positions(allowed, num_tokens, most)

@@ -42,7 +42,8 @@ class Priority(IntEnum):
     TOOLS = 3
     FRAME = 4  # what the chat template puts around messages
     BEFORE = 5  # the paragraphs before the question, which may be part of it
-    HEAD = 6  # of a document, where what is to be done with it often stands
+    HEAD = 6  # of a document or a long question, where what is to be done often stands
+    TAIL = 7  # of a document
 
 
 @dataclass(frozen=True, slots=True)

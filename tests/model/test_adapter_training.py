@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gemserve.adapters.convert import ConvertConfig, Probe, agreement, convert
 from gemserve.adapters.examples import TrainingExample, read_examples
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.train import TrainConfig, train
+from gemserve.adapters.train import TrainConfig, TrainResult, train
 from gemserve.adapters.trainable import (
     ActivationParameters,
     Adapted,
@@ -236,10 +237,13 @@ def test_conversion_comes_close_to_the_prefix() -> None:
         ("{", "line 1"),
         ("[]", "must be an object"),
         ('{"prompt": "a"}', "fields prompt: must be prompt and completion, or messages"),
-        ('{"prompt": "a", "completion": ""}', "completion: must be a text, and not empty"),
-        ('{"prompt": 1, "completion": "b"}', "prompt: must be a text"),
+        ('{"prompt": "a", "completion": ""}', "must be a text, and not empty"),
+        ('{"prompt": 1, "completion": "b"}', "prompt=1: must be a text"),
         ('{"messages": []}', "line 1"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "messages: must end in an assistant"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}]}',
+            "messages: must be a list of at least 2",
+        ),
         ('{"prompt": "a b c d e f g h i j k l", "completion": "b"}', "tokens, the limit is 8"),
         ("", "has no examples"),
     ],
@@ -260,3 +264,89 @@ def test_only_the_completion_is_trained_on(tmp_path: Path, tokenizer: Any) -> No
     for example in read_examples(path, tokenizer, eos_id=2, max_tokens=64):
         assert tokenizer.decode(example.ids[example.num_prompt : -1]) == "That."
         assert example.ids[-1] == 2
+
+
+def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other data, settings or model were taken for a run to go on with, and nothing was trained."""
+    model = CausalModel(models.build("llama"))
+    data = (toy_examples(16, 0), toy_examples(4, 1000))
+    config = TrainConfig(epochs=1, evals=1)
+
+    def start(kind: str = "ntk", examples: Any = data, settings: TrainConfig = config) -> None:
+        train(model, parameters_of(kind, model), *examples, tmp_path / "a", settings, pad_id=0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gemserve.adapters.train.run_trainer", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start()
+    for other, name in (
+        ({"kind": "prefix"}, "type"),
+        ({"examples": (toy_examples(16, 5), data[1])}, "examples"),
+        ({"settings": replace(config, seed=3)}, "seed"),
+    ):
+        with pytest.raises(AdapterError, match=f"{name}=.* was stopped here"):
+            start(**other)
+    start()
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
+        "adapter.json",
+        "adapter.safetensors",
+    }
+    modes = {path.stat().st_mode for path in (tmp_path / "a").iterdir()}
+    assert len(modes) == 1, "others may read the description, but not the numbers"
+    with pytest.raises(AdapterError, match="holds an adapter already"):
+        start()
+    (tmp_path / "file").touch()
+    with pytest.raises(AdapterError, match="cannot be written"):
+        train(model, parameters_of("ntk", model), *data, tmp_path / "file", config, pad_id=0)
+
+
+def test_training_that_diverges_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CausalModel(models.build("llama"))
+    lost = TrainResult(steps=1, train_loss=1.0, eval_loss=float("nan"), num_parameters=1)
+    monkeypatch.setattr("gemserve.adapters.train.run_trainer", lambda *_, **__: lost)
+    with pytest.raises(AdapterError, match="diverged, its loss is nan"):
+        train(
+            model,
+            parameters_of("ntk", model),
+            toy_examples(4, 0),
+            toy_examples(2, 9),
+            tmp_path / "a",
+            TrainConfig(),
+            pad_id=0,
+        )
+    assert not any((tmp_path / "a").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"messages": "hello"}', "messages: must be a list"),
+        ('{"messages": ["ab", "cd"]}', r"messages\[0\]: must have a role"),
+        (
+            '{"messages": [{"role": "zzz", "content": "a"}, {"role": "user", "content": "b"}]}',
+            r"messages\[0\]: must have a role",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": null}, '
+            '{"role": "assistant", "content": "b"}]}',
+            r"messages\[0\].content=None: must be a text",
+        ),
+        ('{"prompt": "a\\ud800", "completion": "b"}', "prompt: is not valid Unicode"),
+        ("[1]", "must be an object"),
+        ("[" * 100_000, "line 1"),
+    ],
+)
+def test_lines_that_are_no_examples(tmp_path: Path, tokenizer: Any, line: str, said: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(line)
+    with pytest.raises(AdapterError, match=f"line 1: {said}" if "line" not in said else said):
+        read_examples(path, tokenizer, eos_id=2, max_tokens=100)
+
+
+def test_lines_end_where_jsonl_says(tmp_path: Path, tokenizer: Any) -> None:
+    """JSON may hold U+2028 within a text, and Windows writes a mark first."""
+    path = tmp_path / "data.jsonl"
+    path.write_bytes('\ufeff{"prompt": "a\u2028b", "completion": "c"}\r\n'.encode())
+    assert len(read_examples(path, tokenizer, eos_id=2, max_tokens=100)) == 1

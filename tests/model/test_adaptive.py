@@ -92,10 +92,15 @@ def test_a_head_that_rests_on_the_first_token_is_not_diffuse() -> None:
     assert Sieve().choose(asleep, BUDGET, PARAMS).is_diffuse
 
 
-def test_a_question_that_fills_the_budget_is_not_called_diffuse() -> None:
+def test_a_question_that_fills_the_budget_is_called_diffuse() -> None:
+    """Nothing was chosen, and with a fallback asked for the answer came from the question alone."""
     question = replace(evidence(300), protected=(Span(500, NUM_TOKENS, Priority.QUESTION),))
-    choice = Sieve().choose(question, Budget(low=64, high=64, limit=NUM_TOKENS), PARAMS)
-    assert (len(choice.positions), choice.coverage, choice.is_diffuse) == (64, None, False)
+    budget = Budget(low=64, high=64, limit=NUM_TOKENS)
+    choice = Sieve().choose(question, budget, PARAMS)
+    assert (len(choice.positions), choice.coverage, choice.is_diffuse) == (NUM_TOKENS, 0.0, True)
+    choice = Sieve().choose(question, budget, replace(PARAMS, keep=64, fallback=False))
+    assert choice.positions.tolist() == list(range(NUM_TOKENS - 64, NUM_TOKENS))
+    assert (choice.coverage, choice.is_diffuse) == (0.0, False)
 
 
 def test_nothing_is_called_widened_that_was_not() -> None:

@@ -13,7 +13,7 @@ from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import build_core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.calibrate import LayerResult, choose_layer
+from gemserve.evaluation.calibrate import Calibration, LayerResult, check_found, choose_layer
 from gemserve.evaluation.example import Draw
 from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.observe import observe
@@ -111,7 +111,8 @@ def test_the_command_writes_figures_and_the_file(
     ("option", "value", "message"),
     [
         ("--keep", "auto", "keep=auto: layers are compared at one budget"),
-        ("--samples", "0", "samples=0: must be at least 1"),
+        ("--keep", "5000", "keep=5000: must leave out some of 1024 tokens"),
+        ("--samples", "0", "samples=0: must be a whole number, at least 1"),
         ("--lengths", "99999", "lengths=99999: the longest prompt of this model is 32767"),
     ],
 )
@@ -120,3 +121,21 @@ def test_options_out_of_range_are_named(
 ) -> None:
     assert main(["calibrate", option, value]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_probes_that_tell_nothing_write_nothing() -> None:
+    """Layer 0 was written where all layers did equally well, or none."""
+
+    def found(full: float, *rows: tuple[float, float]) -> Calibration:
+        layers = tuple(results(*rows))
+        return Calibration(filter_layer=0, full_score=full, num_probes=8, layers=layers)
+
+    check_found(found(0.9, (0.3, 0.1), (0.8, 0.7)))
+    check_found(found(0.0, (0.0, 0.1), (0.0, 0.7)))
+    with pytest.raises(
+        ConfigError, match=r"no layer's choice more than 0\.10: nothing was written"
+    ):
+        check_found(found(1.0, (0.1, 0.1), (0.0, 0.7)))
+    for rows in (((1.0, 1.0), (1.0, 1.0)), ((0.0, 0.5), (0.0, 0.5))):
+        with pytest.raises(ConfigError, match="all layers do equally well"):
+            check_found(found(0.1, *rows))

@@ -201,15 +201,21 @@ OPTIONS = "A) 1234  B) 7777  C) 9812  D) 5541"
             Priority.HEAD,
         ),
         (f"{{}}\n\n{BEFORE}\n\nWhat is the code for the lamb?", Priority.BEFORE),
+        ("Who wrote this, and when?\n\n{}", Priority.HEAD),
         (f"{{}}\n\n{GATE}\n\n{OPTIONS}\n\nAnswer:", Priority.BEFORE),
     ],
-    ids=["before the document", "before the question", "in several paragraphs"],
+    ids=[
+        "before the document",
+        "before the question",
+        "a question first",
+        "in several paragraphs",
+    ],
 )
 def test_what_is_asked_survives(core: Core, content: str, lost: Priority) -> None:
     """Nothing looks at how an answer is to be written until it is: it was filtered out."""
     content = content.format(document(core, 4000, seed=5))
     asked = [part for part in content.split("\n\n") if len(part) < 100]
-    assert len(asked) >= 2
+    assert asked
     chat = chat_prompt(core.tokenizer, [{"role": "user", "content": content}])
     for prompt in (chat, text_prompt(core.tokenizer, content)):
         text = kept_text(core, prompt, "sieve", 256)
@@ -218,6 +224,19 @@ def test_what_is_asked_survives(core: Core, content: str, lost: Priority) -> Non
         others = tuple(s for s in prompt.protected if s.priority is not lost)
         text = kept_text(core, replace(prompt, protected=others), "sieve", 256)
         assert not all(part in text for part in asked)
+
+
+def test_a_long_question_keeps_its_beginning(core: Core) -> None:
+    """Its last 64 tokens were kept: the reasons, without what was asked."""
+    reasons = " ".join(f"I ask because of the {name} that we saw at noon." for name in "ABCDEFGHI")
+    question = f"What is the code for the lantern?\n{reasons}"
+    content = f"{document(core, 4000, seed=5)}\n\n{question}"
+    for prompt in (
+        chat_prompt(core.tokenizer, [{"role": "user", "content": content}]),
+        text_prompt(core.tokenizer, content),
+    ):
+        assert "What is the code for the lantern?" in kept_text(core, prompt, "sieve", 256)
+        assert question in kept_text(core, prompt, "sieve", 1024)
 
 
 @pytest.mark.parametrize("method", METHODS)

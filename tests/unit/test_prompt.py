@@ -228,7 +228,10 @@ def test_a_template_that_refuses_is_the_caller_s_error(tokenizer: Any) -> None:
         chat_prompt(changed, [message("user", "Hi")])
 
 
-@pytest.mark.parametrize("blank", ["\n\n", "\r\n\r\n", "\n  \n", "\n\n\n"])
+@pytest.mark.parametrize(
+    "blank",
+    ["\n\n", "\r\n\r\n", "\n  \n", "\n\n\n", "\n\u00a0\n", "\n\x0c\n", "\r\r", "\u2029\u2029"],
+)
 @pytest.mark.parametrize("end", ["", "\n", "\n\nAnswer:"])
 def test_the_question_is_the_last_paragraph(tokenizer: Any, blank: str, end: str) -> None:
     """Whatever ends its lines; a lone "Answer:" is not one."""
@@ -238,3 +241,19 @@ def test_the_question_is_the_last_paragraph(tokenizer: Any, blank: str, end: str
     (question,) = [s for s in prompt.protected if s.priority is Priority.QUESTION]
     said = tokenizer.decode(prompt.ids[question.start : question.stop])
     assert said.strip().startswith(asked)
+
+
+def test_one_line_end_is_no_blank_line(tokenizer: Any) -> None:
+    text = "The bells ring in the morning. " * 50 + "\r\nWhich bell rings at noon?"
+    prompt = text_prompt(tokenizer, text)
+    assert any(s.priority is Priority.TAIL for s in prompt.protected), "no paragraph was seen"
+
+
+@pytest.mark.parametrize("blanks", ["\n" * 60, " " * 500, "\n" * 3000])
+def test_blanks_at_the_end_do_not_displace_the_question(tokenizer: Any, blanks: str) -> None:
+    asked = "Which bell rings at noon?"
+    text = "The bells ring in the morning. " * 50 + f"\n\n{asked}{blanks}"
+    for prompt in (text_prompt(tokenizer, text), chat_prompt(tokenizer, [message("user", text)])):
+        said = "".join(text_at(prompt, Priority.QUESTION))
+        assert asked in said
+        assert len(said) < 100

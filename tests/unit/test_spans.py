@@ -7,6 +7,7 @@ import random
 import pytest
 
 from gemserve.filtering.spans import (
+    LONGEST_QUESTION,
     QUESTION_HEAD,
     QUESTION_TAIL,
     plain_spans,
@@ -114,21 +115,28 @@ def test_spans_beyond_the_prompt_are_cut() -> None:
 def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> None:
     limit = QUESTION_HEAD + QUESTION_TAIL
     assert question_spans(7, 7 + limit) == [Span(7, 7 + limit, Priority.QUESTION)]
-    stop = 8 + limit
-    tail, head = stop - QUESTION_TAIL, Span(7, 7 + QUESTION_HEAD, Priority.HEAD)
-    for paragraphs, before, asked in (
-        ([], tail, tail),
-        ([tail - 1], tail, tail),
-        ([tail - 1, tail - 9], tail, tail),
-        ([stop - 20], stop - 20, stop - 20),
-        ([stop - 20, stop - 40, tail, tail - 1], tail, stop - 20),
-        ([stop - 20, tail - 1], stop - 20, stop - 20),
+    stop = 500
+    question, before, of_head = Priority.QUESTION, Priority.BEFORE, Priority.HEAD
+    head = Span(7, 7 + QUESTION_HEAD, of_head)
+    end = Span(stop - 32, stop, question)
+    # a short question, and what stands before it as far as all are short
+    for paragraphs, first in (
+        ([480], 480),
+        ([480, 460, 436, 435], 436),
+        ([480, 430], 480),
+        ([436, 435], 436),
     ):
-        assert question_spans(7, stop, paragraphs) == [
-            Span(asked, stop, Priority.QUESTION),
-            Span(before, asked, Priority.BEFORE),
-            head,
-        ]
+        asked = paragraphs[0]
+        expected = [Span(asked, stop, question), Span(first, asked, before), head]
+        assert question_spans(7, stop, paragraphs) == expected
+    # a long one
+    for asked in (435, stop - LONGEST_QUESTION):
+        expected = [end, Span(asked, stop - 32, of_head), head]
+        assert question_spans(7, stop, [asked, asked - 9]) == expected
+    # none to be seen
+    for paragraphs in ([], [stop - LONGEST_QUESTION - 1]):
+        tail = Span(stop - QUESTION_TAIL, stop - 32, Priority.TAIL)
+        assert question_spans(7, stop, paragraphs) == [end, head, tail]
 
 
 @pytest.mark.parametrize("num_tokens", [1, QUESTION_TAIL, 1000])
@@ -136,6 +144,6 @@ def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> Non
 def test_a_plain_prompt_keeps_bos_and_its_ends(num_tokens: int, has_bos: bool) -> None:
     chosen = protected_positions(plain_spans(num_tokens, has_bos), num_tokens, num_tokens)
     is_short = num_tokens <= QUESTION_HEAD + QUESTION_TAIL
-    tail = range(0 if is_short else num_tokens - 32, num_tokens)
+    tail = range(0 if is_short else num_tokens - QUESTION_TAIL, num_tokens)
     head = range(min(num_tokens, QUESTION_HEAD + has_bos))
     assert set(chosen) == {*head, *tail}

@@ -93,8 +93,11 @@ def convert(
 ) -> tuple[NTKParameters, Fit]:
     """Fit a term to `prefix` on `probes`, of which an eighth is only measured with.
 
-    Raises `AdapterError` if the prefix draws more attention than float32 can hold.
+    Raises `AdapterError` for a single probe, and if the prefix draws more attention than float32
+    can hold.
     """
+    if len(probes) < 2:
+        raise AdapterError("there is 1 text to fit on; must be at least 2, as one is held out")
     num_leads = {probe.num_lead for probe in probes}
     if len(num_leads) != 1:
         raise AdapterError("the texts to fit on begin with different numbers of template tokens")
@@ -179,7 +182,7 @@ def _fit_layers(
     """Minimise the output's relative error, in every head for itself."""
     shape = model.shape
     held_out = max(1, len(probes) // 8)
-    seen = _observe(model, prefix, probes[:-held_out] or probes, config.max_queries)
+    seen = _observe(model, prefix, probes[:-held_out], config.max_queries)
     largest = float(seen.prefix.lse.max())
     if largest > LARGEST_LSE:
         raise AdapterError(
@@ -239,7 +242,7 @@ def _distill(
 ) -> None:
     """Minimise the divergence from what the model says after the prefix."""
     held_out = max(1, len(probes) // 8)
-    taught = probes[:-held_out] or probes
+    taught = probes[:-held_out]
     optimizer = torch.optim.Adam(parameters.parameters(), lr=config.distill_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.distill_steps)
     generator = torch.Generator().manual_seed(config.seed + 1)

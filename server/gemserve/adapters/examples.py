@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gemserve.adapters.lines import check_chat, check_text, read_objects
 from gemserve.adapters.trainable import IGNORED
 from gemserve.errors import AdapterError
 
@@ -29,17 +29,11 @@ def read_examples(
 
     Raises `AdapterError` naming the line that is wrong or longer than `max_tokens`.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AdapterError(f"{path}: cannot be read: {error}") from error
     examples: list[TrainingExample] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, fields in read_objects(path):
         try:
-            prompt, completion = _parts(tokenizer, json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+            prompt, completion = _parts(tokenizer, fields)
+        except ValueError as error:
             raise AdapterError(f"{path}: line {number}: {error}") from error
         ids = (*prompt, *completion, eos_id)
         if len(ids) > max_tokens:
@@ -64,30 +58,20 @@ def collate(examples: Sequence[TrainingExample], pad_id: int) -> dict[str, torch
     return {"input_ids": ids, "labels": labels}
 
 
-def _parts(tokenizer: Any, line: Any) -> tuple[list[int], list[int]]:
+def _parts(tokenizer: Any, fields: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Token ids of the prompt and of the answer. Raises `ValueError`."""
-    if not isinstance(line, dict):
-        raise ValueError("must be an object")
-    if line.keys() == {"messages"}:
-        *before, answer = line["messages"]
-        if answer["role"] != "assistant" or not before:
-            raise ValueError("messages: must end in an assistant's answer to others")
+    if fields.keys() == {"messages"}:
+        *before, answer = check_chat(fields["messages"])
         completion = answer["content"]
         prompt = tokenizer.apply_chat_template(
             before, add_generation_prompt=True, tokenize=True, return_dict=False
         )
-    elif line.keys() == {"prompt", "completion"}:
-        completion, text = line["completion"], line["prompt"]
-        if not isinstance(text, str):
-            raise ValueError("prompt: must be a text")
-        prompt = tokenizer(text).input_ids
+    elif fields.keys() == {"prompt", "completion"}:
+        completion = check_text("completion", fields["completion"])
+        prompt = tokenizer(check_text("prompt", fields["prompt"])).input_ids
     else:
         raise ValueError(
-            f"fields {', '.join(sorted(map(str, line)))}: must be prompt and completion, or "
+            f"fields {', '.join(sorted(map(str, fields)))}: must be prompt and completion, or "
             "messages"
         )
-    if not isinstance(completion, str) or not completion:
-        raise ValueError("completion: must be a text, and not empty")
-    if not prompt:
-        raise ValueError("prompt: must not be empty")
     return list(prompt), list(tokenizer(completion, add_special_tokens=False).input_ids)

@@ -99,6 +99,8 @@ def write_folder(
     save_file(packed, path / _OURS[1])
     stated = {"format": FORMAT, "type": kind, "base": asdict(base), "settings": settings}
     description.write_text(json.dumps(stated, indent=2) + "\n")
+    # safetensors writes for the owner alone
+    (path / _OURS[1]).chmod(description.stat().st_mode & 0o777)
 
 
 def find_folder(root: Path, path: str) -> Path:

@@ -82,7 +82,7 @@ def build(
 ) -> NTK:
     """Raises `AdapterError` if tensors or settings are not this model's."""
     positions = settings.get("positions", 0)
-    if not isinstance(positions, int) or not 0 <= positions < model.context_tokens:
+    if type(positions) is not int or not 0 <= positions < model.context_tokens:
         raise AdapterError(f"positions={positions!r}: must be from 0 to {model.context_tokens - 1}")
     z_a = tensors.get("z_a")
     r, s = z_a.shape[2:] if z_a is not None and z_a.dim() == 4 else (model.shape.head_dim, 1)

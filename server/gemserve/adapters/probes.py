@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from gemserve.adapters.convert import Probe
 from gemserve.adapters.examples import read_examples
+from gemserve.adapters.lines import check_chat, read_objects
 from gemserve.errors import AdapterError
 
 
@@ -30,12 +30,13 @@ def after_text(
         raise AdapterError("--prompt: the model has no chat template; convert a prefix instead")
     probes: list[Probe] = []
     shared: tuple[int, ...] | None = None
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        messages = json.loads(line).get("messages")
-        if not messages or any(m["role"] == "system" for m in messages):
-            raise AdapterError(f"{path}: line {number}: must have messages, none of role system")
+    for number, fields in read_objects(path):
+        try:
+            messages = check_chat(fields.get("messages"))
+        except ValueError as error:
+            raise AdapterError(f"{path}: line {number}: {error}") from error
+        if any(m["role"] in ("system", "developer") for m in messages):
+            raise AdapterError(f"{path}: line {number}: has a system message besides the prompt")
         with_text = _rendered(tokenizer, [{"role": "system", "content": text}, *messages])
         alone = _rendered(tokenizer, messages)
         if len(alone) > max_tokens:
@@ -48,8 +49,8 @@ def after_text(
         if head != shared or len(head) <= len(lead):
             raise AdapterError(f"{path}: line {number}: its template puts the prompt elsewhere")
         asked = _rendered(tokenizer, messages[:-1], add_generation_prompt=True)
-        if messages[-1]["role"] != "assistant" or alone[: len(asked)] != asked:
-            raise AdapterError(f"{path}: line {number}: must end in an assistant's answer")
+        if alone[: len(asked)] != asked:
+            raise AdapterError(f"{path}: line {number}: its template rewrites questions")
         probes.append(Probe(alone, len(asked), len(lead)))
     if shared is None:
         raise AdapterError(f"{path}: has no chats, must have at least 1")

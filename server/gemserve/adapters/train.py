@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from torch import nn
 from gemserve.adapters.examples import TrainingExample, collate
 from gemserve.adapters.folder import write_folder
 from gemserve.adapters.trainable import Adapted, Parameters
+from gemserve.errors import AdapterError
 from gemserve.model.base import base_of
 from gemserve.model.causal import CausalModel
 
@@ -54,12 +58,27 @@ def train(
     pad_id: int,
     is_quiet: bool = True,
 ) -> TrainResult:
-    """Train an adapter and write it to `out`; see `run_trainer`."""
+    """Train an adapter and write it to `out`; see `run_trainer`.
+
+    Raises `AdapterError` if there is one already, or a run of other settings or data.
+    """
+    if (out / "adapter.json").exists():
+        raise AdapterError(f"{out}: holds an adapter already; choose another folder")
     base = base_of(model)
+    checkpoints = out / "checkpoints"
+    settings = {"type": parameters.kind, **parameters.settings, **asdict(config)}
+    data = {"examples": _hashed(examples), "held_out": _hashed(held_out), "weights": base.weights}
+    _check_same_run(checkpoints / "run.json", settings | data)
     adapted = Adapted(model, parameters)
     result = run_trainer(
-        adapted, examples, held_out, out / "checkpoints", config, pad_id=pad_id, is_quiet=is_quiet
+        adapted, examples, held_out, checkpoints, config, pad_id=pad_id, is_quiet=is_quiet
     )
+    if not math.isfinite(result.eval_loss):
+        shutil.rmtree(checkpoints)
+        raise AdapterError(
+            f"training diverged, its loss is {result.eval_loss}: nothing was written; a lower "
+            "learning rate may help"
+        )
     write_folder(
         out,
         kind=parameters.kind,
@@ -67,7 +86,31 @@ def train(
         tensors=parameters.tensors(),
         base=base,
     )
+    shutil.rmtree(checkpoints)
     return result
+
+
+def _hashed(examples: Sequence[TrainingExample]) -> str:
+    numbers = [(example.ids, example.num_prompt) for example in examples]
+    return hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]
+
+
+def _check_same_run(path: Path, run: dict[str, Any]) -> None:
+    """Raise `AdapterError` if the run that was stopped here, if one was, is not `run`."""
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(run, indent=1) + "\n")
+        except OSError as error:
+            raise AdapterError(f"{path.parent}: cannot be written: {error}") from error
+        return
+    before = json.loads(path.read_text())
+    for name in (*run, *before):
+        if run.get(name) != before.get(name):
+            raise AdapterError(
+                f"{path.parent.parent}: a run with {name}={before.get(name)} was stopped here, and "
+                f"this one has {name}={run.get(name)}; choose another folder"
+            )
 
 
 def run_trainer(

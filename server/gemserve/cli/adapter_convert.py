@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gemserve.cli.options import MODEL_OPTIONS, add_options, number, read_options
+from gemserve.cli.options import MODEL_OPTIONS, add_options, make_folder, number, read_options
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
 
@@ -21,10 +21,15 @@ def add_command(commands: Any) -> None:
     source.add_argument("--prompt", type=Path, help="text file: a system prompt")
     parser.add_argument("--type", dest="kind", default="ntk", choices=("ntk", "prefix"))
     parser.add_argument(
-        "--data", type=Path, required=True, help="texts it will be used with: as for train"
+        "--data",
+        type=Path,
+        required=True,
+        help="what it will be used with: as for train, with --prompt chats only",
     )
     parser.add_argument("--out", type=Path, required=True, help="the adapter's folder")
-    parser.add_argument("--r", type=int, help="features, head_dim (the default) or twice that")
+    parser.add_argument(
+        "--r", type=number(1), help="features, head_dim (the default) or twice that"
+    )
     parser.add_argument("--s", type=number(1), default=16, help="rank (default: %(default)s)")
     parser.add_argument("--fit-steps", type=number(1), default=600, help="in each layer")
     parser.add_argument("--distill-steps", type=number(0), default=200, help="through all layers")
@@ -38,6 +43,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.adapters.convert import ConvertConfig, agreement, convert
     from gemserve.adapters.folder import write_folder
+    from gemserve.adapters.lines import read_text
     from gemserve.adapters.prefix import Prefix
     from gemserve.adapters.probes import after_prefix, after_text
     from gemserve.adapters.table import load_adapter
@@ -45,14 +51,24 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.model.base import base_of
     from gemserve.model.loader import load
 
+    make_folder("out", arguments.out)
     model: ModelConfig = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     loaded = load(model)
     base = base_of(loaded.model)
     if arguments.prompt is not None:
-        text = arguments.prompt.read_text(encoding="utf-8")
+        text = read_text(arguments.prompt)
+        if not text.strip():
+            raise AdapterError(f"{arguments.prompt}: must not be empty")
         ids, probes = after_text(
             loaded.tokenizer, text, arguments.data, max_tokens=arguments.max_tokens
         )
+        longest = max(len(probe.after) for probe in probes)
+        limit = loaded.model.context_tokens
+        if len(ids) + longest > limit:
+            raise AdapterError(
+                f"{arguments.prompt}: has {len(ids)} tokens, which with a text of {longest} are "
+                f"more than the model's {limit}"
+            )
         keys, values = read_prefix(loaded.model, ids)
         prefix: Any = Prefix("", "", keys=keys, values=values)
     else:
@@ -101,12 +117,14 @@ def run(arguments: argparse.Namespace) -> int:
     for layer, (without, fitted) in enumerate(zip(fit.without, fit.fitted, strict=True)):
         print(f"{layer:>5} {without:>8.3f} {fitted:>8.3f}")
     print(
-        f"{prefix.num_positions} positions, {prefix.num_bytes:,} bytes, as "
+        f"{prefix.num_positions} tokens, {prefix.num_bytes:,} bytes of keys and values, as "
         f"{parameters.num_parameters:,} parameters. On {len(tested)} texts held out the likeliest "
         f"tokens of the answer are the prefix's in {after.top1:.1%} (without either: "
         f"{before.top1:.1%}), all of them in {after.answers:.1%} ({before.answers:.1%}); "
         f"divergence {after.kl:.4f} nats ({before.kl:.4f})"
     )
+    if after.kl >= before.kl:
+        print("gemserve: that is worse than nothing: more chats, or more steps, may help")
     if arguments.json:
         result = {
             "type": "ntk",

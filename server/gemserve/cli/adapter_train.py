@@ -28,7 +28,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--out", type=Path, help="the adapter's folder; a run that was stopped there goes on"
     )
-    parser.add_argument("--r", type=int, help="ntk: features, head_dim (the default) or twice that")
+    parser.add_argument(
+        "--r", type=number(1), help="ntk: features, head_dim (the default) or twice that"
+    )
     parser.add_argument("--s", type=number(1), default=16, help="ntk: rank (default: %(default)s)")
     parser.add_argument(
         "--length", type=number(1), default=16, help="prefix: positions (default: %(default)s)"
@@ -144,6 +146,10 @@ def _parameters(
     if arguments.kind == "activation":
         return ActivationParameters(model.shape, arguments.layer)
     text = list(texts[0])
+    if arguments.length >= model.context_tokens:
+        raise AdapterError(
+            f"--length={arguments.length}: must be below the model's {model.context_tokens} tokens"
+        )
     repeated = text * -(-arguments.length // len(text))
     return PrefixParameters(model, repeated[: arguments.length])
 

@@ -14,6 +14,7 @@ from gemserve.cli.options import (
     MEMORY_OPTIONS,
     MODEL_OPTIONS,
     add_options,
+    make_folder,
     number,
     read_keep,
     read_options,
@@ -38,16 +39,24 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.calibration import write_calibration
     from gemserve.engine.assemble import assemble
-    from gemserve.evaluation.calibrate import calibrate
+    from gemserve.evaluation.calibrate import calibrate, check_found
     from gemserve.evaluation.example import Draw
     from gemserve.evaluation.needle import SUBTASKS
     from gemserve.model.loader import load
+    from gemserve.types import FilterParams
 
     lengths = read_lengths(arguments.lengths)
     samples = read_value("samples", arguments.samples, number(1))
     keep = read_value("keep", arguments.keep, read_keep)
     if keep == "auto":
         raise ConfigError("keep=auto: layers are compared at one budget; must be a number")
+    shortest = min(lengths)
+    if FilterParams(method="sieve", keep=keep).kept_count(shortest) >= shortest:
+        raise ConfigError(
+            f"keep={keep}: must leave out some of {shortest} tokens, the shortest probe"
+        )
+    if arguments.out is not None:
+        make_folder("out", arguments.out)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     loaded = load(model)
     # the layer does not matter here: every layer is tried
@@ -78,12 +87,12 @@ def run(arguments: argparse.Namespace) -> int:
             f" {row.work:>6.2f}{mark}"
         )
     print(f"from the whole prompt: score {found.full_score:.2f} on {found.num_probes} probes")
+    check_found(found)
     result = {"model": model.model, "seed": arguments.seed, "keep": keep, **asdict(found)}
     written = write_calibration(loaded.source, {"filter_layer": found.filter_layer, **result})
     print(f"wrote {written}")
     if arguments.out is not None:
         out: Path = arguments.out
-        out.mkdir(parents=True, exist_ok=True)
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
         if importlib.util.find_spec("matplotlib") is not None:
             from gemserve.evaluation.report import draw_layers

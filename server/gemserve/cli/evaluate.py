@@ -17,6 +17,7 @@ from gemserve.cli.options import (
     MEMORY_OPTIONS,
     MODEL_OPTIONS,
     add_options,
+    make_folder,
     number,
     read_keep,
     read_options,
@@ -85,7 +86,8 @@ MakeBatches = Callable[["Core"], list[Batch]]
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.engine.assemble import build_core
     from gemserve.evaluation.cases import pool_lengths
-    from gemserve.evaluation.score import Outcomes, average, evaluate, fingerprint
+    from gemserve.evaluation.score import Outcomes, average, evaluate
+    from gemserve.model.base import hash_tokenizer, hash_weights
 
     methods = _methods(arguments.methods)
     keep = read_value("keep", arguments.keep, read_keep)
@@ -98,18 +100,19 @@ def run(arguments: argparse.Namespace) -> int:
     # evaluation filters every prompt it can, however short
     given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
     engine = replace(given, filter_min_tokens=0, filter_layer=layer)
-    core = build_core(model, engine)
-    batches = make_batches(core)
-
     out: Path | None = arguments.out
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder("out", out)
+    core = build_core(model, engine)
+    batches = make_batches(core)
     settings = {
         "task": arguments.task,
         "model": model.model,
         "seed": arguments.seed,
         "layer": core.config.filter_layer,
-        "weights": fingerprint(core.model),
+        "dtype": str(core.model.dtype),
+        "weights": hash_weights(core.model.hf),
+        "tokenizer": hash_tokenizer(core.tokenizer),
     }
     progress = Progress(sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods))
     done = []

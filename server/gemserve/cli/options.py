@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gemserve.config import ATTENTION_BACKENDS, EngineConfig, ModelConfig, ServerConfig
@@ -39,14 +40,22 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return read
 
 
+class BadNumber(ValueError, argparse.ArgumentTypeError):
+    """Says what a number must be, to argparse too."""
+
+
 def number(low: float, high: float = float("inf"), kind: type = int) -> Callable[[str], Any]:
-    """A reader of numbers from `low` to `high`."""
+    """A reader of finite numbers from `low` to `high`."""
 
     def read(text: str) -> Any:
-        value = kind(text)
-        if not low <= value <= high:
-            limits = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
-            raise ValueError(f"must be {limits}")
+        limits = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+        wanted = f"must be a {'whole number' if kind is int else 'number'}, {limits}"
+        try:
+            value = kind(text)
+        except ValueError:
+            raise BadNumber(wanted) from None
+        if not low <= value <= high or value == float("inf"):
+            raise BadNumber(wanted)
         return value
 
     return read
@@ -58,6 +67,14 @@ def _layer(text: str) -> int | None:
 
 def _offload(text: str) -> int | str:
     return text if text == "auto" else int(number(0)(text))
+
+
+def make_folder(name: str, path: Path) -> None:
+    """Before there is anything to lose. Raises `ConfigError` naming the option."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{name}={path}: cannot be a folder ({error.strerror})") from error
 
 
 def read_value(name: str, text: str, read: Callable[[str], Any]) -> Any:

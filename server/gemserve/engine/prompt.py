@@ -16,7 +16,9 @@ from gemserve.types import Priority, Span
 
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
 _FENCE = re.compile(r"[ \t]*(?:(```+)[^`\r\n]*$|(~~~+))", re.MULTILINE)
-_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_LINE_END = r"(?>\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])"
+_BLANK_LINE = re.compile(rf"{_LINE_END}[^\S\r\n]*{_LINE_END}")
+_LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
 _SHORTEST_QUESTION = 12  # characters
 _MOST_PARAGRAPHS = 8  # that may belong to a question
 _MARK = re.compile("\ue000(\\d+)\ue001")
@@ -55,8 +57,12 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     ids = encoding.ids
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     # counted apart: offsets of a long prompt are slow to read, and only its end matters
-    ends = [encode(tokenizer, end, add_special_tokens=False) for end in _last_paragraphs(text)]
-    spans = plain_spans(len(ids), has_bos, [len(ids) - len(end) for end in ends])
+    said = text.rstrip()
+    blanks = len(encode(tokenizer, text[len(said) :], add_special_tokens=False))
+    stop = max(int(has_bos), len(ids) - max(0, blanks - _LAST_BLANKS))
+    ends = [encode(tokenizer, end, add_special_tokens=False) for end in _last_paragraphs(said)]
+    starts = [max(0, len(ids) - blanks - len(end)) for end in ends]
+    spans = plain_spans(stop, has_bos, starts)
     return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding))
 
 
@@ -123,7 +129,9 @@ def chat_spans(
         elif role == "tool":
             spans += message_spans(start, stop, Priority.TOOLS)  # a document, as often as not
         elif index == last_user:
-            paragraphs = [low + len(said) - len(end.lstrip()) for end in _last_paragraphs(said)]
+            text_stop = low + len(said.rstrip())
+            found = _last_paragraphs(said.rstrip())
+            paragraphs = [text_stop - len(end.lstrip()) for end in found]
             spans += question_spans(start, stop, [bisect_right(ends, at) for at in paragraphs])
     spans.append(Span(cursor, num_tokens, Priority.QUESTION))  # the answer's header
     return tuple(s for s in spans if s.stop > s.start)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gemserve.engine.core import Core
+from gemserve.errors import ConfigError
 from gemserve.evaluation.example import Draw, Example, Maker
 from gemserve.evaluation.metrics import METRICS
 from gemserve.evaluation.observe import observe
@@ -88,10 +89,28 @@ def calibrate(
 
 def choose_layer(layers: Sequence[LayerResult], tolerance: float) -> int:
     """The earliest layer about as good as the best: by answers, or by recall if there are none."""
-    is_answering = max(r.score for r in layers) >= ANSWERING
-    values = {r.layer: r.score if is_answering else r.recall for r in layers}
+    values = _worth(layers)
     best = max(values.values())
     return min(layer for layer, value in values.items() if value >= best - tolerance)
+
+
+def check_found(found: Calibration) -> None:
+    """Raise `ConfigError` if the probes do not tell layers apart."""
+    advice = "nothing was written; other lengths, more samples or a larger keep may tell"
+    best = max(row.score for row in found.layers)
+    if best < ANSWERING <= found.full_score:
+        raise ConfigError(
+            f"whole probes score {found.full_score:.2f}, but no layer's choice more than "
+            f"{best:.2f}: {advice}"
+        )
+    values = _worth(found.layers).values()
+    if len(values) > 1 and max(values) == min(values):
+        raise ConfigError(f"all layers do equally well, {max(values):.2f}: {advice}")
+
+
+def _worth(layers: Sequence[LayerResult]) -> dict[int, float]:
+    is_answering = max(r.score for r in layers) >= ANSWERING
+    return {r.layer: r.score if is_answering else r.recall for r in layers}
 
 
 def _try_layers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,7 +13,6 @@ from gemserve.evaluation.arms import OUTSIDE, constants_of, params_of
 from gemserve.evaluation.example import Draw, Example, Subtasks
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.whole import read_whole
-from gemserve.model.causal import CausalModel
 from gemserve.types import (
     Filtered,
     FilterParams,
@@ -134,17 +132,6 @@ def evaluate(
                 wanted.append(outcome)
                 progress()
     return wanted
-
-
-def fingerprint(model: CausalModel) -> str:
-    """Tells models apart that go by one name: of some numbers of every weight, and their type."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.hf.named_parameters()):
-        numbers = parameter.detach().flatten()
-        some = numbers[:: max(1, len(numbers) // 64)].float().cpu().numpy()
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(some.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def average(outcomes: Iterable[Outcome]) -> list[Row]:

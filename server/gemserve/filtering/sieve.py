@@ -49,15 +49,13 @@ class Sieve:
         is_free[first] = False
         order, ranks = order[is_free[order]], ranks[is_free[order]]
         within = budget.high - len(protected)
-        if within == 0:
-            return Choice(positions=first.sort().values)
-
         coverage = _coverage(seen.last, order, reserved.rest)
-        reached = round(float(coverage[within - 1]), 4)
+        # with no room for any choice, nothing was found
+        reached = round(float(coverage[within - 1]), 4) if within else 0.0
         if params.fallback and reached < self.diffuse and budget.limit > budget.high:
             ranked = torch.cat([first, order])[: budget.limit]
             return Choice(positions=ranked.sort().values, coverage=reached, is_diffuse=True)
-        if budget.low < budget.high:
+        if within and budget.low < budget.high:
             enough = int((coverage[:within] < self.focus * reached).sum())
             whole = int((ranks >= ranks[enough]).sum())  # no passage is cut
             within = min(within, max(whole, budget.low))

@@ -10,31 +10,34 @@ from gemserve.types import Priority, Span
 QUESTION_HEAD = 32
 QUESTION_TAIL = 64
 LONG_MESSAGE = 512
-_GUESS = 32  # of a tail without structure, what is taken for the question
+LONGEST_QUESTION = 256
+_SURELY_ASKED = 32  # of the end of a long question, or of a document
 
 
 def question_spans(start: int, stop: int, paragraphs: Sequence[int] = ()) -> list[Span]:
     """Protect a last user turn at start..stop−1; of one that is itself the document, its ends.
 
-    `paragraphs`: where its last ones start, last first: the question, and what may belong to it.
+    `paragraphs`: where its last ones start, last first: the question, and what may belong to it. A
+    long question keeps its beginning and its end; what is longer still is taken for the document.
     """
     if stop - start <= QUESTION_HEAD + QUESTION_TAIL:
         return [Span(start, stop, Priority.QUESTION)]
-    tail = stop - QUESTION_TAIL
-    asked = max(tail, paragraphs[0]) if paragraphs else tail
-    before = min((p for p in paragraphs if p >= tail), default=asked)
-    return [
-        Span(asked, stop, Priority.QUESTION),
-        Span(before, asked, Priority.BEFORE),
-        Span(start, start + QUESTION_HEAD, Priority.HEAD),
-    ]
+    head = Span(start, start + QUESTION_HEAD, Priority.HEAD)
+    asked = paragraphs[0] if paragraphs else start
+    if stop - asked <= QUESTION_TAIL:
+        before = min(p for p in paragraphs if stop - p <= QUESTION_TAIL)
+        question = Span(asked, stop, Priority.QUESTION)
+        return [question, Span(before, asked, Priority.BEFORE), head]
+    end = stop - _SURELY_ASKED
+    question = Span(end, stop, Priority.QUESTION)
+    if stop - asked <= LONGEST_QUESTION:
+        return [question, Span(asked, end, Priority.HEAD), head]
+    return [question, head, Span(stop - QUESTION_TAIL, end, Priority.TAIL)]
 
 
 def plain_spans(num_tokens: int, has_bos: bool, paragraphs: Sequence[int] = ()) -> tuple[Span, ...]:
     """Protect a prompt without roles: BOS, and what is protected of a last turn."""
-    start = int(has_bos)
-    guess = [max(start, num_tokens - _GUESS)]
-    spans = question_spans(start, num_tokens, paragraphs or guess)
+    spans = question_spans(int(has_bos), num_tokens, paragraphs)
     return (Span(0, 1, Priority.BOS), *spans) if has_bos else tuple(spans)
 
 
@@ -71,7 +74,7 @@ def reserve(spans: Sequence[Span], num_tokens: int, budget: int, low: int) -> Re
     limits = (
         (Priority.QUESTION, budget),
         (Priority.FRAME, int(0.75 * budget)),
-        (Priority.HEAD, int(0.25 * low)),
+        (Priority.TAIL, int(0.25 * low)),
     )
     for last, limit in limits:
         allowed = [s for s in spans if s.priority <= last]

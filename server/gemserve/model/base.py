@@ -56,3 +56,10 @@ def hash_weights(hf: Any) -> str:
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
         digest.update(some.tobytes())
     return digest.hexdigest()[:16]
+
+
+def hash_tokenizer(tokenizer: Any) -> str:
+    """Tells tokenizers and their chat templates apart."""
+    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    digest.update(str(tokenizer.chat_template).encode())
+    return digest.hexdigest()[:16]

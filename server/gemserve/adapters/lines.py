@@ -1,0 +1,67 @@
+"""Files of examples, one JSON object a line, and the chats in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gemserve.errors import AdapterError, shown
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def read_text(path: Path) -> str:
+    """Raises `AdapterError` if there is no such file, or it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdapterError(f"{path}: cannot be read: {error}") from error
+
+
+def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Lines that are not blank, with their numbers. Raises `AdapterError`."""
+    # `splitlines` would also cut at what JSON allows within a text
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise AdapterError(f"{path}: line {number}: {error}") from error
+        if not isinstance(fields, dict):
+            raise AdapterError(f"{path}: line {number}: must be an object")
+        yield number, fields
+
+
+def check_chat(messages: object) -> list[dict[str, str]]:
+    """Messages that end in an assistant's answer. Raises `ValueError`."""
+    if not isinstance(messages, list) or len(messages) < 2:
+        raise ValueError("messages: must be a list of at least 2")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise ValueError(f"{where}: must have a role: one of {', '.join(_ROLES)}")
+        content = message.get("content")
+        if not isinstance(content, str) or not content:
+            raise ValueError(f"{where}.content={shown(content)}: must be a text, and not empty")
+        _check_unicode(where, content)
+    if messages[-1]["role"] != "assistant":
+        raise ValueError("messages: must end in an assistant's answer to others")
+    return messages
+
+
+def check_text(name: str, value: object) -> str:
+    """A text that is not empty. Raises `ValueError`."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name}={shown(value)}: must be a text, and not empty")
+    _check_unicode(name, value)
+    return value
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can name half of a surrogate pair
+        raise ValueError(f"{name}: is not valid Unicode") from None

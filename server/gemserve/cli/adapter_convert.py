@@ -31,10 +31,19 @@ def add_command(commands: Any) -> None:
         "--r", type=number(1), help="features, head_dim (the default) or twice that"
     )
     parser.add_argument("--s", type=number(1), default=16, help="rank (default: %(default)s)")
-    parser.add_argument("--fit-steps", type=number(1), default=600, help="in each layer")
-    parser.add_argument("--distill-steps", type=number(0), default=200, help="through all layers")
-    parser.add_argument("--max-tokens", type=number(2), default=2048, help="longest text")
-    parser.add_argument("--seed", type=number(0), default=0)
+    parser.add_argument(
+        "--fit-steps", type=number(1), default=600, help="in each layer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--distill-steps",
+        type=number(0),
+        default=200,
+        help="through all layers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=number(2), default=2048, help="longest text (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=number(0), default=0, help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="last line of output is the result")
     add_options(parser, MODEL_OPTIONS)
     parser.set_defaults(run=run)

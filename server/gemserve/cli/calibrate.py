@@ -26,8 +26,12 @@ from gemserve.errors import ConfigError
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("calibrate", help="find the layer that should filter")
-    parser.add_argument("--lengths", default="1024,4096", help="of the probes, in tokens")
-    parser.add_argument("--samples", default="10", help="probes of each kind and length")
+    parser.add_argument(
+        "--lengths", default="1024,4096", help="of the probes, in tokens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--samples", default="10", help="probes of each kind and length (default: %(default)s)"
+    )
     parser.add_argument("--keep", default="0.0625", help="count or fraction (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="write the figures and pictures there")

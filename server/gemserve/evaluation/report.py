@@ -65,7 +65,7 @@ def draw_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     figure.supxlabel("prompt tokens", fontsize=9)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(methods), fontsize=8)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def draw_heat_map(path: Path, outcomes: Sequence[Outcome]) -> None:

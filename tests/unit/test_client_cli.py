@@ -173,7 +173,7 @@ def test_ctrl_c_ends_it_quietly(url: str, notes: str, core: FakeCore) -> None:
     assert program.stdout is not None
     assert program.stdout.read(5) == b"first"
     program.send_signal(signal.SIGINT)
-    printed, errors = program.communicate(timeout=20)
+    printed, errors = program.communicate(timeout=60)
     assert (program.returncode, printed) == (130, b"")
     assert len(errors.splitlines()) == 1
     wait_for(core.cancelled.is_set)

@@ -142,7 +142,10 @@ def test_prompts_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["jsonl"], "data: jsonl needs --data, the path of its examples"),
         (["jsonl", "--data", "x", "--lengths", "500"], "lengths=500: the prompts of jsonl have"),
         (["longbench", "--data", "x", "--methods", "oracle"], "methods=oracle: longbench does not"),
-        (["jsonl", "--data", "x", "--samples", "0"], "samples=0: must be a whole number, at least 1"),
+        (
+            ["jsonl", "--data", "x", "--samples", "0"],
+            "samples=0: must be a whole number, at least 1",
+        ),
         (["jsonl", "--data", "no.jsonl"], "data=no.jsonl: No such file or directory"),
         (["longbench", "--data", "no"], "data=no: No such file or directory"),
         (["longbench", "--data", __file__], "subtasks=test_evaluation_files: no dataset of"),

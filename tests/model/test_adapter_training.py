@@ -286,6 +286,17 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         with pytest.raises(AdapterError, match=f"{name}=.* was stopped here"):
             start(**other)
+    told = tmp_path / "a" / "checkpoints" / "run.json"
+    before = told.read_text()
+    told.write_text("{")
+    with pytest.raises(AdapterError, match="does not tell which run"):
+        start()
+    told.unlink()
+    (told.parent / "checkpoint-1").mkdir()
+    with pytest.raises(AdapterError, match="does not tell which run"):
+        start()
+    (told.parent / "checkpoint-1").rmdir()
+    told.write_text(before)
     start()
     assert {path.name for path in (tmp_path / "a").iterdir()} == {
         "adapter.json",

@@ -97,14 +97,19 @@ def _hashed(examples: Sequence[TrainingExample]) -> str:
 
 def _check_same_run(path: Path, run: dict[str, Any]) -> None:
     """Raise `AdapterError` if the run that was stopped here, if one was, is not `run`."""
-    if not path.exists():
+    if not path.exists() and not any(path.parent.glob("checkpoint-*")):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(run, indent=1) + "\n")
         except OSError as error:
             raise AdapterError(f"{path.parent}: cannot be written: {error}") from error
         return
-    before = json.loads(path.read_text())
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise AdapterError(
+            f"{path}: does not tell which run was stopped here ({error}); choose another folder"
+        ) from error
     for name in (*run, *before):
         if run.get(name) != before.get(name):
             raise AdapterError(

@@ -10,11 +10,10 @@ from gemserve_kernels.decode import decode_attention
 from gemserve_kernels.moves import gather_tokens, write_tokens
 from gemserve_kernels.ntk import merge_ntk, ntk_features, ntk_part
 from gemserve_kernels.scores import (
-    WindowAttention,
     grouped_probabilities,
+    largest_attention,
     pooled,
     raw_scores,
-    window_attention,
 )
 from gemserve_kernels.spans import Spans
 
@@ -22,11 +21,11 @@ __all__ = [
     "Backend",
     "Partial",
     "Spans",
-    "WindowAttention",
     "decode_attention",
     "gather_tokens",
     "grouped_probabilities",
     "join",
+    "largest_attention",
     "merge",
     "merge_ntk",
     "ntk_features",
@@ -34,6 +33,5 @@ __all__ = [
     "pooled",
     "raw_scores",
     "select_backend",
-    "window_attention",
     "write_tokens",
 ]

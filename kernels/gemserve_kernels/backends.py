@@ -12,7 +12,7 @@ from gemserve_kernels.decode import decode_attention
 from gemserve_kernels.moves import gather_tokens, write_tokens
 from gemserve_kernels.ntk import ntk_part
 from gemserve_kernels.parts import ATTENTION, AtenCpu, Attention, Reference
-from gemserve_kernels.scores import WindowAttention, grouped_probabilities, pooled, window_attention
+from gemserve_kernels.scores import grouped_probabilities, largest_attention, pooled
 from gemserve_kernels.spans import Spans
 
 
@@ -83,11 +83,17 @@ class Backend:
         """Parts of keys and values joined with the term of their queries: see `ntk.merge_ntk`."""
         return merge([*parts, ntk_part(query, z_a, z_b, k)])
 
-    def window_attention(
-        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
-    ) -> WindowAttention:
-        """See `scores.window_attention`."""
-        return window_attention(query, key, scale=scale, softcap=softcap)
+    def largest_attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        rows: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See `scores.largest_attention`."""
+        return largest_attention(query, key, rows, scale=scale, softcap=softcap)
 
     def grouped_probabilities(
         self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
@@ -189,12 +195,18 @@ class TritonBackend(Backend):
 
         return merge_ntk(join(parts), query, z_a, z_b, k)
 
-    def window_attention(
-        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
-    ) -> WindowAttention:
-        from gemserve_kernels.triton_scores import window_attention
+    def largest_attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        rows: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        from gemserve_kernels.triton_scores import largest_attention
 
-        return window_attention(query, key, scale=scale, softcap=softcap)
+        return largest_attention(query, key, rows, scale=scale, softcap=softcap)
 
     def grouped_probabilities(
         self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None

@@ -1,8 +1,6 @@
-"""How much the end of a prompt attends to each of its tokens, at one layer."""
+"""How much some rows of a prompt attend to each of its tokens, at one layer."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,42 +30,32 @@ def raw_scores(
     return total
 
 
-class WindowAttention(NamedTuple):
-    """Attention probabilities of a window of rows, float32.
+def largest_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The largest probability that any head and row gives to each key: [keys], float32.
 
-    `largest`: [keys], the sum over rows of the largest head's; `last`: [heads, keys], the last
-    row's, head by head.
+    `query`: [heads, rows, head_dim], the queries of the tokens at positions `rows` [rows], int64,
+    ascending; `key`: [kv_heads, keys, head_dim]; both post-RoPE. Each row is causal: it sees the
+    keys up to its own position. One head's [rows, keys] probabilities exist at a time.
     """
-
-    largest: torch.Tensor
-    last: torch.Tensor
-
-
-def window_attention(
-    query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
-) -> WindowAttention:
-    """What the end of a prompt attends to.
-
-    `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, keys, head_dim],
-    both post-RoPE. Each row is causal: the last row sees every key, the one before all but one.
-    One head's [window, keys] probabilities exist at a time.
-    """
-    heads, window, _ = query.shape
+    heads = query.shape[0]
     kv_heads, keys, _ = key.shape
     group = heads // kv_heads
-    rows = torch.arange(keys - window, keys, device=key.device)
-    future = torch.arange(keys, device=key.device)[None, :] > rows[:, None]  # [window, keys]
-    largest = torch.zeros(window, keys, device=key.device)
-    last = torch.empty(heads, keys, device=key.device)
+    future = torch.arange(keys, device=key.device)[None, :] > rows[:, None]  # [rows, keys]
+    largest = torch.zeros(keys, device=key.device)
     for head in range(heads):
         scores = query[head].float() @ key[head // group].float().T * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores.masked_fill_(future, -torch.inf)
-        probabilities = scores.softmax(-1)
-        torch.maximum(largest, probabilities, out=largest)
-        last[head] = probabilities[-1]
-    return WindowAttention(largest.sum(dim=0), last)
+        torch.maximum(largest, scores.softmax(-1).amax(dim=0), out=largest)
+    return largest
 
 
 def grouped_probabilities(

@@ -47,7 +47,7 @@ def call_all(dtype: torch.dtype, head_dim: int, window: int, softcap: float | No
     heads, kv_heads, keys, sequences = 8, 2, 77, 3
     query = torch.zeros(heads, window, head_dim, dtype=dtype)
     key = torch.zeros(kv_heads, keys, head_dim, dtype=dtype)
-    triton_scores.window_attention(query, key, scale=0.1, softcap=softcap)
+    triton_scores.largest_attention(query, key, torch.arange(window), scale=0.1, softcap=softcap)
     triton_scores.grouped_probabilities(query, key, scale=0.1, softcap=softcap)
     for kind, score_dtype in (("mean", torch.float32), ("max", torch.float64)):
         triton_pool.pooled(torch.zeros(2, keys, dtype=score_dtype), kind=kind)

@@ -220,12 +220,11 @@ def test_triton_s_operations_equal_the_plain_ones() -> None:
     query, key = random(4, 6, 32), random(2, 40, 32, seed=1)
     for softcap in (None, 3.0):
         options = {"scale": 0.2, "softcap": softcap}
-        for one, other in zip(
-            ours.window_attention(query, key, **options),
-            plain.window_attention(query, key, **options),
-            strict=True,
-        ):
-            close(one, other)
+        rows = torch.tensor([3, 11, 12, 20, 38, 39])
+        close(
+            ours.largest_attention(query, key, rows, **options),
+            plain.largest_attention(query, key, rows, **options),
+        )
         votes = plain.grouped_probabilities(query, key, **options)
         close(ours.grouped_probabilities(query, key, **options), votes)
         close(ours.pooled(votes, kind="max", width=7), plain.pooled(votes, kind="max", width=7))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemserve_kernels import pooled, raw_scores, window_attention
+from gemserve_kernels import largest_attention, pooled, raw_scores
 
 
 def tensors(heads: int, kv_heads: int, window: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,24 +27,20 @@ def test_raw_scores_sum_every_query_head(heads: int, kv_heads: int, softcap: flo
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("window", [1, 3, 37])
-def test_window_attention_is_of_causal_softmaxes(window: int, softcap: float | None) -> None:
-    query, key = tensors(4, 2, window, 37)
+@pytest.mark.parametrize("rows", [[36], [0, 5, 36], [3, 4, 5], list(range(37))])
+def test_largest_attention_is_of_causal_softmaxes(rows: list[int], softcap: float | None) -> None:
+    """Rows need not be the last ones: each sees what stands before it, and itself."""
+    query, key = tensors(4, 2, len(rows), 37)
     expected = torch.zeros(37)
-    last = torch.zeros(4, 37)
-    for row in range(window):
-        visible = 37 - window + row + 1
-        best = torch.zeros(37)
+    for row, position in enumerate(rows):
+        visible = position + 1
         for head in range(4):
             dots = key[head // 2, :visible] @ query[head, row] * 0.2
             if softcap is not None:
                 dots = softcap * torch.tanh(dots / softcap)
-            best[:visible] = torch.maximum(best[:visible], dots.softmax(-1))
-            last[head, :visible] = dots.softmax(-1)
-        expected += best
-    actual = window_attention(query, key, scale=0.2, softcap=softcap)
-    torch.testing.assert_close(actual.largest, expected, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(actual.last, last, atol=1e-6, rtol=1e-5)
+            expected[:visible] = torch.maximum(expected[:visible], dots.softmax(-1))
+    actual = largest_attention(query, key, torch.tensor(rows), scale=0.2, softcap=softcap)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_pooling_pads_with_zeros_and_counts_them() -> None:

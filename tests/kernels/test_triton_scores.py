@@ -50,11 +50,13 @@ def check(module: ModuleType, case: Case) -> None:
     key = wide(random(case.kv_heads, case.keys, case.head_dim, dtype=case.dtype), 1)
     options = {"scale": case.scale, "softcap": case.softcap}
     close = {"atol": case.close, "rtol": case.close}
-    with guarded(), mock.patch.object(module, "_SPLIT", case.split):
-        ours = module.window_attention(query, key, **options)
-    theirs = scores.window_attention(query, key, **options)
-    torch.testing.assert_close(ours.last, theirs.last, **close)
-    torch.testing.assert_close(ours.largest, theirs.largest, **close)
+    last = torch.arange(case.keys - case.window, case.keys)
+    apart = torch.linspace(0, case.keys - 1, case.window).long()  # rows anywhere in the prompt
+    for rows in (last, apart):
+        with guarded(), mock.patch.object(module, "_SPLIT", case.split):
+            ours = module.largest_attention(query, key, rows, **options)
+        theirs = scores.largest_attention(query, key, rows, **options)
+        torch.testing.assert_close(ours, theirs, **close)
     with guarded(), mock.patch.object(module, "_SPLIT", case.split):
         grouped = module.grouped_probabilities(query, key, **options)
     torch.testing.assert_close(
@@ -71,8 +73,8 @@ def test_nan_is_not_hidden() -> None:
     """Whoever chooses by the scores asks whether they are finite."""
     query, key = random(2, 3, 32), random(1, 70, 32)
     key[0, 5, 7] = torch.nan
-    seen = triton_scores.window_attention(query, key, scale=0.3)
-    assert bool(seen.largest.isnan().all())
+    rows = torch.tensor([10, 20, 69])
+    assert bool(triton_scores.largest_attention(query, key, rows, scale=0.3).isnan().all())
     assert bool(triton_scores.grouped_probabilities(query, key, scale=0.3).isnan().all())
 
 
@@ -82,10 +84,12 @@ MUTATIONS: list[tuple[str, str, int | None]] = [
     ("score_block(q, k, scale,", "score_block(q, k, scale * 1.01,", 1),
     ("score_block(q, k, scale,", "score_block(q, k, scale * 1.01,", 2),
     # what a row sees
-    ("columns[None, :] <= last_seen", "columns[None, :] < last_seen", None),
-    ("columns[None, :] <= last_seen[:, None]", "columns[None, :] >= 0", None),
-    ("<= (keys - window + rows)", "< (keys - window + rows)", None),
-    ("<= (keys - window + rows)", "<= 1 + (keys - window + rows)", None),
+    ("columns[None, :] <= last_seen[:, None], scores", "columns[None, :] >= 0, scores", None),
+    ("<= last_seen[:, None], scores", "< last_seen[:, None], scores", None),
+    ("last_seen[:, None]) & is_row", "last_seen[:, None] - 1) & is_row", None),
+    ("last_seen[:, None]) & is_row", "last_seen[:, None] + 1) & is_row", None),
+    ("positions + own", "positions + own * 0", None),
+    ("positions + rows", "positions + rows * 0", None),
     ("<= (keys - window + own)", "<= 1 + (keys - window + own)", None),
     ("<= (keys - window + own)", "< (keys - window + own)", None),
     (" & is_row[:, None]", "", 0),
@@ -97,19 +101,17 @@ MUTATIONS: list[tuple[str, str, int | None]] = [
     ("splits = triton.cdiv(keys, _SPLIT)", "splits = max(1, keys // _SPLIT)", None),
     ("lse.logsumexp(0)", "lse.amax(0)", None),
     # heads
-    ("kv_head * group + rows // window", "rows // window * kv_heads + kv_head", 0),
-    ("kv_head * group + rows // window", "group - 1 - rows // window + kv_head * group", 0),
+    ("kv_head * group + rows // num_rows", "rows // num_rows * kv_heads + kv_head", 0),
+    ("kv_head * group + rows // num_rows", "group - 1 - rows // num_rows + kv_head * group", 0),
     ("head = kv_head * group + member", "head = member * kv_heads + kv_head", None),
     ("for member in range(group)", "for member in range(1, group)", None),
     ("kv_head * group * window + rows", "rows", None),
     # what is made of probabilities
     ("best = tl.maximum(best, shares, propagate_nan=tl.PropagateNan.ALL)", "best += shares", None),
-    ("rows == window - 1", "rows == window - 2", None),
-    ("total += tl.sum(best, 0)", "total = tl.sum(best, 0)", None),
+    ("tl.max(best, 0)", "tl.sum(best, 0)", None),
     ("total += tl.sum(shares, 0)", "total = tl.sum(shares, 0)", None),
-    ("largest + columns, total, mask=is_key", "largest + columns, total", None),
-    ("+ columns, total, mask=is_key", "+ columns, total", 1),
-    ("lowest, mask=is_key", "lowest", None),
+    ("largest + columns, found, mask=is_key", "largest + columns, found", None),
+    ("+ columns, total, mask=is_key", "+ columns, total", None),
 ]
 
 

@@ -30,6 +30,7 @@ MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
+MAX_QUESTION_TOKENS = 64  # of a prompt, whose attention tells a filter what to keep
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # as a regular expression
 
 
@@ -172,6 +173,10 @@ class Request:
 
     `code_blocks`: of each block of fenced code, where its lines start, and its end. What lies
     between two of these is better kept or dropped together.
+
+    `question`: half-open token ranges of what is asked, ascending, not overlapping, and no more
+    than `MAX_QUESTION_TOKENS` tokens in all. It is empty if no question was found: the filter then
+    looks with the prompt's last rows.
     """
 
     request_id: str
@@ -183,6 +188,7 @@ class Request:
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[Span, ...] = ()
     code_blocks: tuple[tuple[int, ...], ...] = ()
+    question: tuple[tuple[int, int], ...] = ()
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
 

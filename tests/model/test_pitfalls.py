@@ -63,6 +63,7 @@ def serve(core: Core, prompt: Prompt, params: FilterParams) -> FilterReport:
         filter=params,
         protected=prompt.protected,
         code_blocks=prompt.code_blocks,
+        question=prompt.question,
     )
     (report,) = [e.report for e in core.run_alone(request) if isinstance(e, Filtered)]
     return report
@@ -198,11 +199,11 @@ OPTIONS = "A) 1234  B) 7777  C) 9812  D) 5541"
     [
         (
             "Reply in French, in one sentence.\n\n{}\n\nWhat is the code for the lamb?",
-            Priority.HEAD,
+            {Priority.HEAD},
         ),
-        (f"{{}}\n\n{BEFORE}\n\nWhat is the code for the lamb?", Priority.BEFORE),
-        ("Who wrote this, and when?\n\n{}", Priority.HEAD),
-        (f"{{}}\n\n{GATE}\n\n{OPTIONS}\n\nAnswer:", Priority.BEFORE),
+        (f"{{}}\n\n{BEFORE}\n\nWhat is the code for the lamb?", {Priority.BEFORE}),
+        ("Who wrote this, and when?\n\n{}", {Priority.HEAD, Priority.QUESTION}),
+        (f"{{}}\n\n{GATE}\n\n{OPTIONS}\n\nAnswer:", {Priority.BEFORE}),
     ],
     ids=[
         "before the document",
@@ -211,7 +212,7 @@ OPTIONS = "A) 1234  B) 7777  C) 9812  D) 5541"
         "in several paragraphs",
     ],
 )
-def test_what_is_asked_survives(core: Core, content: str, lost: Priority) -> None:
+def test_what_is_asked_survives(core: Core, content: str, lost: set[Priority]) -> None:
     """Nothing looks at how an answer is to be written until it is: it was filtered out."""
     content = content.format(document(core, 4000, seed=5))
     asked = [part for part in content.split("\n\n") if len(part) < 100]
@@ -221,7 +222,7 @@ def test_what_is_asked_survives(core: Core, content: str, lost: Priority) -> Non
         text = kept_text(core, prompt, "sieve", 256)
         assert all(part in text for part in asked)
         # attention does not find it
-        others = tuple(s for s in prompt.protected if s.priority is not lost)
+        others = tuple(s for s in prompt.protected if s.priority not in lost)
         text = kept_text(core, replace(prompt, protected=others), "sieve", 256)
         assert not all(part in text for part in asked)
 

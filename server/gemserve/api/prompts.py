@@ -138,6 +138,7 @@ class PromptBuilder:
             selects_only=True,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
+            question=prompt.question,
             adapter=adapter,
         )
         return ask([request], 1)
@@ -223,6 +224,7 @@ class PromptBuilder:
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
             code_blocks=prompt.code_blocks,
+            question=prompt.question,
             grammar=grammar,
             adapter=adapter,
         )

@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         protected=prompt.protected,
         code_blocks=prompt.code_blocks,
+        question=prompt.question,
         adapter=adapter,
     )
     for event in core.run_alone(request):

@@ -24,6 +24,12 @@ class Spelled:
         return len(self.ids)
 
 
+def control_ids(tokenizer: Any) -> set[int]:
+    """The tokens that the tokenizer calls special."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return {index for index, token in added.items() if token.special}
+
+
 def spell_out(
     tokenizer: Any, text: str, encoding: Any, places: Sequence[tuple[int, int, int]]
 ) -> Any:
@@ -34,7 +40,7 @@ def spell_out(
     other added ones, such as <think>, a message may make use.
     """
     backend = tokenizer.backend_tokenizer
-    control = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    control = control_ids(tokenizer)
     ids: list[int] = encoding.ids
     forged = [
         index

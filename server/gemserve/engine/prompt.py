@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemserve.engine.code_blocks import find_code_blocks
 from gemserve.engine.control_tokens import spell_out
+from gemserve.engine.question import Ranges, chat_question, ids_question, protect, text_question
+from gemserve.engine.question_text import BLANK_LINE
 from gemserve.engine.tools import Message, Tool, for_template
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.spans import message_spans, plain_spans, question_spans
 from gemserve.types import Priority, Span
 
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
-_FENCE = re.compile(r"[ \t]*(?:(```+)[^`\r\n]*$|(~~~+))", re.MULTILINE)
-_LINE_END = r"(?>\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])"
-_BLANK_LINE = re.compile(rf"{_LINE_END}[^\S\r\n]*{_LINE_END}")
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
 _SHORTEST_QUESTION = 12  # characters
 _MOST_PARAGRAPHS = 8  # that may belong to a question
@@ -29,7 +29,7 @@ class Prompt:
     """Token ids as the model sees them, and the spans worth protecting.
 
     `text` is what was tokenized and `encoding` its `tokenizers.Encoding`, or `Spelled`; both are
-    empty for a prompt of ids.
+    empty for a prompt of ids. `question`: see `types.Request`.
     """
 
     ids: Sequence[int]
@@ -37,6 +37,7 @@ class Prompt:
     text: str = ""
     encoding: Any = None
     code_blocks: tuple[tuple[int, ...], ...] = ()
+    question: Ranges = ()
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:
@@ -48,7 +49,8 @@ class Prompt:
 def ids_prompt(tokenizer: Any, ids: Sequence[int]) -> Prompt:
     """A prompt of token ids, taken unaltered."""
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
-    return Prompt(ids, plain_spans(len(ids), has_bos))
+    question = ids_question(tokenizer, ids)
+    return Prompt(ids, protect(plain_spans(len(ids), has_bos), question), question=question)
 
 
 def text_prompt(tokenizer: Any, text: str) -> Prompt:
@@ -62,8 +64,9 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     stop = max(int(has_bos), len(ids) - max(0, blanks - _LAST_BLANKS))
     ends = [encode(tokenizer, end, add_special_tokens=False) for end in _last_paragraphs(said)]
     starts = [max(0, len(ids) - blanks - len(end)) for end in ends]
-    spans = plain_spans(stop, has_bos, starts)
-    return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding))
+    question = text_question(tokenizer, text, encoding)
+    spans = protect(plain_spans(stop, has_bos, starts), question)
+    return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding), question)
 
 
 def chat_prompt(
@@ -87,9 +90,11 @@ def chat_prompt(
     places = find_messages(tokenizer, text, messages, tools)
     encoding = spell_out(tokenizer, text, encoding, places)
     _check_length(encoding, max_tokens, field)
-    spans = chat_spans(places, messages, text, encoding)
+    question = chat_question(places, messages, text, encoding)
+    spans = protect(chat_spans(places, messages, text, encoding), question)
     said = [(low, text[low:high]) for _, low, high in places]
-    return Prompt(encoding.ids, spans, text, encoding, find_code_blocks(said, encoding))
+    code_blocks = find_code_blocks(said, encoding)
+    return Prompt(encoding.ids, spans, text, encoding, code_blocks, question)
 
 
 def _check_length(encoding: Any, max_tokens: int | None, field: str) -> None:
@@ -135,46 +140,6 @@ def chat_spans(
             spans += question_spans(start, stop, [bisect_right(ends, at) for at in paragraphs])
     spans.append(Span(cursor, num_tokens, Priority.QUESTION))  # the answer's header
     return tuple(s for s in spans if s.stop > s.start)
-
-
-def find_code_blocks(
-    texts: Sequence[tuple[int, str]], encoding: Any
-) -> tuple[tuple[int, ...], ...]:
-    """Of each fenced block (Markdown's ``` or ~~~), the tokens its lines start at, and its end.
-
-    `texts`: parts of what was encoded, each with its first character's offset. A fence that nothing
-    closes goes on to the end of its part.
-    """
-    blocks = [block for at, text in texts for block in _code_lines(at, text)]
-    if not blocks:
-        return ()
-    starts = [low for low, _ in encoding.offsets]
-    return tuple(
-        tuple(sorted({bisect_left(starts, character) for character in block})) for block in blocks
-    )
-
-
-def _code_lines(at: int, text: str) -> list[list[int]]:
-    """The characters at which lines of code start and blocks end; `text` starts at `at`."""
-    blocks: list[list[int]] = []
-    if "```" not in text and "~~~" not in text:
-        return blocks
-    fence = ""
-    for line in text.splitlines(keepends=True):
-        mark = _FENCE.match(line)
-        is_closing = bool(fence) and line.strip() == fence[0] * max(len(fence), len(line.strip()))
-        if mark and not fence:
-            fence = mark[1] or mark[2]
-            blocks.append([])
-        if fence:
-            blocks[-1].append(at)
-        at += len(line)
-        if is_closing:
-            blocks[-1].append(at)
-            fence = ""
-    if fence:
-        blocks[-1].append(at)
-    return blocks
 
 
 def find_messages(
@@ -232,7 +197,7 @@ def _last_paragraphs(text: str) -> list[str]:
     What leaves no more than a word or two such as "Answer:" is no paragraph.
     """
     end = text[-_END_CHARS:]
-    starts = [match.end() for match in _BLANK_LINE.finditer(end)]
+    starts = [match.end() for match in BLANK_LINE.finditer(end)]
     ends = [end[start:] for start in reversed(starts)]
     found = [end for end in ends if len(end.strip()) >= _SHORTEST_QUESTION]
     return found[:_MOST_PARAGRAPHS] or [end]

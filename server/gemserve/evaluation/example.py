@@ -60,6 +60,9 @@ Maker = Callable[[Any, Draw], Example]
 Subtasks = Mapping[str, Maker]
 
 _OVERHEAD = 32  # tokens left for the template
+_BATCH = 64  # sentences encoded at once
+_LOOK_AHEAD = 256  # sentences
+_FEW = 8  # tokens
 
 
 def hide(
@@ -71,16 +74,23 @@ def hide(
     *,
     others: Sequence[str] = (),
     depth: float | None = None,
+    sentences: tuple[str, ...] | None = None,
+    is_question_first: bool = False,
+    max_tokens: int = 48,
 ) -> Example:
     """Hide a problem's statements and `others` in filler.
 
-    At random depths, or all at `depth`; a problem's statements keep their order.
+    At random depths, or all at `depth`; a problem's statements keep their order. The filler is of
+    the standard library, or of the `sentences` given, which then fill the length to a few tokens.
     """
-    used = _OVERHEAD + sum(
+    is_tight = sentences is not None
+    frame = len(question_prompt(tokenizer, "", "").ids)
+    used = (frame if is_tight else max(frame, _OVERHEAD)) + sum(
         len(tokenizer.backend_tokenizer.encode(s, add_special_tokens=False).ids) + 2
         for s in (*problem.statements, *others, problem.question)
     )
-    filler = draw_filler(tokenizer, stdlib_sentences(), draw.num_tokens - used, rng)
+    room = draw.num_tokens - used
+    filler = draw_filler(tokenizer, sentences or stdlib_sentences(), room, rng, is_tight=is_tight)
     depths = [depth if depth is not None else rng.random() for _ in problem.statements]
     placed = [*zip(sorted(depths), problem.statements, strict=True)]
     placed += [(rng.random(), other) for other in others]
@@ -99,6 +109,8 @@ def hide(
         document=" ".join(pieces),
         problem=problem,
         depth=depth,
+        is_question_first=is_question_first,
+        max_tokens=max_tokens,
     )
 
 
@@ -110,9 +122,12 @@ def make_example(
     document: str,
     problem: Problem,
     depth: float | None = None,
+    is_question_first: bool = False,
+    max_tokens: int = 48,
 ) -> Example:
     """Document and question through the chat template, or plainly if the model has none."""
-    prompt = question_prompt(tokenizer, document, problem.question)
+    parts = document, problem.question
+    prompt = question_prompt(tokenizer, *(reversed(parts) if is_question_first else parts))
     return Example(
         subtask=subtask,
         num_tokens=draw.num_tokens,
@@ -122,6 +137,8 @@ def make_example(
         answers=tuple(answer.text for answer in problem.answers),
         gold=find_spans(prompt, [problem.statements[i] for i in problem.gold]),
         depth=depth,
+        metric="contains",
+        max_tokens=max_tokens,
     )
 
 
@@ -150,20 +167,35 @@ def find_spans(prompt: Prompt, passages: Sequence[str]) -> tuple[tuple[int, int]
 
 
 def draw_filler(
-    tokenizer: Any, sentences: tuple[str, ...], num_tokens: int, rng: Random
+    tokenizer: Any,
+    sentences: tuple[str, ...],
+    num_tokens: int,
+    rng: Random,
+    *,
+    is_tight: bool = False,
 ) -> list[str]:
-    """Consecutive sentences from a random place on, `num_tokens` tokens of them at most."""
+    """Consecutive sentences from a random place on, `num_tokens` tokens of them at most.
+
+    `is_tight`: the sentence that is too long is passed over, and so on for a while, until no more
+    than a few tokens are left.
+    """
     start = rng.randrange(len(sentences))
     chosen: list[str] = []
-    total = 0
-    batch = 64
+    seen = total = 0
+    stop: int | None = None  # how far to look for sentences that still fit
     while True:
-        picked = [sentences[(start + len(chosen) + i) % len(sentences)] for i in range(batch)]
+        picked = [sentences[(start + seen + i) % len(sentences)] for i in range(_BATCH)]
         encoded = tokenizer.backend_tokenizer.encode_batch(
             [" " + s for s in picked], add_special_tokens=False
         )
         for sentence, encoding in zip(picked, encoded, strict=True):
-            if total + len(encoding.ids) > num_tokens:
+            if total + len(encoding.ids) <= num_tokens:
+                total += len(encoding.ids)
+                chosen.append(sentence)
+            elif not is_tight:
                 return chosen
-            total += len(encoding.ids)
-            chosen.append(sentence)
+            elif stop is None:
+                stop = seen + _LOOK_AHEAD
+            seen += 1
+            if stop is not None and (seen >= stop or total + _FEW >= num_tokens):
+                return chosen

@@ -1,7 +1,7 @@
 """How an answer is scored against what a right one says: 0 (wrong) to 1 (right).
 
-Of several right answers the one that fits best counts. All but `items` are LongBench's metrics;
-their scores can be held against published ones.
+Of several right answers the one that fits best counts. All but `contains` and `items` are
+LongBench's metrics; their scores can be held against published ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from gemserve.evaluation.example import Example
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+# A digit and a sign that goes on with its number; a comma only where it parts thousands.
+_NO_NUMBER_BEFORE = r"(?<![0-9][.:])(?<![0-9],(?=[0-9]{3}(?![0-9])))"
+_NO_NUMBER_AFTER = r"(?![.:][0-9]|,[0-9]{3}(?![0-9]))"
 _COMMENT_SIGNS = ("`", "#", "//")
 
 
@@ -30,6 +33,28 @@ def items(text: str, example: Example) -> float:
     """1 if the answer lists exactly the expected items, in whatever order, and nothing else."""
     given = text.strip().removesuffix(".").split(",")
     return float(sorted(item.strip() for item in given) == sorted(example.answers))
+
+
+def contains(text: str, example: Example) -> float:
+    """1 if every expected answer stands in the text, whatever else does: RULER's rule.
+
+    Case and white space do not count. An answer must not be part of a longer word or number: 482 is
+    not in 48213, nor in 4.82, 1,482 and 4:82.
+    """
+    given = _fold(text)
+    return float(all(_is_in(_fold(answer), given) for answer in example.answers))
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _is_in(answer: str, text: str) -> bool:
+    start = _NO_NUMBER_BEFORE if answer[:1].isdigit() else ""
+    stop = _NO_NUMBER_AFTER if answer[-1:].isdigit() else ""
+    before = "(?<![0-9a-z])" if answer[:1].isalnum() else ""
+    after = "(?![0-9a-z])" if answer[-1:].isalnum() else ""
+    return re.search(before + start + re.escape(answer) + stop + after, text) is not None
 
 
 def f1(text: str, example: Example) -> float:
@@ -115,6 +140,7 @@ def code_similarity(text: str, example: Example) -> float:
 
 
 METRICS: dict[str, Callable[[str, Example], float]] = {
+    "contains": contains,
     "items": items,
     "f1": f1,
     "rouge_l": rouge_l,

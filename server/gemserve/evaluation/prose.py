@@ -1,7 +1,8 @@
-"""Filler text that needs no download: the documentation strings of installed Python packages.
+"""Filler text that needs no download: documentation that comes with Python and its packages.
 
 Evaluation and the demo read the standard library; the built-in model was trained on third-party
-packages only, so the filler it is measured in is filler it has never seen.
+packages only, so the filler it is measured in is filler it has never seen. Natural facts are
+measured in the language reference, which nothing was tuned on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from pathlib import Path
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`'\"(])")
 _MIN_CHARS, _MAX_CHARS = 20, 400
+_PROSE = re.compile(r"[A-Z\"][^=<>{}\[\]|\\]*[.!?]\"?")
+_EMPHASIS = re.compile(r"(?<!\w)(\*{1,2})(?=\w)([^*]+)\1(?!\w)")
+_BROKEN_WORD = re.compile(r"(?<=\w)-\n\s*(?=\w)")
+_QUOTES = str.maketrans("“”‘’", "\"\"''")
 
 
 @lru_cache(maxsize=1)
@@ -40,6 +45,21 @@ def stdlib_sentences() -> tuple[str, ...]:
     return sentences
 
 
+@lru_cache(maxsize=1)
+def topics_sentences() -> tuple[str, ...]:
+    """Sentences of Python's language reference (`pydoc_data.topics`), topic by topic in its order.
+
+    Code, grammar, headings and markup are left out; what the topics repeat stands there once.
+    """
+    from pydoc_data.topics import topics
+
+    texts = (_BROKEN_WORD.sub("-", text.translate(_QUOTES)) for _, text in sorted(topics.items()))
+    found = (_EMPHASIS.sub(r"\2", sentence) for text in texts for sentence in _split(text))
+    sentences = tuple(dict.fromkeys(s for s in found if _PROSE.fullmatch(s)))
+    known = set(stdlib_sentences())  # some docstrings quote the reference
+    return tuple(sentence for sentence in sentences if sentence not in known)
+
+
 def package_sentences(names: tuple[str, ...]) -> tuple[str, ...]:
     """Sentences of the documentation strings of installed third-party packages, in file order."""
     root = Path(sysconfig.get_paths()["purelib"])
@@ -51,12 +71,18 @@ def _sentences(files: list[Path]) -> Iterator[str]:
     seen: set[str] = set()
     for path in files:
         for docstring in _docstrings(path):
-            for paragraph in re.split(r"\n\s*\n", docstring):
-                text = " ".join(paragraph.split())
-                for sentence in _SENTENCE_END.split(text):
-                    if _MIN_CHARS <= len(sentence) <= _MAX_CHARS and sentence not in seen:
-                        seen.add(sentence)
-                        yield sentence
+            for sentence in _split(docstring):
+                if sentence not in seen:
+                    seen.add(sentence)
+                    yield sentence
+
+
+def _split(text: str) -> Iterator[str]:
+    """The sentences of paragraphs that blank lines separate, but very short and very long ones."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        for sentence in _SENTENCE_END.split(" ".join(paragraph.split())):
+            if _MIN_CHARS <= len(sentence) <= _MAX_CHARS:
+                yield sentence
 
 
 def _docstrings(path: Path) -> Iterator[str]:

@@ -225,6 +225,7 @@ def generate(
         filter=params,
         protected=example.prompt.protected,
         code_blocks=example.prompt.code_blocks,
+        question=example.prompt.question,
     )
     text = ""
     report: FilterReport | None = None

@@ -1,0 +1,161 @@
+"""The tokens of a prompt that ask, in a chat, in a text, and in token ids.
+
+A filter looks at the prompt with their attention. What a chat template puts after the question
+looks at nothing, and what a document ends in looks at itself.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from gemserve.engine.control_tokens import Spelled, control_ids
+from gemserve.engine.question_text import Range, find_question
+from gemserve.filtering.spans import LONGEST_QUESTION
+from gemserve.types import MAX_QUESTION_TOKENS, Priority, Span
+
+_NUM_DECODED = LONGEST_QUESTION + 128  # of a prompt of token ids
+# what stands beside control tokens in a chat that was rendered before it was sent
+_ROLE = re.compile(r"(?:system|developer|user|assistant|model|tool|ipython)[ \t]*(?=[\r\n]|$)")
+Ranges = tuple[tuple[int, int], ...]  # of tokens, half-open, ascending, not overlapping
+
+
+class _Tokens:
+    """Which tokens stand for a range of characters."""
+
+    def __init__(self, encoding: Any, num_chars: int) -> None:
+        self._encoding = encoding
+        self._num_chars = num_chars
+
+    def chars(self, index: int) -> Range:
+        if isinstance(self._encoding, Spelled):
+            return self._encoding.offsets[index]
+        # `Encoding.offsets` of a long prompt is slow to read
+        found: Range | None = self._encoding.token_to_chars(index)
+        if found is not None:
+            return found
+        # a token of no text, such as a BOS or an EOS that the tokenizer adds
+        end = 0 if 2 * index < len(self._encoding) else self._num_chars
+        return end, end
+
+    def range(self, low: int, high: int) -> tuple[int, int]:
+        """The tokens that have any of the characters low..high−1."""
+        indexes = range(len(self._encoding))
+        start = bisect_right(indexes, low, key=lambda i: self.chars(i)[1])
+        return start, max(start, bisect_left(indexes, high, key=lambda i: self.chars(i)[0]))
+
+
+def chat_question(
+    places: Sequence[tuple[int, int, int]],
+    messages: Sequence[dict[str, Any]],
+    text: str,
+    encoding: Any,
+) -> Ranges:
+    """What the last user turn asks, whatever follows it. `places`: see `prompt.find_messages`."""
+    users = [place for place in places if messages[place[0]]["role"] == "user"]
+    if not users:
+        return ()
+    _, low, high = max(users)
+    return _find(text, low, high, encoding)
+
+
+def text_question(tokenizer: Any, text: str, encoding: Any) -> Ranges:
+    """What a plain prompt asks. Control tokens in it are taken for ends of paragraphs."""
+    text = _without_control(tokenizer, text, encoding)
+    return _find(text, 0, len(text), encoding, is_plain=True)
+
+
+def ids_question(tokenizer: Any, ids: Sequence[int]) -> Ranges:
+    """What the end of a prompt of token ids asks; nothing where it cannot be decoded."""
+    last = list(ids[-_NUM_DECODED:])
+    try:
+        text, offsets = _decoded(tokenizer, last)
+    except Exception:  # decoders raise whatever their author chose, at ids of no token
+        return ()
+    skipped = len(ids) - len(last)
+    found = text_question(tokenizer, text, Spelled(last, offsets))
+    return tuple((start + skipped, stop + skipped) for start, stop in found)
+
+
+def protect(spans: Sequence[Span], question: Ranges) -> tuple[Span, ...]:
+    """`spans`, and the question where it has no better protection than a document's ends."""
+    covered = {
+        position
+        for span in spans
+        if span.priority < Priority.HEAD
+        for position in range(*_overlap(span, question))
+    }
+    added = [p for start, stop in question for p in range(start, stop) if p not in covered]
+    return (*spans, *(Span(*found, Priority.QUESTION) for found in _ranges(added)))
+
+
+def _overlap(span: Span, question: Ranges) -> tuple[int, int]:
+    if not question:
+        return 0, 0
+    return max(span.start, question[0][0]), min(span.stop, question[-1][1])
+
+
+def _find(text: str, low: int, high: int, encoding: Any, *, is_plain: bool = False) -> Ranges:
+    """The tokens of text[low:high] that ask, at most `MAX_QUESTION_TOKENS`."""
+    tokens = _Tokens(encoding, len(text))
+
+    def count_tokens(start: int, stop: int) -> int:
+        first, end = tokens.range(low + start, low + stop)
+        return end - first
+
+    chosen: set[int] = set()
+    for start, stop in find_question(text[low:high], count_tokens, is_plain=is_plain):
+        for index in reversed(range(*tokens.range(low + start, low + stop))):
+            first, end = tokens.chars(index)
+            is_outside = (text[first:low] + text[high:end]).strip() != ""
+            if len(chosen) < MAX_QUESTION_TOKENS and not is_outside:
+                chosen.add(index)
+    return _ranges(sorted(chosen))
+
+
+def _without_control(tokenizer: Any, text: str, encoding: Any) -> str:
+    """`text` with line ends for each control token and each role beside one; it stays as long."""
+    control = control_ids(tokenizer)
+    tokens = _Tokens(encoding, len(text))
+    found = [tokens.chars(i) for i, token in enumerate(encoding.ids) if token in control]
+    pieces: list[str] = []
+    at = 0
+    for low, high in found:
+        pieces += [_without_role(text[at:low], after_control=at > 0), "\n" * (high - low)]
+        at = high
+    return "".join([*pieces, _without_role(text[at:], after_control=at > 0)])
+
+
+def _without_role(text: str, *, after_control: bool) -> str:
+    role = _ROLE.match(text) if after_control else None
+    return text if role is None else "\n" * role.end() + text[role.end() :]
+
+
+def _ranges(positions: Sequence[int]) -> Ranges:
+    """Ascending positions as half-open ranges."""
+    starts = [p for i, p in enumerate(positions) if i == 0 or positions[i - 1] != p - 1]
+    stops = [
+        p + 1
+        for i, p in enumerate(positions)
+        if i == len(positions) - 1 or positions[i + 1] != p + 1
+    ]
+    return tuple(zip(starts, stops, strict=True))
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> tuple[str, list[Range]]:
+    """The text of `ids`, and of each its range of characters."""
+    backend = tokenizer.backend_tokenizer
+    heads = [ids[:stop] for stop in range(1, len(ids) + 1)]
+    texts: list[str] = backend.decode_batch(heads, skip_special_tokens=False)
+    text = texts[-1] if texts else ""
+    ends: list[int] = [0]
+    for head in texts:
+        said = head.rstrip("\ufffd")  # of a character that is not whole yet
+        if not text.startswith(said):
+            raise ValueError("the tokens' texts are not parts of the text")
+        ends.append(max(ends[-1], len(said)))
+    offsets = [(low, max(high, low + 1)) for low, high in pairwise(ends)]
+    return text, offsets

@@ -1,0 +1,302 @@
+"""The natural vocabulary of `gemserve eval`. No other one shares an entry with it."""
+
+from __future__ import annotations
+
+from gemserve.evaluation.vocabulary import Numbers, Relation, Vocabulary, full_names, split
+
+_NUMBERS = Numbers(2)
+_ROOMS = split(
+    "boathouse, lighthouse, music room, gatehouse, tea house, map room, ice house, coach house, "
+    "school hall, ferry office, weaving mill, salt store, town hall, orangery, armoury, "
+    "bell chamber, potting shed, reading room"
+)
+_CITIES = split(
+    "Turin, Helsinki, Valencia, Bremen, Porto, Glasgow, Riga, Antwerp, Salzburg, Trieste, Malmo, "
+    "Nairobi, Seattle, Cork"
+)
+_PEOPLE = full_names(
+    "Marta, Ivan, Greta, Leonard, Beatrice, Konrad, Amelia, Stefan, Ingrid, Walter, Rosalind, "
+    "Emil, Dorothea, Pavel",
+    "Lindqvist, Haverkamp, Okafor, Brandt, Castellano, Whitfield, Nakamura, Dvorak, Sorensen, "
+    "Abernathy, Moretti, Thackeray, Vasquez, Kowalski",
+)
+
+_PLACES: Vocabulary = (
+    Relation(
+        kind="place",
+        subjects=split(
+            "violin, harp, accordion, stuffed bear, fencing mask, box of candles, spinning wheel, "
+            "model railway, microscope, birdcage, hand drum, bottle of ink"
+        ),
+        values=_ROOMS,
+        statements=(
+            "The {s} is kept in the {v}.",
+            "For many years now, the {s} has been kept in the {v}.",
+            "If you need the {s}, remember that it is kept in the {v}.",
+            "The caretaker keeps the {s} in the {v} and dusts it once a week.",
+        ),
+        questions=(
+            "Where is the {s} kept?",
+            "Where do they keep the {s}?",
+            "In what place is the {s} kept?",
+        ),
+    ),
+    Relation(
+        kind="place",
+        subjects=split(
+            "archaeologist, violin maker, ship's doctor, beekeeper, glass blower, tax collector, "
+            "lion tamer, ballet dancer, piano tuner, cartographer"
+        ),
+        values=_ROOMS,
+        statements=(
+            "The {s} was waiting in the {v}.",
+            "All afternoon the {s} had been waiting in the {v}.",
+            "A porter said that the {s} was waiting in the {v}.",
+        ),
+        questions=("Where was the {s} waiting?", "Where did the {s} wait?"),
+    ),
+    Relation(
+        kind="place",
+        subjects=split(
+            "smell of smoke, strange whistle, knocking sound, faint music, sound of bells, "
+            "loud laughter, sharp crack, low humming, crying of a child"
+        ),
+        values=_ROOMS,
+        statements=(
+            "The {s} came from the {v}.",
+            "They soon noticed that the {s} came from the {v}.",
+            "There was no doubt that the {s} was coming from the {v}.",
+        ),
+        questions=("Where did the {s} come from?", "Which place did the {s} come from?"),
+    ),
+    Relation(
+        kind="place",
+        subjects=split(
+            "annual chess congress, world map fair, puppet festival, congress of dentists, "
+            "bridge builders' meeting, film awards, youth orchestra, rowing championship, "
+            "coffee exhibition"
+        ),
+        values=_CITIES,
+        statements=(
+            "The {s} met in {v} this time.",
+            "Next autumn the {s} is going to {v}.",
+            "The organisers chose {v} as the city for the {s}.",
+        ),
+        questions=(
+            "Which city was chosen for the {s}?",
+            "What is the city of the {s}?",
+        ),
+    ),
+)
+
+_PERSONS: Vocabulary = (
+    Relation(
+        kind="person",
+        subjects=split(
+            "observatory, wine cellar, council chamber, treasury, planetarium, laboratory, "
+            "governor's villa, herb garden, powder magazine, clock tower"
+        ),
+        values=_PEOPLE,
+        statements=(
+            "The keys of the {s} were handed to {v}.",
+            "On the first day of May the keys of the {s} were handed to {v}.",
+            "After a short speech they handed {v} the keys of the {s}.",
+            "It is {v} who received the keys of the {s}.",
+        ),
+        questions=(
+            "Who received the keys of the {s}?",
+            "To whom were the keys of the {s} handed?",
+            "Who was given the keys of the {s}?",
+        ),
+    ),
+    Relation(
+        kind="person",
+        subjects=split(
+            "duchess, bishop, admiral, blind fiddler, mayor's wife, lace maker, young prince, "
+            "river pilot, general, abbess"
+        ),
+        values=_PEOPLE,
+        statements=(
+            "The portrait of the {s} was painted by {v}.",
+            "In her best years {v} painted the portrait of the {s}.",
+            "Experts agree that {v} painted the portrait of the {s}.",
+        ),
+        questions=(
+            "Who painted the portrait of the {s}?",
+            "Which painter made the portrait of the {s}?",
+        ),
+    ),
+    Relation(
+        kind="person",
+        subjects=split(
+            "polar expedition, rescue team, search party, desert survey, climbing party, "
+            "peace mission, deep-sea dive, census, vaccine study, harvest festival"
+        ),
+        values=_PEOPLE,
+        statements=(
+            "{v} was chosen to lead the {s}.",
+            "The {s} is led by {v}, who has done such work before.",
+            "Without a single vote against it, {v} was made the leader of the {s}.",
+        ),
+        questions=("Who leads the {s}?", "Who is the leader of the {s}?"),
+    ),
+    Relation(
+        kind="person",
+        subjects=split(
+            "missing statue, gas leak, forged cheque, burst pipe, fallen tree, lost ferry ticket, "
+            "broken signal, escaped python, oil spill"
+        ),
+        values=_PEOPLE,
+        statements=(
+            "The {s} was reported to the police by {v}.",
+            "The first to report the {s} was {v}, a neighbour.",
+            "Shortly after midnight {v} telephoned to report the {s}.",
+        ),
+        questions=("Who reported the {s}?", "By whom was the {s} reported?"),
+    ),
+)
+
+_FIGURES: Vocabulary = (
+    Relation(
+        kind="number",
+        subjects=split(
+            "Ostrava, Kalmar, Split, Palermo, Tallinn, Aberdeen, Stavanger, Corfu, Ajaccio, "
+            "Heraklion, Visby"
+        ),
+        values=_NUMBERS.times(),
+        statements=(
+            "The ferry to {s} leaves at {v}.",
+            "If the sea is calm, the ferry to {s} leaves at {v}.",
+            "The harbour master confirmed that the ferry to {s} sails at {v}.",
+            "At {v} the ferry to {s} leaves from the eastern quay.",
+        ),
+        questions=(
+            "When does the ferry to {s} leave?",
+            "At what time does the ferry to {s} sail?",
+            "What time does the ferry to {s} leave?",
+        ),
+    ),
+    Relation(
+        kind="number",
+        subjects=split(
+            "anchor, meteorite, bronze lion, printing plate, church door, millstone, ship's bell, "
+            "granite bench, wax figure, elephant calf"
+        ),
+        values=_NUMBERS.between(40, 980),
+        statements=(
+            "The {s} weighs {v} kilograms.",
+            "On the scales the {s} was found to weigh {v} kilograms.",
+            "With its {v} kilograms, the {s} was hard to move.",
+        ),
+        questions=(
+            "How much does the {s} weigh?",
+            "What is the weight of the {s}?",
+            "How many kilograms does the {s} weigh?",
+        ),
+    ),
+    Relation(
+        kind="number",
+        subjects=split(
+            "tide calendar, bird atlas, herb almanac, cheese guide, star catalogue, "
+            "hymn book, railway map, mushroom handbook, sailors' dictionary"
+        ),
+        values=_NUMBERS.between(200, 9900),
+        statements=(
+            "{v} copies of the {s} were printed.",
+            "The publisher printed {v} copies of the {s}.",
+            "Of the {s}, no more than {v} copies were ever printed.",
+        ),
+        questions=(
+            "How many copies of the {s} were printed?",
+            "What number of copies of the {s} was printed?",
+        ),
+    ),
+    Relation(
+        kind="number",
+        subjects=split(
+            "skating hall, thermal spring, wax museum, cable car, puppet theatre, monkey house, "
+            "planet trail, water park, sculpture garden"
+        ),
+        values=_NUMBERS.between(35, 700),
+        statements=(
+            "A season ticket for the {s} is sold for {v} crowns.",
+            "Families pay {v} crowns for a season ticket for the {s}.",
+            "The season ticket for the {s} went up to {v} crowns.",
+        ),
+        questions=(
+            "How many crowns is a season ticket for the {s}?",
+            "What do you pay for a season ticket for the {s}?",
+        ),
+    ),
+)
+
+_CLAUSES: Vocabulary = (
+    Relation(
+        kind="clause",
+        subjects=split(
+            "bridge, theatre, gymnasium, hospital wing, railway museum, aquarium, opera house, "
+            "market hall, swimming pool, cathedral crypt"
+        ),
+        values=split(
+            "cables had rusted, roof had caved in, foundations had cracked, "
+            "windows had been smashed, floor had rotted, walls had become damp, "
+            "wooden beams had split, pipes had frozen, drains were blocked"
+        ),
+        statements=(
+            "The {s} was closed because its {v}.",
+            "Because its {v}, the {s} was closed for the season.",
+            "The inspectors closed the {s} when they saw that its {v}.",
+        ),
+        questions=(
+            "Why was the {s} closed?",
+            "What was the reason for closing the {s}?",
+            "Why did they close the {s}?",
+        ),
+    ),
+    Relation(
+        kind="clause",
+        subjects=split(
+            "strongbox, iron gate, jewel case, trapdoor, wine cabinet, secret drawer, "
+            "garden door, mummy's coffin, bird house"
+        ),
+        values=split(
+            "turn the brass handle twice, press the left panel, lift the loose tile, "
+            "pull the green cord, slide the bolt upwards, push the carved rose, "
+            "twist the middle knob, remove the small nail, knock three times"
+        ),
+        statements=(
+            "To open the {s}, you must {v}.",
+            "Whoever wants to open the {s} has to {v}.",
+            "The only way of opening the {s} is to {v}.",
+        ),
+        questions=(
+            "How do you open the {s}?",
+            "What must you do to open the {s}?",
+            "How can the {s} be opened?",
+        ),
+    ),
+    Relation(
+        kind="clause",
+        subjects=split(
+            "miller, court jester, organ grinder, lamplighter, stonemason, midwife, falconer, "
+            "basket weaver, chimney sweep, cheesemonger"
+        ),
+        values=split(
+            "basket of ripe plums, pair of woollen socks, barrel of salted herring, "
+            "jar of mountain honey, sack of fine flour, bunch of dried lavender, "
+            "wheel of goat cheese, bag of roasted chestnuts, loaf of warm rye bread"
+        ),
+        statements=(
+            "As a reward, the {s} was given a {v}.",
+            "Instead of money, the {s} received a {v} as a reward.",
+            "The {s} got a {v} as a reward and went home happy.",
+        ),
+        questions=(
+            "What did the {s} get as a reward?",
+            "What was given to the {s} as a reward?",
+            "What reward did the {s} receive?",
+        ),
+    ),
+)
+
+EVALUATION: Vocabulary = _PLACES + _PERSONS + _FIGURES + _CLAUSES

@@ -21,9 +21,11 @@ import uvicorn
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.app import Serving, create_app
 from gemserve.api.prompts import PromptBuilder
+from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.engine import Engine
 from gemserve.engine.grammar import Grammars
+from gemserve.filtering.plan import FilterPlanner
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
 from gemserve_kernels import select_backend
 
@@ -74,10 +76,10 @@ class FakeCore:
     def is_idle(self) -> bool:
         return not self._jobs
 
-    def check_fits(self, request: Request) -> None:
+    def plan(self, request: Request) -> None:
         pass
 
-    def add(self, request: Request) -> FakeJob:
+    def add(self, request: Request, plan: None = None) -> FakeJob:
         job = FakeJob(self._play(request))
         self._jobs.append(job)
         return job
@@ -213,7 +215,16 @@ def serving_over(
         context_tokens=context_tokens,
         vocab_size=len(tokenizer.get_vocab()),
         longest_token_chars=max(map(len, tokenizer.get_vocab())),
-        windows=(None,) * 64,
+        planner=FilterPlanner(
+            method="sieve",
+            keep=64,
+            min_tokens=filter_min_tokens,
+            fails_open=False,
+            calibration=Calibration(layer=FILTER_LAYER),
+            sliding_windows=(None,) * 64,
+            context_tokens=context_tokens,
+            longest_sequence=context_tokens,
+        ),
     )
     engine = Engine(core, max_queue=max_queue)
     return Serving(

@@ -1,65 +1,55 @@
-"""Where a model's calibration is kept: beside it, or in the user's cache."""
+"""Which layer and heads of a model find what is asked for, and where that is written down.
+
+A calibration belongs to weights, so files are found by a hash of them: beside the model, shipped
+with gemserve, or in the user's cache folder.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 from gemserve.errors import ConfigError
 
-_FILE = "calibration.json"
+FILE = "calibration.json"
+_SHIPPED = Path(__file__).parent / "calibrations"
 
 
-def read_filter_layer(source: str, num_layers: int) -> int | None:
-    """The calibrated filter layer of the model at a directory or hub id, if there is one.
-
-    Raises `ConfigError` if the file that should tell does not, or not of a model like this.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """`layer`: where filter passes end. `heads`: (layer, head) pairs that look; None: all heads of
+    that layer. `ends_with`: the rows behind the question are watched, too. `coverage_bound`: below
+    it a choice is not trusted. `source`: where it comes from, in words. `is_measured`: it was found
+    by probing these weights, not taken from a table or guessed.
     """
-    for path in (_cached(source), Path(source) / _FILE):
-        try:
-            if path.is_file():
-                return _read(path, num_layers)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error})") from error
-    return None
+
+    GUESSED_BOUND: ClassVar[float] = 0.5
+
+    layer: int
+    heads: tuple[tuple[int, int], ...] | None = None
+    ends_with: bool = True
+    coverage_bound: float = GUESSED_BOUND
+    source: str = "guessed"
+    is_measured: bool = False
 
 
-def write_calibration(source: str, found: dict[str, object]) -> Path:
-    """Write `found`, with its `filter_layer`, to where it will be read; says where that was.
+def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibration:
+    """The calibration in a file. Raises `ConfigError` naming the field that is not as it must be.
 
-    Beside the model, unless it is installed with gemserve or its folder cannot be written: then to
-    the cache, which is read first. Raises `ConfigError`.
+    Files of earlier versions have `filter_layer` alone: all heads of that layer look.
     """
-    folder = Path(source)
-    is_own = folder.is_relative_to(Path(__file__).parent)
-    if folder.is_dir() and os.access(folder, os.W_OK) and not is_own:
-        path = folder / _FILE
-        _cached(source).unlink(missing_ok=True)
-    else:
-        path = _cached(source)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(found, indent=1) + "\n")
-        partial.replace(path)
+        found = json.loads(path.read_text())
+        layer = found["filter_layer"]
+        heads = found.get("heads")
+        bound = found.get("coverage_bound", Calibration.GUESSED_BOUND)
+        ends_with = found.get("ends_with", True)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error})") from error
-    return path
-
-
-def _cached(source: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    where = Path(source)
-    name = str(where.resolve()) if where.exists() else source
-    return cache / "gemserve" / re.sub(r"[^\w.-]+", "--", name.strip("/")) / _FILE
-
-
-def _read(path: Path, num_layers: int) -> int:
-    try:
-        layer = json.loads(path.read_text())["filter_layer"]
-    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise ConfigError(f"{path}: filter_layer={layer!r} must be an integer")
@@ -68,4 +58,88 @@ def _read(path: Path, num_layers: int) -> int:
             f"{path}: filter_layer={layer}: the model has {num_layers} layers; gemserve calibrate "
             "finds it anew"
         )
-    return layer
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not 0 <= bound <= 1:
+        raise ConfigError(f"{path}: coverage_bound={bound!r} must be from 0 to 1")
+    if not isinstance(ends_with, bool):
+        raise ConfigError(f"{path}: ends_with={ends_with!r} must be true or false")
+    return Calibration(
+        layer=layer,
+        heads=None if heads is None else _heads(heads, path, layer, num_heads),
+        ends_with=ends_with,
+        coverage_bound=float(bound),
+        source=str(path),
+        is_measured=heads is not None,
+    )
+
+
+def find_calibration(source: str, *, model: str, weights: str | None) -> Path | None:
+    """The file for these weights: beside the model at `source`, in the user's cache, or shipped.
+
+    A file beside the model counts unless it names other weights. Where weights are not read (None),
+    the name that `model` was given when it was calibrated tells.
+    """
+    beside = Path(source) / FILE
+    if beside.is_file() and (weights is None or _field(beside, "weights") in (None, weights)):
+        return beside
+    name, wanted = ("model", model) if weights is None else ("weights", weights)
+    for folder in (_cache(), _SHIPPED):
+        for path in sorted(folder.glob("*.json")):
+            if _field(path, name) == wanted:
+                return path
+    return None
+
+
+def write_calibration(path: Path, found: dict[str, Any]) -> None:
+    """Write `found` to `path`, whole or not at all. Raises `ConfigError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps(found, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error})") from error
+
+
+def place_for(source: str, weights: str) -> Path:
+    """Where a new calibration belongs: beside the model, or in the cache if that is not writable.
+
+    What is installed with gemserve, or with another package, is not written to.
+    """
+    folder = Path(source)
+    is_installed = "site-packages" in folder.parts or folder.is_relative_to(Path(__file__).parent)
+    if folder.is_dir() and os.access(folder, os.W_OK) and not is_installed:
+        return folder / FILE
+    return _cache() / f"{weights}.json"
+
+
+def _cache() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "gemserve" / "calibrations"
+
+
+def _field(path: Path, name: str) -> str | None:
+    """A text in a calibration file; None where there is none."""
+    try:
+        found = json.loads(path.read_text()).get(name)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _heads(given: object, path: Path, layer: int, num_heads: int) -> tuple[tuple[int, int], ...]:
+    def is_pair(pair: object) -> bool:
+        return (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+            and 0 <= pair[0] <= layer
+            and 0 <= pair[1] < num_heads
+        )
+
+    if not isinstance(given, list) or not given or not all(map(is_pair, given)):
+        raise ConfigError(
+            f"{path}: heads={given!r} must be a list of [layer, head] pairs, layers from 0 to "
+            f"{layer} and heads from 0 to {num_heads - 1}"
+        )
+    pairs = cast(list[list[int]], given)
+    return tuple((pair[0], pair[1]) for pair in pairs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gemserve.calibration import Calibration
 from gemserve.errors import ConfigError, shown
 from gemserve.types import ADAPTER_NAME, FilterMethod, Keep, Switch
 
@@ -52,7 +54,9 @@ class ModelConfig:
 class EngineConfig:
     """Defaults for requests and limits of the engine.
 
-    `filter_layer` None: automatic, see `resolve_engine`. `filter_on_error`: what becomes of a
+    `filter_layer` None: automatic, see `choose_calibration`. `filter_keep` None: 1,024 tokens, or
+    "auto" where the layer is a guess. `calibrate`: "auto" uses the calibration that is found for
+    the model's weights; "off" uses none; else a file. `filter_on_error`: what becomes of a
     request whose filter pass fails: an error, or an answer to the whole prompt. `kv_memory_bytes`:
     the pool that all requests' keys and values share. `max_running`: requests in progress at once.
     `step_target_s`: how long a step of prompt work aims to last; cancellations are seen between
@@ -64,7 +68,8 @@ class EngineConfig:
 
     filter_method: FilterMethod = "sieve"
     filter_layer: int | None = None
-    filter_keep: Keep = DEFAULT_KEEP
+    filter_keep: Keep | None = None
+    calibrate: str = "auto"
     filter_min_tokens: int = 2048
     filter_on_error: Literal["reject", "full"] = "reject"
     kv_memory_bytes: int = 4 << 30
@@ -123,23 +128,13 @@ class ServerConfig:
 
 
 def resolve_engine(
-    config: EngineConfig,
-    *,
-    num_layers: int,
-    hidden_size: int,
-    vocab_size: int,
-    context_tokens: int,
-    model_filter_layer: int | None,
+    config: EngineConfig, calibration: Calibration, *, num_layers: int, context_tokens: int
 ) -> EngineConfig:
     """`config` with nothing automatic left, and every limit checked."""
-    layer = find_filter_layer(
-        config.filter_layer,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        model_filter_layer=model_filter_layer,
-    )
-    limit = config.max_prompt_tokens
+    layer, keep, limit = calibration.layer, config.filter_keep, config.max_prompt_tokens
+    if keep is None:
+        is_known = calibration.is_measured or config.filter_layer is not None
+        keep = DEFAULT_KEEP if is_known or config.filter_method != "sieve" else "auto"
     if limit is None:
         limit = context_tokens - 1
     if not 1 <= limit < context_tokens:
@@ -148,30 +143,46 @@ def resolve_engine(
             "model's context"
         )
     offloaded = find_offload_layers(config.offload_layers, num_layers, layer)
-    return replace(config, filter_layer=layer, max_prompt_tokens=limit, offload_layers=offloaded)
+    return replace(
+        config,
+        filter_layer=layer,
+        filter_keep=keep,
+        max_prompt_tokens=limit,
+        offload_layers=offloaded,
+    )
 
 
-def find_filter_layer(
-    given: int | None,
+def choose_calibration(
+    given_layer: int | None,
+    found: Calibration | None,
     *,
     num_layers: int,
     hidden_size: int,
     vocab_size: int,
-    model_filter_layer: int | None,
-) -> int:
-    """The given layer, else the model's own, else the papers', else round(0.4 · layers)."""
-    layer = given
-    if layer is None:
-        layer = model_filter_layer
-    if layer is None:
-        layer = KNOWN_FILTER_LAYERS.get((num_layers, hidden_size, vocab_size))
-    if layer is None:
-        layer = round(0.4 * num_layers)
-    if not 0 <= layer < num_layers:
-        raise ConfigError(
-            f"filter_layer={layer}: the model has {num_layers} layers, so 0 to {num_layers - 1}"
-        )
-    return layer
+    sliding_windows: Sequence[int | None],
+) -> Calibration:
+    """The given layer; else what was found by calibration; else a guess, which `source` says.
+
+    A guess is the papers' layer for a model of this shape, else the one at 40% of the depth. It is
+    never a layer with a sliding window, unless all have one.
+    """
+    if given_layer is not None:
+        if not 0 <= given_layer < num_layers:
+            raise ConfigError(
+                f"filter_layer={given_layer}: the model has {num_layers} layers, so 0 to "
+                f"{num_layers - 1}"
+            )
+        if found is not None and found.layer == given_layer:
+            return found
+        return Calibration(layer=given_layer, source="set by --filter-layer")
+    if found is not None:
+        return found
+    known = KNOWN_FILTER_LAYERS.get((num_layers, hidden_size, vocab_size))
+    wanted = round(0.4 * num_layers) if known is None else known
+    seeing = [layer for layer in range(num_layers) if sliding_windows[layer] is None]
+    layer = min(seeing, key=lambda i: abs(i - wanted)) if seeing else wanted
+    source = "guessed from the depth" if known is None else "from GemFilter's paper"
+    return Calibration(layer=min(layer, num_layers - 1), source=source)
 
 
 def find_offload_layers(given: int | Literal["auto"], num_layers: int, filter_layer: int) -> int:

@@ -11,11 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemserve.errors import ConfigError
-from gemserve.types import FilterMethod
-
-# rows of the observation window
-SIEVE_ROWS = 4
-SNAPKV_ROWS = 32
+from gemserve.types import MAX_QUESTION_TOKENS, SNAPKV_ROWS, FilterMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +64,11 @@ class ModelShape:
         return 2.0 * self.hidden_size * self.vocab_size
 
     def scores(self, method: FilterMethod, num_tokens: int) -> float:
-        """Choosing: the last row against summed heads (gemfilter), or a window of rows."""
+        """Choosing: the last row against summed heads (gemfilter), or some rows, at most."""
         if method == "gemfilter":
             return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
         row = 2.0 * self.num_heads * self.head_dim * num_tokens
-        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * SIEVE_ROWS
+        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * MAX_QUESTION_TOKENS
 
     def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
         """Everything up to the first token's logits, the second pass included."""

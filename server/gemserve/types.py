@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gemserve.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Switch = Literal["auto", "on", "off"]
-FilterMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
-FILTER_METHODS: tuple[FilterMethod, ...] = (
+ServedMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
+# An evaluation has further methods, to compare with.
+FilterMethod = ServedMethod | Literal["fastkv", "claa"]
+FILTER_METHODS: tuple[ServedMethod, ...] = (
     "none",
     "gemfilter",
     "sieve",
@@ -30,6 +32,7 @@ MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
+SNAPKV_ROWS = 32  # queries at the prompt's end that vote
 MAX_QUESTION_TOKENS = 64  # of a prompt, whose attention tells a filter what to keep
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # as a regular expression
 
@@ -69,6 +72,18 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilterOptions:
+    """What a request says of its filter; None: the server's default. See `FilterParams`."""
+
+    method: FilterMethod | None = None
+    keep: Keep | None = None
+    fallback: bool | None = None
+    layer: int | None = None
+    pooling: Literal["mean", "max"] | None = None
+    return_selection: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterParams:
     """How a prompt is filtered.
 
@@ -98,6 +113,41 @@ class FilterParams:
             # the epsilon undoes binary noise such as 0.07 * 100 = 7.000000000000001
             return max(MIN_KEEP, math.ceil(self.keep * num_tokens - 1e-9))
         return self.keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterPlan:
+    """How one prompt will be filtered; made by `filtering.plan` before the request is queued.
+
+    `reason`: why the prompt is read whole, if it is. `num_kept`: tokens the answer is generated
+    from; until a filter has chosen, at most, unless it finds attention diffuse. `fails_open`:
+    should the filter pass fail, all of the prompt is kept.
+
+    `layer`: where the filter pass ends; None: there is none. `rows`: positions whose queries are
+    watched, in each of the layers `tapped`, of which `heads` count ((layer, head) pairs; None: all
+    of the filter layer's). `coverage_bound`: below it a choice is not trusted. `repeated`: token
+    ids that the filter pass reads behind the prompt.
+
+    `evicts`: the whole prompt is read, and then keys and values are dropped. `chosen`: positions
+    that a method keeps which needs no pass.
+    """
+
+    reason: FilterReason | None
+    num_kept: int
+    budget: Budget
+    fails_open: bool = False
+    layer: int | None = None
+    rows: tuple[int, ...] = ()
+    tapped: tuple[int, ...] = ()
+    heads: tuple[tuple[int, int], ...] | None = None
+    coverage_bound: float = 0.0
+    repeated: tuple[int, ...] = ()
+    evicts: bool = False
+    chosen: tuple[int, ...] | None = None
+
+    def having(self, **changes: Any) -> FilterPlan:
+        """The plan with some fields changed."""
+        return replace(self, **changes)
 
 
 def parse_keep(value: object) -> Keep:

@@ -184,7 +184,7 @@ def test_eviction_is_refused_where_layers_have_windows() -> None:
         filter=FilterParams(method="snapkv", keep=64),
     )
     with pytest.raises(RequestError, match=r"filter\.method=snapkv: not for this model: 4 of"):
-        core.check_fits(request)
+        core.plan(request)
 
 
 def test_a_pace_that_has_seen_work_of_no_cost_goes_on() -> None:

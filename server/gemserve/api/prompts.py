@@ -21,13 +21,14 @@ from gemserve.api.schemas import (
 )
 from gemserve.api.structured import compiled, response_grammar
 from gemserve.api.tools import call_grammar, call_rules, prompt_tools
-from gemserve.config import DEFAULT_KEEP, EngineConfig
+from gemserve.config import EngineConfig
 from gemserve.engine.grammar import Grammars
 from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
 from gemserve.engine.tools import Tool
 from gemserve.errors import PromptTooLong, RequestError, shown
-from gemserve.filtering.table import ADAPTIVE, EVICTORS, SELECTORS, check_adaptive
-from gemserve.types import FilterParams, Grammar, LoadedAdapter, Request, SamplingParams
+from gemserve.filtering.methods import METHODS
+from gemserve.filtering.plan import FilterPlanner
+from gemserve.types import FilterOptions, FilterParams, Grammar, LoadedAdapter, Request, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096
@@ -44,14 +45,14 @@ class PromptBuilder:
     context_tokens: int
     vocab_size: int
     longest_token_chars: int
-    windows: tuple[int | None, ...]  # tokens each layer sees back; None: all
+    planner: FilterPlanner
 
     def completion(
         self, body: CompletionBody, request_id: str, adapter: LoadedAdapter | None = None
     ) -> Asked:
         _check_best_of(body)
         is_scored = bool(body.echo) and body.logprobs is not None
-        asks_to_filter = body.filter and self._filter_params(body.filter).method != "none"
+        asks_to_filter = body.filter and self._resolve(body.filter).method != "none"
         if is_scored and asks_to_filter:
             raise RequestError(
                 "filter: not with echo and logprobs, which score every token of the prompt",
@@ -124,7 +125,7 @@ class PromptBuilder:
             assert body.prompt is not None
             field, prompt = "prompt", self._plain(body.prompt, "prompt")
         params = replace(self._checked_filter(body, prompt, field, adapter), return_selection=True)
-        if params.method in EVICTORS:
+        if METHODS[params.method].evictor is not None:
             raise RequestError(
                 f"filter.method={params.method}: keeps other tokens in every layer, so there is no "
                 "selection",
@@ -177,8 +178,8 @@ class PromptBuilder:
         if num_tokens > min(limit, left):
             note = _with(adapter) if left < limit else ""
             raise PromptTooLong(tokens=num_tokens, limit=min(limit, left), param=field, note=note)
-        params = self._filter_params(body.filter)
-        self._check_window(params, num_tokens)
+        params = self._resolve(body.filter)
+        self.planner.check_layer_sees(params, num_tokens)
         return params
 
     def _request(
@@ -195,7 +196,7 @@ class PromptBuilder:
         grammar: Grammar | None = None,
     ) -> Request:
         params, num_tokens = self._checked_filter(body, prompt, field, adapter), len(prompt.ids)
-        read = num_tokens if is_prompt_scored else self._generated_from(params, num_tokens)
+        read = num_tokens if is_prompt_scored else self.planner.generated_from(params, num_tokens)
         context = self.context_tokens - _positions(adapter)
         room = context - read
         max_tokens = min(default_tokens, room)
@@ -229,66 +230,8 @@ class PromptBuilder:
             adapter=adapter,
         )
 
-    def _generated_from(self, params: FilterParams, num_tokens: int) -> int:
-        """How many prompt tokens the answer is generated after."""
-        is_read_whole = params.method == "none" or params.method in EVICTORS
-        if is_read_whole or num_tokens <= self.config.filter_min_tokens:
-            return num_tokens
-        return min(num_tokens, params.kept_count(num_tokens))
-
-    def _check_window(self, params: FilterParams, num_tokens: int) -> None:
-        """Refuse to choose in a layer that cannot see the start of this prompt."""
-        assert params.layer is not None
-        window = self.windows[params.layer]
-        is_filtered = params.method in SELECTORS and num_tokens > self.config.filter_min_tokens
-        if is_filtered and window is not None and window < num_tokens:
-            raise RequestError(
-                f"filter.layer={params.layer}: this layer sees only the last {window} tokens of a "
-                f"prompt of {num_tokens}; choose another layer or filter: none",
-                param="filter.layer",
-            )
-
-    def _filter_params(self, body: FilterBody | None) -> FilterParams:
-        body = body or FilterBody()
-        layer = self.config.filter_layer
-        assert layer is not None
-        method = body.method or self.config.filter_method
-        if body.layer != "auto":
-            if method not in SELECTORS:
-                raise RequestError(
-                    f"filter.layer={body.layer}: only methods {' and '.join(SELECTORS)} have a "
-                    f"filter layer, not {method}",
-                    param="filter.layer",
-                )
-            if body.layer > layer:
-                raise RequestError(
-                    f"filter.layer={body.layer}: must be from 0 to this server's filter layer, "
-                    f"{layer}",
-                    param="filter.layer",
-                )
-            layer = body.layer
-        if body.pooling is not None and method != "gemfilter":
-            raise RequestError(
-                f"filter.pooling={body.pooling}: only method gemfilter has it, not {method}",
-                param="filter.pooling",
-            )
-        keep = self.config.filter_keep if body.keep is None else body.keep
-        if body.keep is None and keep == "auto" and method not in ADAPTIVE:
-            keep = DEFAULT_KEEP
-        if body.fallback and method == "none":
-            raise RequestError(
-                "filter.fallback=true: method none keeps everything", param="filter.fallback"
-            )
-        params = FilterParams(
-            method=method,
-            keep=keep,
-            fallback=keep == "auto" if body.fallback is None else body.fallback,
-            layer=layer,
-            pooling=body.pooling or "mean",
-            return_selection=body.return_selection,
-        )
-        check_adaptive(params)
-        return params
+    def _resolve(self, body: FilterBody | None) -> FilterParams:
+        return self.planner.resolve(FilterOptions() if body is None else body.options)
 
     def _check_chars(self, num_chars: int, field: str) -> None:
         """Refuse what must be too long whatever its tokens, before it is tokenized."""

@@ -21,7 +21,14 @@ from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.api import declared
 from gemserve.api.integers import WHOLE, WHOLE_ITEMS, Count, Natural, Seed, TokenId, TokenIds
-from gemserve.types import ADAPTER_NAME, FILTER_METHODS, FilterMethod, Keep, parse_keep
+from gemserve.types import (
+    ADAPTER_NAME,
+    FILTER_METHODS,
+    FilterOptions,
+    Keep,
+    ServedMethod,
+    parse_keep,
+)
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
@@ -45,7 +52,7 @@ class Body(BaseModel):
 class FilterBody(Body):
     """The `filter` object. What is omitted falls back to the server's settings."""
 
-    method: FilterMethod | None = None
+    method: ServedMethod | None = None
     keep: Annotated[Any, WithJsonSchema(declared.KEEP)] = None
     fallback: bool | None = None
     layer: Natural | Literal["auto"] = "auto"
@@ -56,6 +63,12 @@ class FilterBody(Body):
     @classmethod
     def _check_keep(cls, value: object) -> Keep | None:
         return None if value is None else parse_keep(value)
+
+    @property
+    def options(self) -> FilterOptions:
+        """The same without what only the wire has."""
+        said = self.model_dump(exclude={"layer"})
+        return FilterOptions(layer=None if self.layer == "auto" else self.layer, **said)
 
 
 class StreamOptions(Body):
@@ -79,7 +92,7 @@ class Filterable(FieldsWithoutEffect):
     adapter: AdapterName | None = None
 
     @field_validator(
-        "filter", mode="before", json_schema_input_type=FilterMethod | FilterBody | None
+        "filter", mode="before", json_schema_input_type=ServedMethod | FilterBody | None
     )
     @classmethod
     def _expand_shorthand(cls, value: object) -> object:

@@ -29,7 +29,7 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
         context_tokens=core.model.context_tokens,
         vocab_size=core.model.vocab_size,
         longest_token_chars=max(map(len, vocabulary)),
-        windows=tuple(map(core.model.window_of, range(core.model.num_layers))),
+        planner=core.planner,
     )
     return Serving(
         engine=Engine(core, max_queue=core.config.max_queue),

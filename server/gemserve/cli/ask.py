@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.engine.prompt import chat_prompt, text_prompt
     from gemserve.types import (
         Filtered,
-        FilterParams,
+        FilterOptions,
         Finished,
         Request,
         SamplingParams,
@@ -68,12 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         request_id=uuid.uuid4().hex,
         prompt_ids=prompt.ids,
         sampling=SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0),
-        filter=FilterParams(
-            method=config.filter_method,
-            keep=config.filter_keep,
-            fallback=config.filter_keep == "auto",
-            return_selection=True,
-        ),
+        filter=core.planner.resolve(FilterOptions(return_selection=True)),
         protected=prompt.protected,
         code_blocks=prompt.code_blocks,
         question=prompt.question,

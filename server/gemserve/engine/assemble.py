@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
-from gemserve.calibration import read_filter_layer
+from gemserve.calibration import Calibration, find_calibration, read_calibration
 from gemserve.config import (
     EngineConfig,
     ModelConfig,
-    find_filter_layer,
+    choose_calibration,
     find_offload_layers,
     resolve_engine,
 )
 from gemserve.cost import WeightPlan, check_device_memory
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.filtering.table import ADAPTIVE, SELECTORS
+from gemserve.filtering.methods import METHODS
 from gemserve.model import fp8
+from gemserve.model.base import hash_weights
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_filter_pass
 from gemserve.model.fp8 import Product
@@ -27,29 +30,33 @@ from gemserve_kernels.fp8 import scaled_product
 
 def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
     """Load the model and resolve what is automatic. Raises `ModelError` or `ConfigError`."""
+    return assemble(load_for(model, engine), engine)
+
+
+def load_for(model: ModelConfig, engine: EngineConfig) -> Loaded:
+    """Load the model, with as many layers on the host as the settings say."""
     device = resolve_device(model.device)
     if engine.filter_precision == "fp8":
         fp8.check_device(device)
-    return assemble(load(model, _offload_layers(model, engine, device)), engine)
+    return load(model, _offload_layers(model, engine, device))
 
 
-def assemble(loaded: Loaded, engine: EngineConfig) -> Core:
-    """An engine core over a loaded model."""
+def assemble(
+    loaded: Loaded, engine: EngineConfig, calibration: Calibration | None = None
+) -> Core:
+    """An engine core over a loaded model. `calibration` None: what is found, or a guess."""
     causal = loaded.model
-    calibrated = None
-    if engine.filter_layer is None:
-        calibrated = read_filter_layer(loaded.source, causal.num_layers)
+    if calibration is None:
+        calibration = calibration_for(loaded, engine)
     resolved = resolve_engine(
         engine,
+        calibration,
         num_layers=causal.num_layers,
-        hidden_size=causal.config.hidden_size,
-        vocab_size=causal.vocab_size,
         context_tokens=causal.context_tokens,
-        model_filter_layer=calibrated,
     )
     assert causal.num_host_layers == resolved.offload_layers, "loaded for other settings"
     _check_filter_layer(causal, resolved)
-    if resolved.filter_keep == "auto" and resolved.filter_method not in ADAPTIVE:
+    if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
         raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
     if causal.device.type == "cuda":
         total = torch.cuda.get_device_properties(causal.device).total_memory
@@ -62,6 +69,37 @@ def assemble(loaded: Loaded, engine: EngineConfig) -> Core:
         tokenizer=loaded.tokenizer,
         config=resolved,
         eos_ids=loaded.eos_ids,
+        calibration=calibration,
+    )
+
+
+def calibration_for(loaded: Loaded, engine: EngineConfig) -> Calibration:
+    """The calibration that these settings lead to. Raises `ConfigError` for a file that is wrong."""
+    model = loaded.model
+    found = None
+    path = calibration_path(loaded, engine)
+    if path is not None:
+        found = read_calibration(
+            path, num_layers=model.num_layers, num_heads=model.shape.num_heads
+        )
+    return choose_calibration(
+        engine.filter_layer,
+        found,
+        num_layers=model.num_layers,
+        hidden_size=model.config.hidden_size,
+        vocab_size=model.vocab_size,
+        sliding_windows=model.sliding_windows,
+    )
+
+
+def calibration_path(loaded: Loaded, engine: EngineConfig) -> Path | None:
+    """The calibration file that counts for this model, if there is one."""
+    if engine.calibrate == "off":
+        return None
+    if engine.calibrate != "auto":
+        return Path(engine.calibrate)
+    return find_calibration(
+        loaded.source, model=loaded.name, weights=hash_weights(loaded.model.hf, rounded=True)
     )
 
 
@@ -101,16 +139,22 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
             "nothing would be saved; must be 0"
         )
     shape, source = shape_from_config(model)
-    calibrated = None
-    if engine.filter_layer is None:
-        calibrated = read_filter_layer(source, shape.num_layers)
-    layer = find_filter_layer(
+    path = None
+    if engine.calibrate == "auto":  # weights are not there yet: the model's name must tell
+        path = find_calibration(source, model=model.model, weights=None)
+    elif engine.calibrate != "off":
+        path = Path(engine.calibrate)
+    found = None
+    if path is not None:
+        found = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
+    layer = choose_calibration(
         engine.filter_layer,
+        found,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        model_filter_layer=calibrated,
-    )
+        sliding_windows=[None] * shape.num_layers,
+    ).layer
     return find_offload_layers(engine.offload_layers, shape.num_layers, layer)
 
 
@@ -120,7 +164,7 @@ def _check_filter_layer(model: CausalModel, config: EngineConfig) -> None:
     assert layer is not None
     assert limit is not None
     window = model.window_of(layer)
-    if config.filter_method not in SELECTORS or window is None or window >= limit:
+    if METHODS[config.filter_method].selector is None or window is None or window >= limit:
         return
     full = [i for i in range(model.num_layers) if model.window_of(i) is None]
     choices = f"choose --filter-layer among {full}" if full else "no layer sees everything"

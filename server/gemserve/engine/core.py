@@ -8,7 +8,8 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.config import EngineConfig
+from gemserve.calibration import Calibration
+from gemserve.config import DEFAULT_KEEP, EngineConfig
 from gemserve.engine.grammar import Grammars
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.pace import Pace
@@ -17,15 +18,14 @@ from gemserve.engine.sampling import Draw, SamplerState
 from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.text import TextStream
-from gemserve.errors import CapacityExceeded, RequestError
+from gemserve.errors import CapacityExceeded
+from gemserve.filtering.plan import FilterPlanner
 from gemserve.filtering.selector import Choice
-from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS, check_adaptive
 from gemserve.model.causal import CausalModel
 from gemserve.types import (
-    AUTO_MIN_KEEP,
-    Budget,
     Event,
     Filtered,
+    FilterPlan,
     FilterReason,
     FilterReport,
     Finished,
@@ -58,10 +58,17 @@ class Core:
     """Scheduler, runner and text put together. Used by one thread at a time."""
 
     def __init__(
-        self, model: CausalModel, tokenizer: Any, config: EngineConfig, eos_ids: frozenset[int]
+        self,
+        model: CausalModel,
+        tokenizer: Any,
+        config: EngineConfig,
+        eos_ids: frozenset[int],
+        calibration: Calibration | None = None,
     ) -> None:
+        """`calibration` None: filter passes end at the layer in `config`."""
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.eos_ids = eos_ids
+        self.calibration = calibration or Calibration(layer=config.filter_layer or 0)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         num_units = config.kv_memory_bytes // model.shape.unit_bytes
         self._pool = MemoryPool(num_units)
@@ -75,6 +82,16 @@ class Core:
         self._jobs: dict[Sequence, Job] = {}
         self._decided: list[Job] = []  # whose choice is all that was asked for, and needs no pass
         self._num_added = 0
+        self.planner = FilterPlanner(
+            method=config.filter_method,
+            keep=DEFAULT_KEEP if config.filter_keep is None else config.filter_keep,
+            min_tokens=config.filter_min_tokens,
+            fails_open=config.filter_on_error == "full",
+            calibration=self.calibration,
+            sliding_windows=model.sliding_windows,
+            context_tokens=model.context_tokens,
+            longest_sequence=self.longest_sequence,
+        )
 
     @property
     def has_graphs(self) -> bool:
@@ -133,17 +150,30 @@ class Core:
         self._forget_finished(emitted)
         return emitted
 
-    def add(self, request: Request) -> Job:
-        """Queue a request. Raises what `check_fits` raises, and `InvalidGrammar`."""
-        sequence, reason = self._plan(request)
-        self._check_fits(sequence)
-        blind = BLIND.get(request.filter.method) if reason is None else None
-        if blind is not None:
-            seed = request.sampling.seed or 0
-            sequence.chosen = blind.select(
-                sequence.num_prompt, request.protected, sequence.num_kept, seed
+    def plan(self, request: Request) -> FilterPlan:
+        """How a request will be filtered; any thread may ask.
+
+        Raises `CapacityExceeded` if the request could not run even alone, and `RequestError` if its
+        filter method is not for this model.
+        """
+        plan = self.planner.plan(request)
+        sequence = Sequence(request=request, plan=plan, order=0)
+        if not self._scheduler.fits_ever(sequence):
+            unit = self.model.shape.unit_bytes
+            raise CapacityExceeded(
+                tokens=sequence.num_prompt,
+                kept=sequence.num_kept,
+                max_tokens=request.sampling.max_tokens,
+                needed_bytes=sequence.peak_units(self.model.num_layers) * unit,
+                limit_bytes=self._pool.capacity * unit,
             )
-            sequence.ids = [request.prompt_ids[p] for p in sequence.chosen]
+        return plan
+
+    def add(self, request: Request, plan: FilterPlan | None = None) -> Job:
+        """Queue a request by its plan. Raises what `plan` raises, and `InvalidGrammar`."""
+        plan = plan or self.plan(request)
+        self._num_added += 1
+        sequence = Sequence(request=request, plan=plan, order=self._num_added)
         grammar = request.grammar
         matcher = self.grammars.matcher(grammar) if grammar is not None else None
         job = Job(
@@ -151,7 +181,7 @@ class Core:
             sequence=sequence,
             sampler=SamplerState(request.sampling, request.prompt_ids, self.eos_ids, matcher),
             text=TextStream(self.tokenizer, request.sampling.stop),
-            reason=reason,
+            reason=plan.reason,
         )
         self._jobs[sequence] = job
         if request.selects_only and sequence.filter_layer is None:
@@ -180,13 +210,6 @@ class Core:
             for _, event in self.step():
                 yield event
 
-    def check_fits(self, request: Request) -> None:
-        """Raise `CapacityExceeded` if the request could not run even alone.
-
-        And `RequestError` if its filter method is not for this model.
-        """
-        self._check_fits(self._plan(request)[0])
-
     def check_integrity(self) -> None:
         """Prove that states and memory agree. Raises `AssertionError`."""
         self._scheduler.check_integrity()
@@ -204,69 +227,8 @@ class Core:
         return emitted
 
     @property
-    def _fails_open(self) -> bool:
-        return self.config.filter_on_error == "full"
-
-    @property
     def _is_decoding(self) -> bool:
         return any(s.state is State.DECODING for s in self._scheduler.running)
-
-    def _plan(self, request: Request) -> tuple[Sequence, FilterReason | None]:
-        """How a request will run: filtered or, with the reason, whole."""
-        params, num_tokens = request.filter, len(request.prompt_ids)
-        check_adaptive(params)
-        layer = params.layer if params.layer is not None else self.config.filter_layer
-        keep = params.kept_count(num_tokens)
-        reason: FilterReason | None = None
-        if params.method == "none":
-            reason = "disabled"
-        elif request.prompt_logprobs is not None:
-            reason = "prompt_logprobs"
-        elif num_tokens <= self.config.filter_min_tokens or num_tokens <= keep:
-            reason = "short_prompt"
-        self._num_added += 1
-        is_evicted = reason is None and params.method in EVICTORS
-        windows = [w for w in map(self.model.window_of, range(self.model.num_layers)) if w]
-        if is_evicted and windows:  # kept keys are not where a window would look for them
-            raise RequestError(
-                f"filter.method={params.method}: not for this model: {len(windows)} of its "
-                f"layers see only the last {min(windows)} tokens",
-                param="filter.method",
-            )
-        is_filtered = reason is None and params.method in SELECTORS
-        budget = self._budget(request, keep)
-        sequence = Sequence(
-            request=request,
-            filter_layer=layer if is_filtered else None,
-            num_kept=keep if reason is None else num_tokens,
-            order=self._num_added,
-            budget=budget,
-            fails_open=self._fails_open and budget.limit == num_tokens,
-            evicts=is_evicted,
-            ids=request.prompt_ids,
-        )
-        return sequence, reason
-
-    def _budget(self, request: Request, keep: int) -> Budget:
-        """How much a filter may keep; where attention is diffuse or it fails, all that fits."""
-        params, num_tokens = request.filter, len(request.prompt_ids)
-        low = AUTO_MIN_KEEP if params.keep == "auto" else keep
-        if not params.fallback and not self._fails_open:
-            return Budget(low=low, high=keep, limit=keep)
-        used = request.sampling.max_tokens + request.adapter_positions
-        limit = min(num_tokens, self.longest_sequence - used)
-        return Budget(low=low, high=keep, limit=max(keep, limit))
-
-    def _check_fits(self, sequence: Sequence) -> None:
-        if not self._scheduler.fits_ever(sequence):
-            unit = self.model.shape.unit_bytes
-            raise CapacityExceeded(
-                tokens=sequence.num_prompt,
-                kept=sequence.num_kept,
-                max_tokens=sequence.request.sampling.max_tokens,
-                needed_bytes=sequence.peak_units(self.model.num_layers) * unit,
-                limit_bytes=self._pool.capacity * unit,
-            )
 
     def _speak(self, plan: Plan, out: RunOutput) -> Emitted:
         """Turn a step's results into events; a terminal event ends its request."""

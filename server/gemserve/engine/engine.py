@@ -17,7 +17,10 @@ log = logging.getLogger("gemserve.engine")
 
 
 class Steps(Protocol):
-    """What the worker needs of a core; tests put a fake here. A job is whatever `add` returns."""
+    """What the engine needs of a core; tests put a fake here.
+
+    A plan is whatever `plan` returns, which any thread may call; a job is what `add` returns.
+    """
 
     @property
     def num_running(self) -> int: ...
@@ -27,8 +30,8 @@ class Steps(Protocol):
     def kv_usage_ratio(self) -> float: ...
     @property
     def is_idle(self) -> bool: ...
-    def check_fits(self, request: Request) -> None: ...
-    def add(self, request: Request) -> Any: ...
+    def plan(self, request: Request) -> Any: ...
+    def add(self, request: Request, plan: Any) -> Any: ...
     def cancel(self, job: Any) -> list[tuple[Any, Event]]: ...
     def step(self) -> list[tuple[Any, Event]]: ...
 
@@ -40,8 +43,9 @@ class Stream:
     number of times, from any thread.
     """
 
-    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request: Request, plan: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
+        self.plan = plan
         self._loop = loop
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()
@@ -127,10 +131,8 @@ class Engine:
                 f"n={len(requests)}: so many choices never fit the queue of {self._max_queue}",
                 param="n",
             )
-        for request in requests:
-            self._core.check_fits(request)
         loop = asyncio.get_running_loop()
-        streams = [Stream(request, loop) for request in requests]
+        streams = [Stream(request, self._core.plan(request), loop) for request in requests]
         with self._changed:
             self.check_room(len(requests))
             if self._is_stopping or self._is_draining:
@@ -190,7 +192,7 @@ class Engine:
                 stream.emit(Finished(reason="abort", completion_tokens=0))
                 continue
             try:
-                self._jobs[self._core.add(stream.request)] = stream
+                self._jobs[self._core.add(stream.request, stream.plan)] = stream
             except (GemserveError, ValueError) as error:
                 stream.emit(Finished(reason="error", completion_tokens=0, error=str(error)))
         return True

@@ -17,13 +17,14 @@ from gemserve.engine.passes import Pass, device_queue
 from gemserve.engine.sampling import Draw, SamplerState, draw, score_tokens
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
-from gemserve.filtering.selector import Choice, Evidence
-from gemserve.filtering.table import EVICTORS, SELECTORS
+from gemserve.filtering.methods import METHODS, selector_of
+from gemserve.filtering.selector import Choice, Evidence, LayerEvidence
+from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal import CausalModel
 from gemserve.model.graphs import build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan
-from gemserve.model.seam import FilterTap, WindowTap
+from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.types import Switch, TokenLogprob
 
 log = logging.getLogger("gemserve.engine")
@@ -62,7 +63,7 @@ class Runner:
         self._graphs = build_graphs(model, self._memory, cuda_graphs)
         self._passes: dict[Sequence, Pass] = {}
         self._taps: dict[Sequence, FilterTap] = {}
-        self._windows: dict[Sequence, WindowTap] = {}
+        self._query_taps: dict[Sequence, QueryTap] = {}
         self._scores: dict[Sequence, list[TokenLogprob]] = {}
         self._kept: dict[Sequence, tuple[int, KVSpan]] = {}
 
@@ -95,7 +96,7 @@ class Runner:
             self._alone(
                 plan.chunk.sequence, out, self._read, plan.chunk, slice_s, piece, logits, out
             )
-            if plan.chunk.is_filter and plan.chunk.sequence.fails_open:
+            if plan.chunk.is_filter and plan.chunk.sequence.plan.fails_open:
                 self._open(plan.chunk.sequence, out)
         if logits:
             sequences = [sequence for some, _ in logits for sequence in some]
@@ -117,7 +118,7 @@ class Runner:
         if under_way is not None:
             under_way.abandon()
         self._taps.pop(sequence, None)
-        self._windows.pop(sequence, None)
+        self._query_taps.pop(sequence, None)
         self._scores.pop(sequence, None)
         self._kept.pop(sequence, None)
 
@@ -183,7 +184,7 @@ class Runner:
             return
         assert under_way.result is not None
         if sequence.evicts:  # first: should it fail, no token has been drawn
-            self._evict(sequence, self._windows.pop(sequence))
+            self._evict(sequence, self._query_taps.pop(sequence))
             out.evicted.append(sequence)
         if count is not None:
             out.scored[sequence] = tuple(self._scores.pop(sequence))
@@ -218,9 +219,10 @@ class Runner:
 
     def _prefilling(self, chunk: Chunk) -> Forward:
         sequence = chunk.sequence
-        if sequence.evicts and sequence not in self._windows:
-            window = EVICTORS[sequence.request.filter.method].window(sequence.num_prompt)
-            self._windows[sequence] = self._model.new_window(window, sequence.num_prompt)
+        if sequence.evicts and sequence not in self._query_taps:
+            rows = _evictor_of(sequence).rows(sequence.num_prompt)
+            layers = range(self._model.num_layers)
+            self._query_taps[sequence] = self._model.new_query_tap(layers, rows)
         return partial(
             self._model_of(sequence).prefill_chunk,
             sequence.ids[chunk.start : chunk.start + chunk.count],
@@ -229,29 +231,26 @@ class Runner:
             rope_tokens=sequence.rope_length,
             is_last=chunk.is_last,
             is_scored=sequence.request.prompt_logprobs is not None,
-            window=self._windows.get(sequence),
+            query_tap=self._query_taps.get(sequence),
             adapter=_adapter_of(sequence),
         )
 
     def _filtering(self, chunk: Chunk) -> Forward:
         sequence = chunk.sequence
-        layer, span, num_tokens = sequence.filter_layer, sequence.span, sequence.num_prompt
+        layer, span, num_tokens = sequence.filter_layer, sequence.span, sequence.num_read
         assert layer is not None
         assert span is not None
-        before = self._taps.get(sequence)
-        if before is None:
-            selector = SELECTORS[sequence.request.filter.method]
-            queries = self._model.new_queries(selector.window(num_tokens))
-        else:
-            queries = before.queries
+        before, plan = self._taps.get(sequence), sequence.plan
         tap = self._taps[sequence] = FilterTap(
             layer=layer,
             keys=self._memory.keys(span.start + 2 * layer * num_tokens, num_tokens),
-            queries=queries,
+            queries=self._model.new_query_tap(plan.tapped, plan.rows)
+            if before is None
+            else before.queries,
         )
         return partial(
             self._model_of(sequence).filter_chunk,
-            sequence.request.prompt_ids[chunk.start : chunk.start + chunk.count],
+            sequence.read_ids(chunk.start, chunk.count),
             start=chunk.start,
             kv=self._memory.kv(span.start, num_layers=layer, capacity=num_tokens),
             tap=tap,
@@ -260,32 +259,46 @@ class Runner:
 
     def _choose(self, sequence: Sequence, tap: FilterTap) -> Choice:
         """What the sequence's method keeps."""
-        params = sequence.request.filter
+        request, plan, span = sequence.request, sequence.plan, sequence.span
+        assert span is not None
+        num_read = sequence.num_read
+        kv = self._memory.kv(span.start, num_layers=tap.layer, capacity=num_read)
+        queries = tap.queries
         evidence = Evidence(
-            queries=tap.queries,
-            keys=tap.keys,
-            scale=tap.scale,
-            softcap=tap.softcap,
+            num_tokens=sequence.num_prompt,
+            layers={
+                layer: LayerEvidence(
+                    queries=queries.of(layer),
+                    keys=tap.keys if layer == tap.layer else kv.read(layer, num_read)[0],
+                    scale=queries.scales[layer],
+                    softcap=queries.softcaps[layer],
+                )
+                for layer in queries.layers
+            },
+            rows=queries.rows,
             backend=self._model.backend,
-            protected=sequence.request.protected,
-            code_blocks=sequence.request.code_blocks,
+            protected=request.protected,
+            code_blocks=request.code_blocks,
+            heads=plan.heads,
+            coverage_bound=plan.coverage_bound,
         )
-        choice = SELECTORS[params.method].choose(evidence, sequence.budget, params)
-        count, budget = len(choice.positions), sequence.budget
+        method = request.filter.method
+        choice = selector_of(method).choose(evidence, plan.budget, request.filter)
+        count, budget = len(choice.positions), plan.budget
         if not (min(budget.low, budget.high) <= count <= budget.limit):
-            raise ValueError(f"{params.method} kept {count} tokens of a budget of {budget}")
+            raise ValueError(f"{method} kept {count} tokens of a budget of {budget}")
         return choice
 
-    def _evict(self, sequence: Sequence, window: WindowTap) -> None:
+    def _evict(self, sequence: Sequence, query_tap: QueryTap) -> None:
         """Keep of each layer's keys and values what its evictor chooses, packed for generation."""
-        evictor = EVICTORS[sequence.request.filter.method]
         assert sequence.span is not None
         start, capacity = sequence.span.start, sequence.max_length
         target = self._memory.kv(start, num_layers=self._model.num_layers, capacity=capacity)
         evict(
-            evictor,
-            window,
+            _evictor_of(sequence),
+            query_tap,
             self._kept_kv(sequence),
+            sequence.num_prompt,
             sequence.num_kept,
             target,
             self._model.backend,
@@ -318,6 +331,12 @@ class Runner:
             # its frames hold the request, and in a pass its tensors: not until the collector runs
             out.failures[sequence] = error.with_traceback(None)
             return None
+
+
+def _evictor_of(sequence: Sequence) -> SnapKV:
+    evictor = METHODS[sequence.request.filter.method].evictor
+    assert evictor is not None
+    return evictor
 
 
 def _adapter_of(sequence: Sequence) -> Adapter:

@@ -228,7 +228,7 @@ class Scheduler:
     def _keep(self, sequence: Sequence, kept: Ids[int]) -> None:
         """Go on with what a filter has chosen; with more than was reserved for, once that fits."""
         assert sequence.span is not None
-        assert 0 < len(kept) <= sequence.budget.limit
+        assert 0 < len(kept) <= sequence.plan.budget.limit
         sequence.chosen = kept
         sequence.num_kept = len(kept)
         sequence.ids = [sequence.request.prompt_ids[p] for p in kept]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gemserve.engine.memory import Span
-from gemserve.types import Budget, Request
+from gemserve.types import FilterPlan, Request
 
 
 class State(Enum):
@@ -22,35 +22,56 @@ class State(Enum):
 class Sequence:
     """A request and how far it has come.
 
-    `filter_layer` None: there is no filter pass. `budget`: how many tokens one may keep.
-    `num_kept`: tokens the answer is generated from; until a filter has chosen, those it keeps at
-    most, unless it finds attention diffuse.
-    `fails_open`: should its filter pass fail, all of the prompt is kept. `evicts`: the whole prompt
-    is read first, and keys and values are dropped after that. `done`: tokens of the current pass
-    (filter or prefill) already run. `ids`: what the full pass reads; a filter pass replaces them by
-    what it has chosen.
+    `num_kept`: tokens the answer is generated from; until a filter has chosen, those that its plan
+    says. `done`: tokens of the current pass (filter or prefill) already run. `ids`: what the full
+    pass reads: the prompt, or what was chosen of it.
     """
 
     request: Request
-    filter_layer: int | None
-    num_kept: int
+    plan: FilterPlan
     order: int
-    budget: Budget
-    fails_open: bool = False
-    evicts: bool = False
     state: State = State.WAITING
     done: int = 0
     open_tokens: int = 0  # of a chunk begun in an earlier step and not yet through all layers
-    ids: Ids[int] = ()
+    num_kept: int = field(init=False)
+    ids: Ids[int] = field(init=False)
     generated: list[int] = field(default_factory=list)
-    chosen: Ids[int] | None = None  # positions kept, by a filter pass or without one
+    chosen: Ids[int] | None = field(init=False)  # positions kept, by a filter pass or without one
     span: Span | None = None
     most_held: int = 0  # units of memory, at any time so far
     times_passed: int = 0  # requests behind this one that were admitted before it
 
+    def __post_init__(self) -> None:
+        prompt, chosen = self.request.prompt_ids, self.plan.chosen
+        self.num_kept, self.chosen = self.plan.num_kept, chosen
+        self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
+
+    @property
+    def filter_layer(self) -> int | None:
+        """Where its filter pass ends; None: there is none."""
+        return self.plan.layer
+
+    @property
+    def evicts(self) -> bool:
+        """Is the whole prompt read first, and are keys and values dropped after that?"""
+        return self.plan.evicts
+
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_ids)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of a pass over the whole prompt, with a question that is repeated behind it."""
+        return self.num_prompt + len(self.plan.repeated)
+
+    def read_ids(self, start: int, count: int) -> Ids[int]:
+        """Tokens start..start+count−1 of such a pass."""
+        ids = self.request.prompt_ids[start : start + count]
+        if len(ids) == count:
+            return ids
+        behind = max(0, start - self.num_prompt)
+        return [*ids, *self.plan.repeated[behind : behind + count - len(ids)]]
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -65,7 +86,7 @@ class Sequence:
     @property
     def capacity(self) -> int:
         """Tokens there is room for in the layers of the current full pass."""
-        return self.num_prompt if self.is_reading else self.max_length
+        return self.num_read if self.is_reading else self.max_length
 
     @property
     def is_reading(self) -> bool:
@@ -86,7 +107,7 @@ class Sequence:
     @property
     def pass_length(self) -> int:
         """Tokens of the current pass."""
-        return self.num_prompt if self.is_reading else self.num_kept
+        return self.num_read if self.is_reading else self.num_kept
 
     @property
     def remaining(self) -> int:
@@ -108,7 +129,7 @@ class Sequence:
             return 2 * num_layers * self.num_prompt
         if self.filter_layer is None:
             return 0
-        return self.num_prompt * (2 * self.filter_layer + 1)
+        return self.num_read * (2 * self.filter_layer + 1)
 
     def kept_units(self, num_layers: int) -> int:
         """Memory of generation: K and V of all layers."""

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from gemserve.evaluation.example import Example
 from gemserve.filtering.spans import reserve
-from gemserve.filtering.table import BLIND, EVICTORS, SELECTORS
-from gemserve.types import FILTER_METHODS, FilterMethod, FilterParams
+from gemserve.filtering.methods import METHODS
+from gemserve.types import FilterMethod, FilterParams
 
 PASSAGE_TOKENS = 64
 
@@ -64,13 +64,13 @@ OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
     "bm25": bm25,
 }
 ADAPTIVE = ("sieve:auto", "sieve:fallback")
-ARMS: tuple[str, ...] = (*FILTER_METHODS, *ADAPTIVE, *OUTSIDE)
+ARMS: tuple[str, ...] = (*METHODS, *ADAPTIVE, *OUTSIDE)
 
 
 def constants_of(arm: str) -> str:
     """What an arm's method is set to, beside what a request says."""
     method = cast(FilterMethod, arm.partition(":")[0])
-    return repr(SELECTORS.get(method) or BLIND.get(method) or EVICTORS.get(method))
+    return repr(METHODS.get(method))
 
 
 def params_of(arm: str, keep: int | float) -> FilterParams:

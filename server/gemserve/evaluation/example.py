@@ -20,7 +20,7 @@ class Example:
     `num_tokens`: the nominal length. `answers`: what the metric compares with. `gold`: half-open
     token ranges that hold the answer; empty where no part of the document can be left out.
     `depth`: where a single fact lies, 0 (start) to 1 (end). `is_one_line`: what follows the first
-    line of an answer does not count.
+    line of an answer does not count. `document`: its text, where it was made here.
     """
 
     subtask: str
@@ -35,6 +35,7 @@ class Example:
     max_tokens: int = 48
     labels: tuple[str, ...] = ()  # of a classification
     is_one_line: bool = False
+    document: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +140,7 @@ def make_example(
         depth=depth,
         metric="contains",
         max_tokens=max_tokens,
+        document=document,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from gemserve.engine.core import Core
 from gemserve.engine.eviction import evict
-from gemserve.filtering.table import EVICTORS
+from gemserve.filtering.methods import METHODS
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 
 _CHUNK = 512
@@ -26,16 +26,17 @@ def read_whole(
     """
     model, num_tokens = core.model, len(ids)
     layers, capacity = model.num_layers, num_tokens + max_tokens
-    evictor = EVICTORS["snapkv"]
+    evictor = METHODS["snapkv"].evictor
+    assert evictor is not None
     memory = model.new_memory(2 * layers * capacity)
     kv = memory.kv(0, num_layers=layers, capacity=capacity)
-    window = model.new_window(evictor.window(num_tokens), num_tokens)
+    tap = model.new_query_tap(range(layers), evictor.rows(num_tokens))
     logits: torch.Tensor | None = None
     for start in range(0, num_tokens, _CHUNK):
         chunk = ids[start : start + _CHUNK]
         is_last = start + len(chunk) == num_tokens
         logits = model.prefill_chunk(
-            chunk, start=start, kv=kv, rope_tokens=capacity, is_last=is_last, window=window
+            chunk, start=start, kv=kv, rope_tokens=capacity, is_last=is_last, query_tap=tap
         )
     assert logits is not None
     first = int(logits[0].argmax())
@@ -48,7 +49,7 @@ def read_whole(
         with torch.inference_mode():
             room = model.new_memory(2 * layers * (keep + max_tokens))
             packed = room.kv(0, num_layers=layers, capacity=keep + max_tokens)
-            evict(evictor, window, kv, keep, packed, model.backend)
+            evict(evictor, tap, kv, num_tokens, keep, packed, model.backend)
         evicted.append(_decode(core, room, packed, first, keep, num_tokens, max_tokens))
     # last: decoding writes behind the prompt's keys
     answer = _decode(core, memory, kv, first, num_tokens, num_tokens, max_tokens)

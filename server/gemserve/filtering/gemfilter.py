@@ -6,28 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from gemserve.filtering.selector import Choice, Evidence, finite
-from gemserve.types import Budget, FilterParams
+from gemserve.filtering.selector import Evidence, Selector
+from gemserve.types import FilterParams
 from gemserve_kernels import raw_scores
 
 
 @dataclass(frozen=True, slots=True)
-class GemFilter:
+class GemFilter(Selector):
     """Top-k of the pooled sum over heads of the last token's raw scores. Protects nothing."""
 
-    def window(self, num_tokens: int) -> int:
-        return 1
-
-    def scores(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
-        """Pooled scores: [tokens], float32."""
+    def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
+        layer = evidence.filter_layer
         scores = raw_scores(
-            evidence.queries[:, -1],
-            evidence.keys,
-            scale=evidence.scale,
-            softcap=evidence.softcap,
+            layer.queries[:, -1], layer.keys, scale=layer.scale, softcap=layer.softcap
         )
         return evidence.backend.pooled(scores, kind=params.pooling)
-
-    def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
-        scores = finite(self.scores(evidence, params))
-        return Choice(positions=scores.topk(budget.high).indices.sort().values)

@@ -1,46 +1,68 @@
-"""What every filter method is: evidence in, a choice of positions out."""
+"""What every filter method that looks at the prompt is: evidence in, a choice of positions out.
+
+A new method is one file with one `score`, and a line in `filtering.methods`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from gemserve.types import Budget, FilterParams, Span
 from gemserve_kernels import Backend
 
+Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
+TokenRange = tuple[int, int]  # half-open
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What the filter layer showed of one prompt.
+class LayerEvidence:
+    """One layer's queries [heads, rows, head_dim] and keys [kv_heads, read, head_dim], post-RoPE.
 
-    `queries`: [heads, window, head_dim], its last rows; `keys`: [kv_heads, tokens, head_dim], all
-    of them; both post-RoPE. `scale` and `softcap` are those of the layer's own attention;
-    `protected` and `code_blocks` are the request's. `backend`: the operations of the machine that
-    queries and keys are on.
+    `scale` and `softcap` are those of the layer's own attention.
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
     scale: float
     softcap: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a filter pass showed of one prompt of `num_tokens` tokens.
+
+    `layers`: by index, ascending; the last one is the filter layer. `rows`: the positions of their
+    queries, ascending. Keys may go on behind the prompt, with a question that was repeated there.
+    `heads`: those that find what is asked for, if the model is calibrated. `coverage_bound`: see
+    `Choice`. `protected` and `code_blocks` are the request's. `backend`: the operations of the
+    machine that queries and keys are on.
+    """
+
+    num_tokens: int
+    layers: Mapping[int, LayerEvidence]
+    rows: Sequence[int]
     backend: Backend
     protected: tuple[Span, ...]
     code_blocks: tuple[tuple[int, ...], ...] = ()
+    heads: Heads | None = None
+    coverage_bound: float = 0.0
 
     @property
-    def num_tokens(self) -> int:
-        return int(self.keys.shape[1])
+    def filter_layer(self) -> LayerEvidence:
+        return self.layers[max(self.layers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """What a method keeps. `positions`: ascending, [kept], int64.
 
-    `coverage`: the share, 0 to 1, of the most focused head's attention to the document that the
-    kept tokens get (within the budget, if it was widened); None if the method does not tell.
-    `is_diffuse`: that was too little. `has_failed`: it is everything, for want of a choice.
+    `coverage`: the share, 0 to 1, of what the question looks at in the document that the budget
+    holds; None if the method does not tell. `is_diffuse`: it was below the bound, so that more was
+    kept. `has_failed`: everything is kept, for want of a choice.
     """
 
     positions: torch.Tensor
@@ -49,23 +71,35 @@ class Choice:
     has_failed: bool = False
 
 
-def finite(scores: torch.Tensor) -> torch.Tensor:
+def check_finite(scores: torch.Tensor) -> torch.Tensor:
     """`scores` as they are. Raises `ValueError` if one is NaN or infinite."""
     if not bool(scores.isfinite().all()):
         raise ValueError("the filter layer's scores are not finite")
     return scores
 
 
-class Selector(Protocol):
-    """Chooses which of the prompt's positions to keep."""
+class Selector(ABC):
+    """Chooses which of the prompt's positions to keep, after a pass through the lower layers."""
 
-    def window(self, num_tokens: int) -> int:
-        """How many of the prompt's last queries `select` wants to see."""
-        ...
+    def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
+        """Positions of the queries that `score` wants to see, ascending; at first the last one.
+
+        `question`: what is asked. `ends_with`: whether what stands after it is to be watched, too.
+        """
+        return [num_tokens - 1]
+
+    def layers(self, filter_layer: int, heads: Heads | None) -> list[int]:
+        """The layers whose queries `score` wants to see, ascending; the last is the filter layer."""
+        return [filter_layer]
+
+    @abstractmethod
+    def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
+        """How much each of the prompt's tokens is wanted: [tokens], float32."""
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         """Positions within `budget`, whose `high` is below the number of tokens.
 
-        Raises `ValueError` if the scores are not finite.
+        Here: those with the highest scores. Raises `ValueError` if the scores are not finite.
         """
-        ...
+        scores = check_finite(self.score(evidence, params))
+        return Choice(positions=scores.topk(budget.high).indices.sort().values)

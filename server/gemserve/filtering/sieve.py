@@ -1,4 +1,4 @@
-"""Sieve: what the end of the prompt looks at, with what stands around it, and protected spans."""
+"""Sieve: what the question looks at, with what stands around it, and protected spans."""
 
 from __future__ import annotations
 
@@ -10,38 +10,64 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from gemserve.filtering.selector import Choice, Evidence, finite
+from gemserve.filtering.selector import (
+    Choice,
+    Evidence,
+    Heads,
+    LayerEvidence,
+    Selector,
+    TokenRange,
+    check_finite,
+)
 from gemserve.filtering.spans import reserve
 from gemserve.types import Budget, FilterParams
 
-_AWAKE = 0.1  # least attention away from the first token that tells anything
+_AWAKE = 0.1  # a document that gets less attention than this in all is not looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sieve:
+class Sieve(Selector):
     """A token ranks by the best score among its neighbours, in code among its lines.
 
-    `observed`: rows of the observation window, whose attention a token's score sums. `reach`:
-    neighbours on either side, so that a name or number survives whole. `lines`: tokens of code
-    lines that rank as one. `focus`: share of the coverage within reach that "auto" is content with.
-    `diffuse`: coverage below which attention is diffuse.
+    Its score is the largest attention that any row of the question and any head pays to it: of the
+    calibrated heads, or of all heads of the filter layer. `reach`: neighbours on either side, so
+    that a name or number survives whole. `lines`: tokens of code lines that rank as one. `focus`:
+    "auto" keeps no passage whose score is below this share of the best one's. `end_rows`: rows at
+    the prompt's end that look where no question was found, or beside it.
     """
 
-    observed: int = 4
     reach: int = 8
     lines: int = 32
-    focus: float = 0.98
-    diffuse: float = 0.9
+    focus: float = 0.02
+    end_rows: int = 16
 
-    def window(self, num_tokens: int) -> int:
-        return min(self.observed, num_tokens)
+    def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
+        """The question's tokens; where none was found or `ends_with`, the prompt's last ones."""
+        rows = {row for start, stop in question for row in range(start, stop)}
+        if ends_with or not rows:
+            rows.update(range(max(0, num_tokens - self.end_rows), num_tokens))
+        return sorted(rows)
+
+    def layers(self, filter_layer: int, heads: Heads | None) -> list[int]:
+        return sorted({layer for layer, _ in heads or ()} | {filter_layer})
+
+    def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
+        """[tokens]. The first token scores 0: heads that look for nothing rest there."""
+        rows = torch.tensor(evidence.rows, device=evidence.filter_layer.keys.device)
+        scores = [
+            evidence.backend.largest_attention(
+                query, key, rows, scale=layer.scale, softcap=layer.softcap
+            )
+            for layer, query, key in _looking(evidence)
+        ]
+        largest = torch.stack(scores).amax(dim=0)[: evidence.num_tokens]
+        largest[0] = 0 * largest[0]  # a NaN stays one
+        return largest
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         num_tokens = evidence.num_tokens
-        seen = evidence.backend.window_attention(
-            evidence.queries, evidence.keys, scale=evidence.scale, softcap=evidence.softcap
-        )
-        order, ranks = self.order(finite(seen.largest), evidence.code_blocks)
+        scores = check_finite(self.score(evidence, params))
+        order, ranks = self.order(scores, evidence.code_blocks)
         reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
         protected = reserved.positions
         first = torch.tensor(protected, dtype=torch.long, device=order.device)
@@ -49,15 +75,14 @@ class Sieve:
         is_free[first] = False
         order, ranks = order[is_free[order]], ranks[is_free[order]]
         within = budget.high - len(protected)
-        coverage = _coverage(seen.last, order, reserved.rest)
         # with no room for any choice, nothing was found
-        reached = round(float(coverage[within - 1]), 4) if within else 0.0
-        if params.fallback and reached < self.diffuse and budget.limit > budget.high:
+        reached = _coverage(scores, order, reserved.rest, within) if within else 0.0
+        is_trusted = reached >= evidence.coverage_bound
+        if params.fallback and not is_trusted and budget.limit > budget.high:
             ranked = torch.cat([first, order])[: budget.limit]
             return Choice(positions=ranked.sort().values, coverage=reached, is_diffuse=True)
         if within and budget.low < budget.high:
-            enough = int((coverage[:within] < self.focus * reached).sum())
-            whole = int((ranks >= ranks[enough]).sum())  # no passage is cut
+            whole = int((ranks >= self.focus * ranks[0]).sum())  # no passage is cut
             within = min(within, max(whole, budget.low))
         kept = torch.cat([first, order[:within]])
         return Choice(positions=kept.sort().values, coverage=reached)
@@ -83,17 +108,30 @@ class Sieve:
         return order, best[order]
 
 
-def _coverage(last: torch.Tensor, order: torch.Tensor, rest: Sequence[int]) -> torch.Tensor:
-    """What `rest` and the first i + 1 free tokens get of the most focused head's attention: [free].
+def _looking(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torch.Tensor]]:
+    """Layer, queries and keys of the heads that look, each group with the keys that it reads."""
+    if evidence.heads is None:
+        layer = evidence.filter_layer
+        return [(layer, layer.queries, layer.keys)]
+    looking = []
+    for index, head in evidence.heads:
+        layer = evidence.layers[index]
+        kv_head = head * layer.keys.shape[0] // layer.queries.shape[0]
+        looking.append((layer, layer.queries[head, None], layer.keys[kv_head, None]))
+    return looking
 
-    `last`: [heads, keys], one row's probabilities; `order`: the free tokens, best first; `rest`:
-    what is kept of the document without being chosen. Attention to the first token is none: there
-    heads rest that look for nothing (an attention sink), and one that rests almost entirely is not
-    asked.
+
+def _coverage(
+    scores: torch.Tensor, order: torch.Tensor, rest: Sequence[int], within: int
+) -> float:
+    """The share of the document's scores that is kept: `rest`, and the first `within` free tokens.
+
+    `order`: the free tokens, best first; `rest`: what is kept of the document without being chosen.
     """
-    awake = 1 - last[:, 0]
-    kept = last[:, list(rest)].sum(dim=1, keepdim=True) + last[:, order].cumsum(dim=1)
-    return (kept / awake.clamp_min(_AWAKE)[:, None]).amax(dim=0)
+    of_rest = scores[list(rest)].sum()
+    kept = of_rest + scores[order[:within]].sum()
+    total = of_rest + scores[order].sum()
+    return round(float(kept / total.clamp_min(_AWAKE)), 4)
 
 
 def code_groups(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gemserve.types import SNAPKV_ROWS
 from gemserve_kernels import Backend
 
 
@@ -17,11 +18,12 @@ from gemserve_kernels import Backend
 class SnapKV:
     """`observed`: rows at the prompt's end that vote, and are kept; `width`: of the pooling."""
 
-    observed: int = 32
+    observed: int = SNAPKV_ROWS
     width: int = 5
 
-    def window(self, num_tokens: int) -> int:
-        return min(self.observed, num_tokens)
+    def rows(self, num_tokens: int) -> range:
+        """Positions of the queries that `select` wants to see."""
+        return range(max(0, num_tokens - self.observed), num_tokens)
 
     def select(
         self,

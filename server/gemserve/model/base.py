@@ -47,14 +47,19 @@ def base_of(model: CausalModel) -> BaseModel:
     )
 
 
-def hash_weights(hf: Any) -> str:
-    """Tells weights apart: of 64 numbers or so of every weight, whatever their type."""
+def hash_weights(hf: Any, *, rounded: bool = False) -> str:
+    """Tells weights apart: of 64 numbers or so of every weight, whatever their type.
+
+    `rounded`: weights loaded as bfloat16 and as float32 have the same hash.
+    """
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):
         numbers = parameter.detach().flatten()
-        some = numbers[:: max(1, len(numbers) // 64)].float().cpu().numpy()
+        some = numbers[:: max(1, len(numbers) // 64)]
+        if rounded:
+            some = some.bfloat16()
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        digest.update(some.tobytes())
+        digest.update(some.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -16,16 +16,14 @@ from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory
 from gemserve.model.offload import HostLayers
+from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rope import RotaryFactory
 from gemserve.model.seam import (
     ATTENTION_NAME,
     PLAIN,
     Chunk,
-    FilterLayerReached,
-    FilterTap,
     ForwardContext,
     Group,
-    WindowTap,
     grouped,
     register,
 )
@@ -96,6 +94,11 @@ class CausalModel:
         return window if is_windowed else None
 
     @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """Of each layer: see `window_of`."""
+        return tuple(map(self.window_of, range(self.num_layers)))
+
+    @property
     def num_host_layers(self) -> int:
         """Upper layers that rest on the host between their turns."""
         return 0 if self._host is None else self.num_layers - self._host.first
@@ -141,25 +144,11 @@ class CausalModel:
         """Memory for keys and values; one unit holds one token's K or V in one layer."""
         return Memory(num_units, self.shape, self.dtype, self.device)
 
-    def new_queries(self, window: int) -> torch.Tensor:
-        """Room for a filter tap's queries: [heads, window, head_dim]."""
-        return torch.empty(
-            self.shape.num_heads,
-            window,
-            self.shape.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-    def new_window(self, window: int, num_tokens: int) -> WindowTap:
-        """Room for the last `window` queries of every layer, of a prompt of `num_tokens`."""
-        shape = self.shape
-        queries = torch.empty(
-            (shape.num_layers, shape.num_heads, window, shape.head_dim),
-            dtype=self.dtype,
-            device=self.device,
-        )
-        return WindowTap(queries=queries, num_tokens=num_tokens)
+    def new_query_tap(self, layers: Sequence[int], rows: Sequence[int]) -> QueryTap:
+        """Room for the queries of the tokens at positions `rows`, in each of `layers`."""
+        size = (len(layers), self.shape.num_heads, len(rows), self.shape.head_dim)
+        queries = torch.empty(size, dtype=self.dtype, device=self.device)
+        return QueryTap(layers=tuple(layers), rows=tuple(rows), queries=queries)
 
     @torch.inference_mode()
     def filter_chunk(
@@ -173,7 +162,7 @@ class CausalModel:
         breaks: Breaks | None = None,
     ) -> None:
         """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
-        context = self._context(Chunk(kv=kv, start=start), adapter, breaks, tap=tap)
+        context = self._context(Chunk(kv=kv, start=start), adapter, breaks, filter_tap=tap)
         decoder = self._lower_decoder(tap, adapter)
         positions = _positions(start, len(ids), adapter)
         try:
@@ -192,21 +181,21 @@ class CausalModel:
         rope_tokens: int,
         is_last: bool,
         is_scored: bool = False,
-        window: WindowTap | None = None,
+        query_tap: QueryTap | None = None,
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
     ) -> torch.Tensor | None:
         """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
 
         Those of every token, [tokens, vocab], if `is_scored`. `rope_tokens`: the sequence's final
-        length, with its adapter's positions, which fixes length-dependent rope. `window` gets the
+        length, with its adapter's positions, which fixes length-dependent rope. `query_tap` gets the
         queries it collects.
         """
         wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
         self._expect_host_layers()
         out = self._whole_model([rope_tokens], [adapter])(
             **self._inputs(ids, _positions(start, len(ids), adapter)),
-            context=self._context(Chunk(kv=kv, start=start), adapter, breaks, window=window),
+            context=self._context(Chunk(kv=kv, start=start), adapter, breaks, query_tap=query_tap),
             # an index tensor: the integer 0 would mean "all of them"
             logits_to_keep=sent(wanted, torch.long, self.device),
         )

@@ -9,7 +9,7 @@ import torch
 from gemserve.errors import ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.kv import DecodeBatch
-from gemserve.model.seam import FilterTap
+from gemserve.model.query_tap import FilterTap
 
 _TOKENS = 48
 # float32 differs by summation order alone; half precision by its 8 to 11 bits
@@ -76,7 +76,7 @@ def _filter(model: CausalModel, ids: list[int], layer: int) -> torch.Tensor:
     """The keys of `layer`."""
     lower = model.new_memory((2 * layer + 1) * _TOKENS)
     keys = lower.keys(2 * layer * _TOKENS, _TOKENS)
-    tap = FilterTap(layer=layer, keys=keys, queries=model.new_queries(1))
+    tap = FilterTap(layer=layer, keys=keys, queries=model.new_query_tap([layer], [len(ids) - 1]))
     kv = lower.kv(0, num_layers=layer, capacity=_TOKENS)
     model.filter_chunk(ids, start=0, kv=kv, tap=tap)
     return tap.keys

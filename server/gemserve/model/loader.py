@@ -27,12 +27,16 @@ BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A checked model, its tokenizer, the tokens that end an answer, and where it came from."""
+    """A checked model, its tokenizer, the tokens that end an answer, and where it came from.
+
+    `name`: what the model was called by who asked for it.
+    """
 
     model: CausalModel
     tokenizer: Any
     eos_ids: frozenset[int]
     source: str
+    name: str
 
 
 def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
@@ -70,7 +74,7 @@ def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
-    return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source)
+    return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source, name=config.model)
 
 
 def place(

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
 from gemserve.model.kv import KVSpan
+from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.transfer import sent
 from gemserve_kernels import Backend, Partial, Spans
 from gemserve_kernels.attention import reference_attention
@@ -25,69 +26,6 @@ _FEWEST_ROWS = 16  # of a block with a mask
 _FEWEST_KEYS = (
     2048  # of a piece: smaller products are slower, and would seem to call for smaller ones
 )
-
-
-class FilterLayerReached(Exception):
-    """Ends a filter pass at the filter layer, whose attention and MLP are not needed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class FilterTap:
-    """Collects, at layer `layer`, every key and the last queries of one prompt.
-
-    `keys`: [kv_heads, num_tokens, head_dim]; `queries`: [heads, window, head_dim]; both post-RoPE,
-    filled as chunks arrive in order; `window` is at most the prompt's length.
-    """
-
-    layer: int
-    keys: torch.Tensor
-    queries: torch.Tensor
-    scale: float = 1.0
-    softcap: float | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.keys.shape[1])
-
-    def record(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        start: int,
-        scale: float,
-        softcap: float | None,
-    ) -> None:
-        self.keys[:, start : start + key.shape[1]] = key
-        _record_last(self.queries, query, start, self.num_tokens)
-        self.scale, self.softcap = scale, softcap
-
-
-@dataclass(slots=True, kw_only=True)
-class WindowTap:
-    """Collects, in every layer, the last queries of one prompt of `num_tokens`.
-
-    `queries`: [layers, heads, window, head_dim], post-RoPE, filled as chunks arrive in order.
-    """
-
-    queries: torch.Tensor
-    num_tokens: int
-    scales: dict[int, float] = field(default_factory=dict)
-    softcaps: dict[int, float | None] = field(default_factory=dict)
-
-    def record(
-        self, layer: int, query: torch.Tensor, start: int, scale: float, softcap: float | None
-    ) -> None:
-        _record_last(self.queries[layer], query, start, self.num_tokens)
-        self.scales[layer], self.softcaps[layer] = scale, softcap
-
-
-def _record_last(last: torch.Tensor, query: torch.Tensor, start: int, num_tokens: int) -> None:
-    """Of the queries of tokens `start`…, store those that are among the prompt's last."""
-    stop = start + query.shape[1]
-    window_start = num_tokens - last.shape[1]
-    first = max(start, window_start)
-    if first < stop:
-        last[:, first - window_start : stop - window_start] = query[:, first - start :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +65,16 @@ def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group
 class ForwardContext:
     """One forward pass: over a chunk of one sequence, or over the newest token of each of several.
 
-    `groups`: its rows by adapter. `tap` ends a chunk's pass at its layer; `window` listens in every
-    layer. `pause` is called before every layer's attention, and within it after every `piece` pairs
+    `groups`: its rows by adapter. `query_tap` listens in its layers; `filter_tap` does, too, and
+    ends a chunk's pass at its layer. `pause` is called before every layer's attention, and within it after every `piece` pairs
     of a query and a key: there the pass may be left for a while.
     """
 
     rows: Chunk | Spans
     backend: Backend
     groups: Sequence[Group] = PLAIN
-    tap: FilterTap | None = None
-    window: WindowTap | None = None
+    query_tap: QueryTap | None = None
+    filter_tap: FilterTap | None = None
     pause: Callable[[], None] = field(default=_never)
     piece: int | None = None
 
@@ -174,17 +112,19 @@ def attention(
     layer: int = module.layer_idx
     if isinstance(context.rows, Spans):
         return _decode(context, context.rows, layer, q, k, v, options).unsqueeze(0), None
-    if context.tap is not None and layer == context.tap.layer:
-        if sliding_window is not None and sliding_window < context.tap.num_tokens:
+    start, filter_tap = context.rows.start, context.filter_tap
+    listener = context.query_tap if filter_tap is None else filter_tap.queries
+    if listener is not None:
+        listener.record(layer, q, start, options.scale, softcap)
+    if filter_tap is not None and layer == filter_tap.layer:
+        if sliding_window is not None and sliding_window < filter_tap.num_tokens:
             raise ModelError(
                 f"filter layer {layer} sees only {sliding_window} tokens: choose a layer with "
                 "full attention"
             )
-        context.tap.record(q, k, context.rows.start, options.scale, softcap)
+        filter_tap.record(k, start)
         raise FilterLayerReached
     context.pause()
-    if context.window is not None:
-        context.window.record(layer, q, context.rows.start, options.scale, softcap)
     out = _attend(context, context.rows, layer, q, k, v, options)
     return out.transpose(0, 1).unsqueeze(0), None
 

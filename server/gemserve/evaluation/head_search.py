@@ -1,0 +1,156 @@
+"""Which heads find what is asked for: recall of the needed tokens on probes, for any set of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from gemserve.filtering.selector import Evidence
+from gemserve.filtering.sieve import Sieve
+
+Head = tuple[int, int]  # (layer, head)
+# Shares of a document that a choice may hold: recall is averaged over them.
+SHARES = (1 / 16, 1 / 32)
+MOST_HEADS = 4
+_POOL = 16  # the heads that are combined are among so many best ones
+_GAIN = 0.005  # of recall, that a further head must bring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What all heads looked at in one probe.
+
+    `scores`: for each way of choosing rows, [layers, heads, tokens], float16: the largest
+    attention of a row of the question, or of the question or the prompt's end. `layers`: the index
+    of each. `document`: the positions that a choice is made from, ascending. `gold`: which of these
+    an answer needs; empty if there is no answer.
+    """
+
+    kind: str
+    layers: Sequence[int]
+    scores: dict[bool, torch.Tensor]
+    document: torch.Tensor
+    gold: torch.Tensor
+
+    def of(self, heads: Sequence[Head], ends_with: bool) -> torch.Tensor:
+        """The largest score of any of `heads`, of the document's tokens: [tokens], float32."""
+        scores = self.scores[ends_with]
+        rows = [scores[self.layers.index(layer), head] for layer, head in heads]
+        return torch.stack(rows).float().amax(dim=0)
+
+
+def watch(evidence: Evidence, kind: str, gold: Sequence[tuple[int, int]], question_rows: int) -> Observation:
+    """The observation of a prompt whose first `question_rows` rows are the question's."""
+    layers = list(evidence.layers)
+    is_free = torch.ones(evidence.num_tokens, dtype=torch.bool)
+    is_free[0] = False
+    for span in evidence.protected:
+        is_free[span.start : span.stop] = False
+    is_gold = torch.zeros(evidence.num_tokens, dtype=torch.bool)
+    for start, stop in gold:
+        is_gold[start:stop] = True
+    document = is_free.nonzero().flatten()
+    scores = {
+        ends_with: torch.stack([_heads(evidence, i, question_rows, ends_with) for i in layers])
+        for ends_with in (False, True)
+    }
+    return Observation(
+        kind=kind,
+        layers=layers,
+        scores={key: value[..., document].half() for key, value in scores.items()},
+        document=document,
+        gold=is_gold[document].nonzero().flatten(),
+    )
+
+
+def _heads(evidence: Evidence, index: int, question_rows: int, ends_with: bool) -> torch.Tensor:
+    """Every head of a layer: [heads, tokens], on the host."""
+    layer, backend = evidence.layers[index], evidence.backend
+    count = len(evidence.rows) if ends_with else question_rows
+    rows = torch.tensor(evidence.rows[:count], device=layer.keys.device)
+    num_heads, kv_heads = layer.queries.shape[0], layer.keys.shape[0]
+    return torch.stack(
+        [
+            backend.largest_attention(
+                layer.queries[head, None, :count],
+                layer.keys[head * kv_heads // num_heads, None],
+                rows,
+                scale=layer.scale,
+                softcap=layer.softcap,
+            )
+            for head in range(num_heads)
+        ]
+    ).cpu()
+
+
+def recalls(scores: torch.Tensor, seen: Observation, share: float) -> torch.Tensor:
+    """The share of the gold tokens among the best `share` of the document: [...].
+
+    `scores`: [..., tokens], of the document's tokens. They are ranked as sieve ranks them.
+    """
+    tokens = scores.shape[-1]
+    flat = scores.reshape(1, -1, tokens).float()
+    reach = Sieve().reach
+    ranks = F.max_pool1d(flat, 2 * reach + 1, stride=1, padding=reach)[0] + 1e-6 * flat[0]
+    kept = max(1, round(share * tokens))
+    border = ranks.topk(kept, dim=-1).values[:, -1:]
+    found = (ranks[:, seen.gold] >= border).float().mean(dim=-1)
+    return found.reshape(scores.shape[:-1])
+
+
+def recall_of(heads: Sequence[Head], seen: Observation, ends_with: bool) -> float:
+    """Recall of a set of heads on one probe, averaged over `SHARES`."""
+    scores = seen.of(heads, ends_with)
+    return sum(float(recalls(scores, seen, share)) for share in SHARES) / len(SHARES)
+
+
+def coverage_of(heads: Sequence[Head], seen: Observation, ends_with: bool, share: float) -> float:
+    """The share of what these heads look at that the best `share` of the document holds."""
+    scores = seen.of(heads, ends_with)
+    reach = Sieve().reach
+    ranks = F.max_pool1d(scores[None, None], 2 * reach + 1, stride=1, padding=reach).flatten()
+    kept = (ranks + 1e-6 * scores).topk(max(1, round(share * len(scores)))).indices
+    return float(scores[kept].sum() / scores.sum().clamp_min(0.1))
+
+
+def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tensor:
+    """Recall of every head alone, averaged over `SHARES`: [probes, layers, heads]."""
+    return torch.stack(
+        [
+            sum(recalls(seen.scores[ends_with], seen, share) for share in SHARES) / len(SHARES)
+            for seen in probes
+        ]
+    )
+
+
+def best_heads(
+    probes: Sequence[Observation], singles: torch.Tensor, layer: int, ends_with: bool
+) -> tuple[tuple[Head, ...], float]:
+    """The set of at most `MOST_HEADS` heads up to `layer` with the best recall, and that recall.
+
+    Grown one head at a time from the best single one. `singles`: see `single_recalls`.
+    """
+    layers = probes[0].layers
+    mean = singles.mean(dim=0)
+    pool = sorted(
+        ((index, head) for index in layers for head in range(mean.shape[1]) if index <= layer),
+        key=lambda pair: -float(mean[layers.index(pair[0]), pair[1]]),
+    )[:_POOL]
+    chosen: tuple[Head, ...] = (pool[0],)
+    best = float(mean[layers.index(pool[0][0]), pool[0][1]])
+    while len(chosen) < MOST_HEADS:
+        tried = {
+            head: sum(recall_of((*chosen, head), seen, ends_with) for seen in probes) / len(probes)
+            for head in pool
+            if head not in chosen
+        }
+        if not tried:
+            break
+        head = max(tried, key=lambda h: tried[h])
+        if tried[head] < best + _GAIN:
+            break
+        chosen, best = (*chosen, head), tried[head]
+    return tuple(sorted(chosen)), best

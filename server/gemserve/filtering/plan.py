@@ -1,0 +1,221 @@
+"""What becomes of a prompt: one place where request, server defaults and calibration meet.
+
+The API, the engine, `ask` and `eval` all ask the planner; nothing else decides how a prompt is
+filtered. A plan is made once, before the request is queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemserve.calibration import Calibration
+from gemserve.config import DEFAULT_KEEP
+from gemserve.errors import RequestError
+from gemserve.filtering.methods import METHODS, Method
+from gemserve.types import (
+    AUTO_MIN_KEEP,
+    Budget,
+    FilterMethod,
+    FilterOptions,
+    FilterParams,
+    FilterPlan,
+    FilterReason,
+    Keep,
+    Request,
+)
+
+# A question this many tokens before the prompt's end stands in front of its document. It cannot
+# see what follows it, so the filter pass reads it once more behind the prompt.
+_FAR_FROM_END = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterPlanner:
+    """Knows what a server filters with. The methods are pure: any thread may call them.
+
+    `method`, `keep`: for requests that do not say. Prompts of up to `min_tokens` are read whole.
+    `fails_open`: a prompt whose filter fails is read whole, too. `sliding_windows`: tokens that
+    each layer sees back, None for all. `longest_sequence`: tokens of prompt and completion that
+    memory and context have room for if everything is read.
+    """
+
+    method: FilterMethod
+    keep: Keep
+    min_tokens: int
+    fails_open: bool
+    calibration: Calibration
+    sliding_windows: Sequence[int | None]
+    context_tokens: int
+    longest_sequence: int
+
+    def resolve(self, options: FilterOptions) -> FilterParams:
+        """A request's options with the server's defaults filled in.
+
+        Raises `RequestError` naming the option that the method does not have, or its limit.
+        """
+        name = options.method or self.method
+        method = METHODS[name]
+        self._check_layer(options, name)
+        if options.pooling is not None and not method.has_pooling:
+            raise RequestError(
+                f"filter.pooling={options.pooling}: only method gemfilter has it, not {name}",
+                param="filter.pooling",
+            )
+        keep = self.keep if options.keep is None else options.keep
+        if options.keep is None and keep == "auto" and not method.is_adaptive and name != "none":
+            keep = DEFAULT_KEEP
+        if options.fallback and name == "none":
+            raise RequestError(
+                "filter.fallback=true: method none keeps everything", param="filter.fallback"
+            )
+        layer = self.calibration.layer if options.layer is None else options.layer
+        fallback = options.fallback
+        if fallback is None:
+            is_measured = layer == self.calibration.layer and self.calibration.is_measured
+            fallback = method.is_adaptive and (keep == "auto" or is_measured)
+        params = FilterParams(
+            method=name,
+            keep=keep,
+            fallback=fallback,
+            layer=layer,
+            pooling=options.pooling or "mean",
+            return_selection=options.return_selection,
+        )
+        check_adaptive(params)
+        return params
+
+    def generated_from(self, params: FilterParams, num_tokens: int) -> int:
+        """How many tokens of a prompt of `num_tokens` the answer is generated after."""
+        if METHODS[params.method].evictor is not None or self._why_whole(params, num_tokens):
+            return num_tokens
+        return params.kept_count(num_tokens)
+
+    def check_layer_sees(self, params: FilterParams, num_tokens: int) -> None:
+        """Raise `RequestError` if the filter layer cannot see the start of this prompt."""
+        layer = self._layer_of(params)
+        window = self.sliding_windows[layer]
+        is_filtered = METHODS[params.method].selector is not None and num_tokens > self.min_tokens
+        if is_filtered and window is not None and window < num_tokens:
+            raise RequestError(
+                f"filter.layer={layer}: this layer sees only the last {window} tokens of a "
+                f"prompt of {num_tokens}; choose another layer or filter: none",
+                param="filter.layer",
+            )
+
+    def plan(self, request: Request) -> FilterPlan:
+        """How a request will run: filtered or, with the reason, whole. Raises `RequestError`."""
+        params, num_tokens = request.filter, len(request.prompt_ids)
+        check_adaptive(params)
+        reason = self._why_whole(params, num_tokens)
+        if request.prompt_logprobs is not None and params.method != "none":
+            reason = "prompt_logprobs"
+        method = METHODS[params.method]
+        budget = self._budget(request)
+        plan = FilterPlan(
+            reason=reason,
+            num_kept=num_tokens if reason is not None else budget.high,
+            budget=budget,
+            fails_open=self.fails_open and budget.limit == num_tokens,
+        )
+        if reason is not None:
+            return plan
+        if method.selector is not None:
+            return self._with_pass(plan, request, method)
+        if method.blind is not None:
+            seed = request.sampling.seed or 0
+            chosen = method.blind.select(num_tokens, request.protected, budget.high, seed)
+            return plan.having(chosen=chosen)
+        self._check_evictable(params)
+        return plan.having(evicts=True)
+
+    def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
+        """The plan of a prompt that goes through the lower layers first."""
+        selector, found = method.selector, self.calibration
+        assert selector is not None
+        layer, num_tokens = self._layer_of(request.filter), len(request.prompt_ids)
+        is_calibrated = layer == found.layer
+        heads = found.heads if is_calibrated else None
+        repeated = self._repeated(request)
+        question = request.question
+        if repeated:
+            question = ((num_tokens, num_tokens + len(repeated)),)
+        rows = selector.rows(num_tokens + len(repeated), question, found.ends_with)
+        return plan.having(
+            layer=layer,
+            rows=tuple(rows),
+            tapped=tuple(selector.layers(layer, heads)),
+            heads=heads,
+            coverage_bound=found.coverage_bound if is_calibrated else Calibration.GUESSED_BOUND,
+            repeated=repeated,
+        )
+
+    def _repeated(self, request: Request) -> tuple[int, ...]:
+        """The tokens of a question that stands in front of its document, if there is room."""
+        num_tokens = len(request.prompt_ids)
+        if request.filter.method != "sieve" or not request.question:
+            return ()
+        if request.question[-1][1] > num_tokens - _FAR_FROM_END:
+            return ()
+        ids = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
+        has_room = num_tokens + len(ids) + request.adapter_positions <= self.context_tokens
+        return tuple(ids) if has_room else ()
+
+    def _why_whole(self, params: FilterParams, num_tokens: int) -> FilterReason | None:
+        """Why a prompt of `num_tokens` is not filtered, or None."""
+        if params.method == "none":
+            return "disabled"
+        if num_tokens <= self.min_tokens or num_tokens <= params.kept_count(num_tokens):
+            return "short_prompt"
+        return None
+
+    def _budget(self, request: Request) -> Budget:
+        """How much a filter may keep; where attention is diffuse or it fails, all that fits."""
+        params, num_tokens = request.filter, len(request.prompt_ids)
+        keep = params.kept_count(num_tokens)
+        low = AUTO_MIN_KEEP if params.keep == "auto" else keep
+        if not params.fallback and not self.fails_open:
+            return Budget(low=low, high=keep, limit=keep)
+        used = request.sampling.max_tokens + request.adapter_positions
+        limit = min(num_tokens, self.longest_sequence - used)
+        return Budget(low=low, high=keep, limit=max(keep, limit))
+
+    def _layer_of(self, params: FilterParams) -> int:
+        return self.calibration.layer if params.layer is None else params.layer
+
+    def _check_layer(self, options: FilterOptions, name: FilterMethod) -> None:
+        if options.layer is None:
+            return
+        limit = self.calibration.layer
+        if METHODS[name].selector is None:
+            raise RequestError(
+                f"filter.layer={options.layer}: only methods sieve and gemfilter have a "
+                f"filter layer, not {name}",
+                param="filter.layer",
+            )
+        if options.layer > limit:
+            raise RequestError(
+                f"filter.layer={options.layer}: must be from 0 to this server's filter layer, "
+                f"{limit}",
+                param="filter.layer",
+            )
+
+    def _check_evictable(self, params: FilterParams) -> None:
+        """Kept keys are not where a sliding window would look for them."""
+        windows = [w for w in self.sliding_windows if w]
+        if windows:
+            raise RequestError(
+                f"filter.method={params.method}: not for this model: {len(windows)} of its "
+                f"layers see only the last {min(windows)} tokens",
+                param="filter.method",
+            )
+
+
+def check_adaptive(params: FilterParams) -> None:
+    """Raise `RequestError` if the method cannot choose how much it keeps, but is to."""
+    if params.is_adaptive and not METHODS[params.method].is_adaptive and params.method != "none":
+        field = 'keep="auto"' if params.keep == "auto" else "fallback=true"
+        raise RequestError(
+            f"filter.{field}: only method sieve has it, not {params.method}",
+            param=f"filter.{field.split('=')[0]}",
+        )

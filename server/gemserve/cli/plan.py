@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         offload_layers=find_offload_layers(where.offload_layers, shape.num_layers, layer),
     )
     _print_table(rows, shape, num_tokens, kept, layer, arguments.kv_memory)
-    _print_weights(weights)
+    _print_weights(weights, str(dtype).removeprefix("torch."))
     if arguments.json:
         result = {
             "model": model.model,
@@ -94,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             "layer": layer,
             "layers": shape.num_layers,
             "kv_memory_bytes": memory,
+            "dtype": str(dtype).removeprefix("torch."),
             "weights": asdict(weights),
             "rows": [asdict(row) for row in rows],
         }
@@ -117,8 +118,8 @@ def _print_table(
         )
 
 
-def _print_weights(weights: WeightPlan) -> None:
-    parts = [f"{_mib(weights.resident)} of the model"]
+def _print_weights(weights: WeightPlan, dtype: str) -> None:
+    parts = [f"{_mib(weights.resident)} of the model in {dtype}"]
     if weights.fp8:
         parts.append(f"{_mib(weights.fp8)} of FP8 copies for the filter pass")
     if weights.places:

@@ -49,11 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     core = build_core(model, engine)
     name = server.served_model_name or model.model
     shown, backend = core.config, core.model.backend
+    dtype = str(core.model.dtype).removeprefix("torch.")
     print(
         f"gemserve: serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
-        f"tokens of context) on {core.model.device}, attention by {backend.name}, kernels in "
-        f"{backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default filter "
-        f"{shown.filter_method}, layer {shown.filter_layer}, keep {shown.filter_keep} above "
+        f"tokens of context) on {core.model.device} in {dtype}, attention by {backend.name}, "
+        f"kernels in {backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default "
+        f"filter {shown.filter_method}, layer {shown.filter_layer}, keep {shown.filter_keep} above "
         f"{shown.filter_min_tokens} tokens; KV memory {shown.kv_memory_bytes:,} bytes",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""From a name to a model ready to serve: `builtin`, a directory, or a hub id."""
+"""From a name to a model ready to serve."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from gemserve.config import ModelConfig
 from gemserve.cost import ModelShape
-from gemserve.errors import ConfigError, ModelError
+from gemserve.errors import ConfigError, GemserveError, ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
+from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
+from gemserve.model.checkpoint import open_checkpoint
 from gemserve.model.offload import HostLayers
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,25 +45,20 @@ def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
     Raises `ModelError` naming what is missing, broken or unsupported, `ConfigError` for a device
     or an attention backend that cannot be used.
     """
-    source = _resolve_source(config.model)
     device = resolve_device(config.device)
-    dtype = _DTYPES[config.dtype] if config.dtype != "auto" else _default_dtype(device)
-    with _backend_errors():  # before minutes are spent on loading
-        select_backend(device, name=config.attention_backend, dtype=dtype)
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    with _backend_errors():  # before anything is read
+        select_backend(device, name=config.attention_backend, dtype=_DTYPES.get(config.dtype))
     from transformers.utils import logging as transformers_logging
 
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
-    common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    try:
-        hf_config = AutoConfig.from_pretrained(source, **common)
-        tokenizer = AutoTokenizer.from_pretrained(source, **common)
-        weights = AutoModelForCausalLM.from_pretrained(
-            source, config=hf_config, dtype=dtype, use_safetensors=True, **common
-        )
-    except Exception as error:  # the loaders raise most of what Python has
-        raise ModelError(f"cannot load model {config.model!r}: {error}") from error
+    with _load_errors(f"cannot load model {config.model!r}"):
+        checkpoint = open_checkpoint(config)
+        dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
+        with _backend_errors():  # before minutes are spent on loading
+            select_backend(device, name=config.attention_backend, dtype=dtype)
+        tokenizer = checkpoint.load_tokenizer()
+        weights = checkpoint.load_weights(dtype)
     with _backend_errors():
         model = place(weights, device, offload_layers, config.attention_backend)
     check_servable(model)
@@ -74,7 +68,13 @@ def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
-    return Loaded(model=model, tokenizer=tokenizer, eos_ids=eos_ids, source=source, name=config.model)
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        source=checkpoint.source,
+        name=config.model,
+    )
 
 
 def place(
@@ -105,6 +105,16 @@ def _backend_errors() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
+@contextmanager
+def _load_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except GemserveError:
+        raise
+    except Exception as error:  # the loaders raise most of what Python has
+        raise ModelError(f"{what}: {error}") from error
+
+
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
     """The model's geometry and source from `config.json` alone: no weights are read."""
     model, dtype, source = model_from_config(config)
@@ -112,20 +122,19 @@ def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
 
 
 def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
-    """A model without weights, the type they would have, and its source."""
-    source = _resolve_source(config.model)
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """A model without weights, the type they would have, and its source.
 
-    try:
-        hf_config = AutoConfig.from_pretrained(
-            source, revision=config.revision, trust_remote_code=config.trust_remote_code
-        )
+    dtype "auto" is the checkpoint's own, unless a device is named: costs are often asked for where
+    the model will not run.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with _load_errors(f"cannot read the config of model {config.model!r}"):
+        checkpoint = open_checkpoint(config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(hf_config)
-    except Exception as error:  # the loaders raise most of what Python has
-        raise ModelError(f"cannot read the config of model {config.model!r}: {error}") from error
-    dtype = _DTYPES.get(config.dtype) or getattr(hf_config, "dtype", None) or torch.bfloat16
-    return model, dtype, source
+            model = AutoModelForCausalLM.from_config(checkpoint.config)
+    device = torch.device("cuda" if config.device == "auto" else config.device)
+    return model, _resolve_dtype(config.dtype, checkpoint.config, device), checkpoint.source
 
 
 def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
@@ -137,18 +146,6 @@ def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset([configured] if isinstance(configured, int) else configured)
 
 
-def _resolve_source(model: str) -> str:
-    if model == "builtin":
-        return str(BUILTIN_PATH)
-    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    path = Path(model).expanduser()
-    if path.exists() or looks_like_path:
-        if not (path / "config.json").is_file():
-            raise ModelError(f"model {model!r}: no such directory, or no config.json in it")
-        return str(path)
-    return model
-
-
 def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -157,5 +154,17 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _default_dtype(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+def _resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
+    """Of "auto": the checkpoint's own, but on a CPU float32 where bfloat16 would be slower."""
+    if name != "auto":
+        return _DTYPES[name]
+    own: torch.dtype = getattr(hf_config, "dtype", None) or torch.bfloat16
+    if device.type != "cpu" or (own == torch.bfloat16 and _is_bfloat16_fast()):
+        return own
+    return torch.float32
+
+
+def _is_bfloat16_fast() -> bool:
+    # AVX-512's bfloat16 instructions alone are not enough: matrix products with them took almost
+    # twice as long as in float32
+    return bool(torch.cpu._is_amx_tile_supported())

@@ -1,0 +1,88 @@
+"""What a model's name stands for: a directory or hub id in transformers' layout, or a GGUF file."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from gemserve.config import ModelConfig
+from gemserve.errors import ModelError
+from gemserve.model import gguf
+from gemserve.model.gguf_file import GgufFile, read_gguf
+from gemserve.model.gguf_tokenizer import load_tokenizer
+
+BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
+
+
+class Checkpoint(Protocol):
+    """`source`: a path or a hub id. `config`: of transformers; its `dtype` is the checkpoint's."""
+
+    source: str
+    config: Any
+
+    def load_tokenizer(self) -> Any: ...
+
+    def load_weights(self, dtype: torch.dtype) -> Any:
+        """A transformers model on the host, all of whose weights have `dtype`."""
+
+
+def open_checkpoint(config: ModelConfig) -> Checkpoint:
+    """Read the config, not the weights. Raises `ModelError`, or what transformers raises."""
+    path = gguf.find_gguf(config.model)
+    return HubCheckpoint(config) if path is None else GgufCheckpoint(read_gguf(path))
+
+
+class GgufCheckpoint:
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self.source = str(file.path)
+        self.config: Any = gguf.load_config(file)
+
+    def load_tokenizer(self) -> Any:
+        return load_tokenizer(self._file)
+
+    def load_weights(self, dtype: torch.dtype) -> Any:
+        return gguf.load_weights(self._file, self.config, dtype)
+
+
+class HubCheckpoint:
+    """A directory or a hub id, read by transformers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        from transformers import AutoConfig
+
+        self.source = _resolve_source(config.model)
+        self._options = {
+            "revision": config.revision,
+            "trust_remote_code": config.trust_remote_code,
+        }
+        self.config: Any = AutoConfig.from_pretrained(self.source, **self._options)
+
+    def load_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.source, **self._options)
+
+    def load_weights(self, dtype: torch.dtype) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(
+            self.source, config=self.config, dtype=dtype, use_safetensors=True, **self._options
+        )
+
+
+def _resolve_source(model: str) -> str:
+    if model == "builtin":
+        return str(BUILTIN_PATH)
+    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    path = Path(model).expanduser()
+    if path.exists() or looks_like_path:
+        if not (path / "config.json").is_file():
+            raise ModelError(
+                f"model {model!r}: no such directory, or neither config.json nor a GGUF file in it"
+            )
+        return str(path)
+    return model

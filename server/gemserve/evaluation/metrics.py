@@ -1,7 +1,7 @@
 """How an answer is scored against what a right one says: 0 (wrong) to 1 (right).
 
-Of several right answers the one that fits best counts. All but `items` are LongBench's metrics;
-their scores can be held against published ones.
+Of several right answers the one that fits best counts; `items` and `contains` expect all of them.
+The others are LongBench's metrics, and their scores can be held against published ones.
 """
 
 from __future__ import annotations
@@ -30,6 +30,25 @@ def items(text: str, example: Example) -> float:
     """1 if the answer lists exactly the expected items, in whatever order, and nothing else."""
     given = text.strip().removesuffix(".").split(",")
     return float(sorted(item.strip() for item in given) == sorted(example.answers))
+
+
+def contains(text: str, example: Example) -> float:
+    """1 if every expected answer occurs in the text, as RULER counts.
+
+    Case does not count, nor how white space is laid out. A number does not occur in a longer one.
+    """
+    folded = _fold(text)
+    return float(all(_occurs(_fold(answer), folded) for answer in example.answers))
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _occurs(answer: str, text: str) -> bool:
+    before = r"(?<!\d)(?<!\d\.)" if answer[:1].isdigit() else ""
+    after = r"(?!\.?\d)" if answer[-1:].isdigit() else ""
+    return re.search(before + re.escape(answer) + after, text) is not None
 
 
 def f1(text: str, example: Example) -> float:
@@ -116,6 +135,7 @@ def code_similarity(text: str, example: Example) -> float:
 
 METRICS: dict[str, Callable[[str, Example], float]] = {
     "items": items,
+    "contains": contains,
     "f1": f1,
     "rouge_l": rouge_l,
     "classification": classification,

@@ -146,6 +146,32 @@ def test_items_are_all_expected() -> None:
     assert score("items", "a", "a", "b") == 0
 
 
+CONTAINS = [
+    ("The code for the lantern is 48213.", ("48213",), 1),
+    ("It is 148213.", ("48213",), 0),
+    ("It is 482130", ("48213",), 0),
+    ("It is 48213.5", ("48213",), 0),
+    ("It is 0.48213", ("48213",), 0),
+    ("since version 3.9, or 3.10", ("3.1",), 0),
+    ("since version 3.9.", ("3.9",), 1),
+    ("returns -1.", ("-1",), 1),
+    ("returns -10", ("-1",), 0),
+    ("the GNU\n  c library", ("GNU C Library",), 1),
+    ("a, then b", ("b", "a"), 1),
+    ("a", ("a", "b"), 0),
+    ("", ("a",), 0),
+    ("what (x|y)*?", ("(X|Y)*",), 1),
+]
+
+
+@pytest.mark.parametrize(("text", "answers", "expected"), CONTAINS)
+def test_every_answer_stands_in_a_sentence(
+    text: str, answers: tuple[str, ...], expected: int
+) -> None:
+    """A right answer in a whole sentence counts; a number within another one does not."""
+    assert score("contains", text, *answers) == expected
+
+
 def test_only_the_first_line_counts_where_that_is_said() -> None:
     text = "\n\nParis\nQuestion: and then?"
     assert score("f1", text, "Paris", is_one_line=True) == 1

@@ -16,7 +16,7 @@ from typing import Any
 from gemserve.engine.core import Core
 from gemserve.engine.prompt import Prompt, text_prompt
 from gemserve.errors import ConfigError
-from gemserve.evaluation.example import Draw, Example, question_prompt
+from gemserve.evaluation.example import Draw, Example, find_spans, question_prompt
 from gemserve.evaluation.metrics import PACKAGES, find_numbers
 from gemserve.evaluation.records import Record
 from gemserve.evaluation.score import Outcome
@@ -28,6 +28,7 @@ class Case:
 
     The prompt is `document`, then `task`: through the chat template with a blank line between, or
     exactly so if not `is_chat`. `question` is the part of the task that passages are ranked by.
+    `gold`: passages of the document that hold the answer, in order; empty if that is not known.
     """
 
     document: str
@@ -37,6 +38,7 @@ class Case:
     metric: str
     max_tokens: int
     labels: tuple[str, ...] = ()
+    gold: tuple[str, ...] = ()
     is_chat: bool = True
     is_one_line: bool = False
 
@@ -44,6 +46,14 @@ class Case:
         if self.is_chat:
             return question_prompt(tokenizer, self.document, self.task)
         return text_prompt(tokenizer, self.document + self.task)
+
+    def find_gold(self, prompt: Prompt) -> tuple[tuple[int, int], ...]:
+        """Token ranges of `gold`. Raises `ValueError` if the template changes the document."""
+        if not self.gold:
+            return ()
+        # what the template says before the document may hold the same words
+        document = prompt.text.index(self.document.strip())
+        return find_spans(prompt, self.gold, document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +70,24 @@ class CaseFile:
         return replace(self, cases=dict(islice(self.cases.items(), count)))
 
     def make(self, tokenizer: Any, draw: Draw) -> Example:
-        """The example at line `draw.index`."""
+        """The example at line `draw.index`. Raises `ConfigError` if its gold cannot be found."""
         case = self.cases[draw.index]
+        prompt = case.prompt(tokenizer)
+        try:
+            gold = case.find_gold(prompt)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.path}, line {draw.index}: gold: the model's chat template changes the "
+                "context, so that its passages cannot be found in the prompt"
+            ) from error
         return Example(
             subtask=self.subtask,
             num_tokens=draw.num_tokens,
             index=draw.index,
-            prompt=case.prompt(tokenizer),
+            prompt=prompt,
             question=case.question,
             answers=case.answers,
+            gold=gold,
             metric=case.metric,
             max_tokens=case.max_tokens,
             labels=case.labels,
@@ -127,6 +146,17 @@ def check_packages(files: Iterable[CaseFile]) -> None:
             raise ConfigError(
                 f"metric={metric}: needs {package}, as in pip install 'gemserve[eval]'"
             )
+
+
+def check_gold(files: Iterable[CaseFile]) -> None:
+    """Raise `ConfigError` for the first line that does not say where its answer is."""
+    for file in files:
+        for line, case in file.cases.items():
+            if not case.gold:
+                raise ConfigError(
+                    f"methods=oracle: {file.path}, line {line} does not say where in its context "
+                    "the answer is; it has no gold"
+                )
 
 
 def pool_lengths(outcomes: Sequence[Outcome]) -> list[Outcome]:

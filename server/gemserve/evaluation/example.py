@@ -152,14 +152,19 @@ def question_prompt(tokenizer: Any, document: str, question: str) -> Prompt:
     return chat_prompt(tokenizer, [{"role": "user", "content": content}])
 
 
-def find_spans(prompt: Prompt, passages: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Token ranges of passages that stand in the prompt in this order. Raises `ValueError`."""
+def find_spans(
+    prompt: Prompt, passages: Sequence[str], start: int = 0
+) -> tuple[tuple[int, int], ...]:
+    """Token ranges of passages that stand in the prompt in this order, from character `start` on.
+
+    Raises `ValueError` if one of them does not.
+    """
     if not passages:
         return ()
     starts = [low for low, _ in prompt.offsets]
     ends = [high for _, high in prompt.offsets]
     spans: list[tuple[int, int]] = []
-    at = 0
+    at = start
     for passage in passages:
         at = prompt.text.index(passage, at)
         stop = at + len(passage)

@@ -2,8 +2,10 @@
 
     {"context": "…", "question": "…", "answers": ["…", "…"]}
 
-Of several answers the best match counts; under `metric` "items" all of them are expected.
-`metric` and `max_tokens` may be given too.
+Of several answers the best match counts; under `metric` "items" and "contains" all of them are
+expected. `metric` and `max_tokens` may be given too, and `gold`: the passage of the context that
+holds the answer, or a list of passages. Where a passage stands more than once, the first place
+counts.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemserve.errors import ConfigError
+from gemserve.errors import ConfigError, shown
 from gemserve.evaluation.cases import Case, CaseFile, read_answers
 from gemserve.evaluation.records import Record, read_records
 
-METRIC_NAMES = ("f1", "rouge_l", "items", "number", "code_similarity")
+METRIC_NAMES = ("f1", "rouge_l", "items", "number", "code_similarity", "contains")
 MAX_TOKENS = 128
-_FIELDS = ("context", "question", "answers", "metric", "max_tokens")
+_FIELDS = ("context", "question", "answers", "metric", "max_tokens", "gold")
 
 
 def read_files(data: Path, subtasks: Sequence[str] | None) -> list[CaseFile]:
@@ -41,14 +43,38 @@ def read_case(record: Record) -> Case:
     answers = read_answers(record, metric)
     if not all(answer.strip() for answer in answers):
         raise record.error("answers", "must not be blank")
+    context = record.text("context")
     return Case(
-        document=record.text("context"),
+        document=context,
         task=question,
         question=question,
         answers=answers,
         metric=metric,
         max_tokens=_max_tokens(record),
+        gold=_gold(record, context),
     )
+
+
+def _gold(record: Record, context: str) -> tuple[str, ...]:
+    """The passages in the order they stand in the context, without white space around them."""
+    if "gold" not in record.fields:
+        return ()
+    is_list = isinstance(record.fields["gold"], list)
+    given = record.texts("gold") if is_list else (record.text("gold"),)
+    passages = [passage.strip() for passage in given]
+    if not all(passages):
+        raise record.error("gold", "must not be blank")
+    for passage in passages:
+        if passage not in context:
+            raise record.error("gold", f"{shown(passage)} does not occur in the context")
+    passages.sort(key=context.index)
+    at = 0
+    for passage in passages:
+        at = context.find(passage, at)
+        if at < 0:
+            raise record.error("gold", f"{shown(passage)} overlaps with another passage")
+        at += len(passage)
+    return tuple(passages)
 
 
 def _metric(record: Record) -> str:

@@ -1,153 +1,331 @@
-"""Which layer should filter: every layer chooses on probes, and the model answers from its choice.
+"""Which layer and heads of a model find what is asked for, measured on probes.
 
-One reading of a probe shows what each layer would keep; the answers from what it kept are short
-passes. So all layers together cost a few readings, not one each.
+Every probe is read once, and every head of every layer is scored by what it would keep. The layer
+is the earliest one up to which some heads find as much as any do; probes of other wording, names
+and numbers then confirm it by the model's answers, and give the bound below which a choice is not
+trusted.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.example import Draw, Example, Maker
-from gemserve.evaluation.metrics import METRICS
+from gemserve.evaluation.answers import answer_all
+from gemserve.evaluation.head_search import (
+    SHARES,
+    Head,
+    Observation,
+    best_heads,
+    coverage_of,
+    recall_of,
+    single_recalls,
+    watch,
+)
+from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.observe import observe
-from gemserve.evaluation.score import generate, recall
-from gemserve.filtering.table import SELECTORS
-from gemserve.types import Budget, FilterParams
+from gemserve.evaluation.probes import Probe, draw_probes
+from gemserve.filtering.sieve import Sieve
 
 # A layer this close to the best, or by one probe, is as good; the earliest is the fastest.
-TOLERANCE = 0.01
-# Below this share of right answers a model cannot be judged by them, only by what was kept.
-ANSWERING = 0.2
+TOLERANCE = 0.02
+# A kind of probe of which no head finds this much says nothing about this model.
+FINDABLE = 0.5
+# Nothing is trusted that does not find this much of the kinds that can be found.
+LEAST_RECALL = 0.7
+CANDIDATES = 3
+# The bound may call so many of the found ones untrusted.
+_FALSE_ALARMS = 0.05
+_TRUST_SHARE = SHARES[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
-    """One layer as the filter layer, averaged over the probes.
-
-    `score`: right answers from what it kept; `recall`: share of the needed tokens kept; `distance`:
-    tokens from a needed one to the nearest kept; `work`: floating-point operations up to the first
-    token, as a share of reading everything.
+    """The best heads up to one layer. `recall`: of the needed tokens, averaged over the probes and
+    over a sixteenth and a thirty-second kept; `own_recall`: of this layer's best single head;
+    `work`: floating-point operations up to the first token, as a share of reading everything.
+    `score`: right answers from what the heads keep; None: not tried.
     """
 
     layer: int
-    score: float
+    heads: tuple[Head, ...]
+    ends_with: bool
     recall: float
-    distance: float
+    own_recall: float
     work: float
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """`layers`: those that see every probe whole; `full_score`: answers from the whole prompt."""
+class Trust:
+    """How well coverage tells found from missed, on probes that did not set the bound.
 
-    filter_layer: int
-    full_score: float
-    num_probes: int
+    Shares of choices that are not trusted: of facts that were found (false alarms), of questions
+    whose answer the document does not have, and of questions about all of its text.
+    """
+
+    bound: float
+    found: float
+    absent: float
+    diffuse: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a calibration came to. `full_score`: answers from the whole prompts, if tried."""
+
     layers: tuple[LayerResult, ...]
+    chosen: LayerResult
+    trust: Trust
+    kinds: tuple[str, ...]
+    num_probes: int
+    full_score: float | None
+    confirmed_recall: float
+
+    def as_json(self) -> dict[str, Any]:
+        """What `calibration.json` holds of it."""
+        return {
+            "filter_layer": self.chosen.layer,
+            "heads": [list(head) for head in self.chosen.heads],
+            "ends_with": self.chosen.ends_with,
+            "coverage_bound": self.trust.bound,
+            "probes": {
+                "kinds": list(self.kinds),
+                "count": self.num_probes,
+                "recall": self.chosen.recall,
+                "confirmed_recall": self.confirmed_recall,
+                "score": self.chosen.score,
+                "full_score": self.full_score,
+                "untrusted": asdict(self.trust),
+            },
+            "layers": [asdict(row) for row in self.layers],
+        }
 
 
-def calibrate(
-    core: Core,
-    makers: Sequence[Maker],
-    draws: Sequence[Draw],
-    keep: int | float,
-    progress: Callable[[], None],
-) -> Calibration:
-    """Try every layer with sieve on one probe for each maker and draw."""
-    full: list[float] = []
-    tried: dict[int, list[tuple[float, float, float, float]]] = {}
-    for maker in makers:
-        for draw in draws:
-            example = maker(core.tokenizer, draw)
-            full.append(_score(core, example, example.prompt.ids))
-            for layer, result in _try_layers(core, example, keep).items():
-                tried.setdefault(layer, []).append(result)
-            progress()
-    layers = [
-        LayerResult(
-            layer=layer,
-            score=_mean([r[0] for r in results]),
-            recall=_mean([r[1] for r in results]),
-            distance=_mean([r[2] for r in results]),
-            work=_mean([r[3] for r in results]),
-        )
-        for layer, results in tried.items()
-        if len(results) == len(full)
-    ]
-    return Calibration(
-        filter_layer=choose_layer(layers, max(TOLERANCE, 1.5 / len(full))),
-        full_score=_mean(full),
-        num_probes=len(full),
-        layers=tuple(layers),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much a calibration reads: lengths of its probes, and how many of each kind.
+
+    `confirms`: probes of each kind that confirm the best layers by answers; 0: by recall alone.
+    """
+
+    lengths: tuple[int, ...] = (1024, 2048)
+    samples: int = 3
+    confirms: int = 2
+    seed: int = 0
+
+
+SHORT = Effort(lengths=(1024,), samples=2, confirms=0)
+Progress = Callable[[str], None]
+
+
+def calibrate(core: Core, effort: Effort, progress: Progress) -> Found:
+    """Choose layer, heads and rows, and the bound of coverage.
+
+    `progress` is told of every prompt that was read. Raises `ConfigError` where probes do not tell
+    the layers apart.
+    """
+    lengths, samples = effort.lengths, effort.samples
+    probes = draw_probes(core.tokenizer, "calibration", lengths, samples, effort.seed)
+    seen = [_observe(core, probe, progress) for probe in probes]
+    kinds = _findable(seen)
+    asked = [asked for asked, _, _ in seen if asked.kind in kinds]
+    layers = _search(core, asked, lengths)
+    check_found(layers, len(asked))
+    candidates = _candidates(layers, len(asked))
+    count = effort.confirms or 1
+    others = draw_probes(core.tokenizer, "confirmation", lengths[-1:], count, effort.seed)
+    others = [probe for probe in others if probe.kind in kinds]
+    other_seen = [_observe(core, probe, progress) for probe in others]
+    full_score = None
+    if effort.confirms:
+        candidates, full_score = _confirm(core, candidates, others, other_seen)
+    chosen = _earliest(candidates, len(others))
+    known = {row.layer: row for row in candidates}
+    confirmed = [recall_of(chosen.heads, a, chosen.ends_with) for a, _, _ in other_seen]
+    return Found(
+        layers=tuple(known.get(row.layer, row) for row in layers),
+        chosen=chosen,
+        trust=_trust(chosen, [s for s in seen if s[0].kind in kinds], other_seen),
+        kinds=kinds,
+        num_probes=len(asked),
+        full_score=full_score,
+        confirmed_recall=_mean(confirmed),
     )
 
 
-def choose_layer(layers: Sequence[LayerResult], tolerance: float) -> int:
-    """The earliest layer about as good as the best: by answers, or by recall if there are none."""
-    values = _worth(layers)
-    best = max(values.values())
-    return min(layer for layer, value in values.items() if value >= best - tolerance)
-
-
-def check_found(found: Calibration) -> None:
+def check_found(layers: Sequence[LayerResult], num_probes: int) -> None:
     """Raise `ConfigError` if the probes do not tell layers apart."""
-    advice = "nothing was written; other lengths, more samples or a larger keep may tell"
-    best = max(row.score for row in found.layers)
-    if best < ANSWERING <= found.full_score:
+    advice = "nothing was written; other lengths or more samples may tell"
+    if num_probes == 0 or not layers:
+        raise ConfigError(f"no head of this model finds any kind of probe: {advice}")
+    best = max(row.recall for row in layers)
+    if best < LEAST_RECALL:
         raise ConfigError(
-            f"whole probes score {found.full_score:.2f}, but no layer's choice more than "
-            f"{best:.2f}: {advice}"
+            f"the best heads find {best:.2f} of what is asked for, less than {LEAST_RECALL}: "
+            f"{advice}"
         )
-    values = _worth(found.layers).values()
-    if len(values) > 1 and max(values) == min(values):
-        raise ConfigError(f"all layers do equally well, {max(values):.2f}: {advice}")
+    own = [row.own_recall for row in layers]
+    if len(own) > 1 and max(own) == min(own):
+        raise ConfigError(f"all layers do equally well, {max(own):.2f}: {advice}")
 
 
-def _worth(layers: Sequence[LayerResult]) -> dict[int, float]:
-    is_answering = max(r.score for r in layers) >= ANSWERING
-    return {r.layer: r.score if is_answering else r.recall for r in layers}
+Triple = tuple[Observation, Observation, Observation]  # of one probe's three questions
 
 
-def _try_layers(
-    core: Core, example: Example, keep: int | float
-) -> dict[int, tuple[float, float, float, float]]:
-    """Score, recall, distance and work of each layer on one probe."""
-    ids, num_tokens = example.prompt.ids, len(example.prompt.ids)
-    params = FilterParams(method="sieve", keep=keep)
-    count = min(num_tokens - 1, params.kept_count(num_tokens))
-    budget = Budget(low=count, high=count, limit=count)
-    selector, shape = SELECTORS["sieve"], core.model.shape
-    whole = shape.prompt_flops("none", num_tokens, count, 0)
-    gold = [p for start, stop in example.gold for p in range(start, stop)]
-    results: dict[int, tuple[float, float, float, float]] = {}
-    observed = observe(core, example.prompt, selector.window(num_tokens))
-    for layer, evidence in observed.items():
-        kept = selector.choose(evidence, budget, params).positions.tolist()
-        found = recall(example.gold, [(p, p + 1) for p in kept])
-        results[layer] = (
-            _score(core, example, [ids[p] for p in kept]),
-            1.0 if found is None else found,
-            _mean([_distance(p, kept) for p in gold]) if gold else 0.0,
-            shape.prompt_flops("sieve", num_tokens, count, layer) / whole,
+def _observe(core: Core, probe: Probe, progress: Progress) -> Triple:
+    """What every head looks at, for the three questions of a probe."""
+    selector = Sieve()
+    questions = [len(selector.rows(len(p.ids), p.question, False)) for p in probe.prompts]
+    rows = []
+    for prompt in probe.prompts:
+        asked = selector.rows(len(prompt.ids), prompt.question, False)
+        rows.append([*asked, *range(asked[-1] + 1, len(prompt.ids))])
+    golds = (probe.example.gold, (), ())
+    seen = []
+    for evidence, gold, count in zip(observe(core, probe.prompts, rows), golds, questions, strict=True):
+        seen.append(watch(evidence, probe.kind, gold, count))
+    progress(f"{probe.kind} probe of {len(probe.example.prompt.ids)} tokens")
+    asked_for, absent, diffuse = seen
+    return asked_for, absent, diffuse
+
+
+def _findable(seen: Sequence[Triple]) -> tuple[str, ...]:
+    """The kinds of probes that some head finds: a small model may not know all of them."""
+    found = []
+    for kind in dict.fromkeys(asked.kind for asked, _, _ in seen):
+        own = [asked for asked, _, _ in seen if asked.kind == kind]
+        best = max(float(single_recalls(own, e).mean(dim=0).amax()) for e in (False, True))
+        if best >= FINDABLE:
+            found.append(kind)
+    return tuple(found)
+
+
+def _search(core: Core, asked: Sequence[Observation], lengths: Sequence[int]) -> list[LayerResult]:
+    """The best heads and rows up to each layer. Where rows do as well, the question's alone."""
+    if not asked:
+        return []
+    singles = {ends_with: single_recalls(asked, ends_with) for ends_with in (False, True)}
+    shape, length = core.model.shape, max(lengths)
+    keep = length // 16
+    whole = shape.prompt_flops("none", length, keep, 0)
+    layers: list[LayerResult] = []
+    for position, layer in enumerate(asked[0].layers):
+        tried = {e: best_heads(asked, singles[e], layer, e) for e in (False, True)}
+        ends_with = tried[True][1] > tried[False][1] + TOLERANCE
+        heads, recall = tried[ends_with]
+        layers.append(
+            LayerResult(
+                layer=layer,
+                heads=heads,
+                ends_with=ends_with,
+                recall=round(recall, 4),
+                own_recall=round(float(singles[ends_with].mean(dim=0)[position].amax()), 4),
+                work=round(shape.prompt_flops("sieve", length, keep, layer) / whole, 4),
+            )
         )
-    return results
+    return layers
 
 
-def _score(core: Core, example: Example, ids: Sequence[int]) -> float:
-    text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
-    return METRICS[example.metric](text, example)
+def _candidates(layers: Sequence[LayerResult], num_probes: int) -> list[LayerResult]:
+    """The earliest layers that are about as good as the best, and bring a head of their own."""
+    best = max(row.recall for row in layers)
+    close = [
+        row
+        for row in layers
+        if row.recall >= best - max(TOLERANCE, 1.5 / num_probes)
+        and any(layer == row.layer for layer, _ in row.heads)
+    ]
+    return close[:CANDIDATES]
 
 
-def _distance(position: int, kept: Sequence[int]) -> float:
-    """To the nearest of ascending positions."""
-    after = bisect_left(kept, position)
-    return min(abs(position - p) for p in kept[max(0, after - 1) : after + 1])
+def _confirm(
+    core: Core,
+    candidates: Sequence[LayerResult],
+    probes: Sequence[Probe],
+    seen: Sequence[Triple],
+) -> tuple[list[LayerResult], float]:
+    """The candidates with their scores: answers from what each keeps of probes of other wording.
+
+    And the score of answers from the whole prompts.
+    """
+    examples = [probe.example for probe in probes]
+    tries = [
+        [_kept_ids(probe, asked, row) for probe, (asked, _, _) in zip(probes, seen, strict=True)]
+        for row in candidates
+    ]
+    tries.append([list(example.prompt.ids) for example in examples])
+    texts = answer_all(core, [ids for tried in tries for ids in tried], examples[0].max_tokens)
+    scores = []
+    for start in range(0, len(texts), len(examples)):
+        own = texts[start : start + len(examples)]
+        scores.append(_mean([score_answer(t, e) for t, e in zip(own, examples, strict=True)]))
+    confirmed = [
+        LayerResult(**{**_fields(row), "score": score})
+        for row, score in zip(candidates, scores[:-1], strict=True)
+    ]
+    return confirmed, scores[-1]
+
+
+def _kept_ids(probe: Probe, asked: Observation, row: LayerResult) -> list[int]:
+    """The tokens of a probe that these heads keep at a sixteenth, with all that is protected."""
+    scores = asked.of(row.heads, row.ends_with)
+    order, _ = Sieve().order(scores, ())
+    count = max(1, round(_TRUST_SHARE * len(scores)))
+    chosen = set(asked.document[order[:count]].tolist())
+    document = set(asked.document.tolist())
+    ids = probe.example.prompt.ids
+    return [token for p, token in enumerate(ids) if p in chosen or p not in document]
+
+
+def _earliest(candidates: Sequence[LayerResult], num_probes: int) -> LayerResult:
+    """The earliest candidate whose answers are about as good as the best one's."""
+    scores = [row.score for row in candidates if row.score is not None]
+    if not scores or max(scores) == 0:
+        return candidates[0]
+    least = max(scores) - 1.5 / num_probes
+    return next(row for row in candidates if row.score is not None and row.score >= least)
+
+
+def _trust(row: LayerResult, seen: Sequence[Triple], others: Sequence[Triple]) -> Trust:
+    """Set the bound on some probes and judge it on others."""
+
+    def coverages(triples: Sequence[Triple], which: int) -> list[float]:
+        return [coverage_of(row.heads, t[which], row.ends_with, _TRUST_SHARE) for t in triples]
+
+    def found(triples: Sequence[Triple]) -> list[Triple]:
+        return [t for t in triples if recall_of(row.heads, t[0], row.ends_with) >= 0.8]
+
+    good = coverages(found(seen), 0)
+    bad = [*coverages(seen, 1), *coverages(seen, 2)]
+    bound = choose_bound(good, bad)
+    judged = found(others)
+    return Trust(
+        bound=bound,
+        found=_mean([float(c < bound) for c in coverages(judged, 0)]),
+        absent=_mean([float(c < bound) for c in coverages(others, 1)]),
+        diffuse=_mean([float(c < bound) for c in coverages(others, 2)]),
+    )
+
+
+def choose_bound(good: Sequence[float], bad: Sequence[float]) -> float:
+    """The bound that tells bad choices from good ones best, among those with few false alarms."""
+    most = _FALSE_ALARMS * len(good)
+    allowed = [b for b in (0.0, *sorted(good), *sorted(bad)) if sum(g < b for g in good) <= most]
+
+    def gain(bound: float) -> float:
+        missed = sum(b < bound for b in bad) / max(1, len(bad))
+        return missed - sum(g < bound for g in good) / max(1, len(good))
+
+    return round(max(allowed, key=gain), 4)
+
+
+def _fields(row: LayerResult) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in LayerResult.__slots__}
 
 
 def _mean(values: Sequence[float]) -> float:
-    return round(sum(values) / len(values), 4)
+    return round(sum(values) / len(values), 4) if values else 0.0

@@ -1,0 +1,31 @@
+"""Greedy answers to many prompts of token ids, decoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gemserve.engine.core import Core
+from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
+
+
+def answer_all(core: Core, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:
+    """What the model answers to each prompt, read whole; all of them share the engine's steps."""
+    assert core.is_idle
+    jobs: dict[Any, int] = {}
+    texts = ["" for _ in prompts]
+    for index, ids in enumerate(prompts):
+        request = Request(
+            request_id=f"answer-{index}",
+            prompt_ids=ids,
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            filter=FilterParams(method="none", keep=16),
+        )
+        jobs[core.add(request)] = index
+    while not core.is_idle:
+        for job, event in core.step():
+            if isinstance(event, TextDelta):
+                texts[jobs[job]] += event.text
+            elif isinstance(event, Finished):
+                assert event.error is None, event.error
+    return texts

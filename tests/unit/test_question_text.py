@@ -55,6 +55,19 @@ def assert_sound(prompt: Prompt) -> None:
         (f"{DOCUMENT}\n\n{ASKED}\n\nThanks!\n\nAnn", [ASKED, "Thanks!", "Ann"]),
         (f"{DOCUMENT}\n\n{ASKED}\n\nAnswer in one word.", [ASKED, "Answer in one word."]),
         (f"{DOCUMENT}\n{ASKED}\nAnswer in one word.", [f"{ASKED}\nAnswer in one word."]),
+        (
+            f"{DOCUMENT}\n\n{ASKED}\n\nBe short, name the page.\n\nThank you very much!",
+            [ASKED, "Be short, name the page.", "Thank you very much!"],
+        ),
+        (
+            f"{DOCUMENT}\n\nAnswer:\n1. {ASKED}\n2. Who paints it?\n3. Where is it?",
+            [f"1. {ASKED}\n2. Who paints it?\n3. Where is it?"],
+        ),
+        (f"{DOCUMENT}\nQuestion: {ASKED} Answer: In the year of", [ASKED]),
+        (
+            f"{ASKED}\n\n{DOCUMENT}\n\n“Why?”\n\nHe left at noon.",
+            [ASKED, "“Why?”", "He left at noon."],
+        ),
         (f"{DOCUMENT}\n\nList the bridges.", ["List the bridges."]),
         (f"{DOCUMENT}\n\nwhat is the violin worth", ["what is the violin worth"]),
         (f"{DOCUMENT}\n\n小提琴在哪里？", ["小提琴在哪里？"]),

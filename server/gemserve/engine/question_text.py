@@ -3,11 +3,11 @@
 A short text is a question as a whole. A longer one is a document with a question at one of its
 ends, and these rules find it:
 
-1. After a label: what follows the last "Question:", if it is short and no answer follows it.
+1. After a label: what follows the last "Question:", up to an "Answer:", if it is short.
 2. At the end: the last paragraph, past paragraphs of a word or two ("Answer:", "Thanks!") and past
-   closed blocks of code. If it has no question mark, the paragraph before it belongs to it where
-   that one ends in a question mark, or where it asks nothing itself and both are short. Of several
-   lines, those from the last one that ends in a question mark.
+   closed blocks of code. If it has no question mark, it belongs to one before it that ends in a
+   question mark, with all between them, if these are short; if it asks nothing itself, the one
+   before belongs to it. Of several lines, those from the last ones that end in question marks.
 3. At the end of a paragraph that is a document itself: its last question or request, or else as
    many of its last sentences as are short.
 4. In front: the first paragraph or its first line, past a greeting, if it is short and asks.
@@ -82,7 +82,7 @@ def find_question(text: str, count_tokens: CountTokens, *, is_plain: bool = Fals
     finder = _Finder(text, whole, count_tokens)
     if finder.is_short(whole):
         labelled = finder.labelled() if is_plain else None
-        return [labelled or whole]
+        return [whole] if labelled is None else labelled.ranges
     after = finder.at_end()
     front = None if after.asks is _Asks.SURELY else finder.in_front()
     if front is None:
@@ -98,23 +98,28 @@ class _Finder:
     whole: Range
     count_tokens: CountTokens
 
-    def labelled(self) -> Range | None:
-        """What follows the last "Question:", if it is short enough and no answer follows it."""
+    def labelled(self) -> _Found | None:
+        """What follows the last "Question:", up to an answer, if it is short enough."""
         start, end = _without_tail(self.text, self.whole)
         start = max(start, end - _WINDOW)
         labels = list(LABEL.finditer(self.text[start:end]))
         if not labels:
             return None
         asked = stripped(self.text, start + labels[-1].end(), end)
-        if asked[0] == asked[1] or ANSWER_LABEL.search(self.at(asked)):
+        if self.count_tokens(*asked) > LONGEST_QUESTION:
             return None
-        return asked if self.count_tokens(*asked) <= LONGEST_QUESTION else None
+        answer = ANSWER_LABEL.search(self.at(asked))  # it is begun, or a document's own
+        if answer:
+            asked = stripped(self.text, asked[0], asked[0] + answer.start())
+        if asked[0] == asked[1]:
+            return None
+        return _Found(self._parts(asked), _Asks.MAYBE if answer else _Asks.SURELY)
 
     def at_end(self) -> _Found:
         """What the text's end asks, or else what it ends in."""
         labelled = self.labelled()
         if labelled is not None:
-            return _Found(self._parts(labelled), _Asks.SURELY)
+            return labelled
         paragraphs = self._last_paragraphs()
         passed = list(takewhile(lambda place: is_tiny(self.at(place)), paragraphs))
         if len(passed) == len(paragraphs):
@@ -130,9 +135,11 @@ class _Finder:
         lines = self._last_lines(last)
         if lines is not None:
             return _Found([*lines.ranges, *passed], lines.asks)
-        asked = [last, *others[:1]] if others and self._is_one(others[0], last) else [last]
-        asks = max(asks_of(self.at(place)) for place in asked)
-        asked[1:1] = passed
+        asks = asks_of(self.at(last))
+        before = self._before(last, others)
+        if before and not asks:
+            asks = min(_Asks.MAYBE, asks_of(self.at(before[-1])))
+        asked = [last, *passed, *before]
         if sum(self.count_tokens(*place) for place in asked) > MAX_QUESTION_TOKENS:
             asked = [part for place in asked for part in self._parts(place)]
         return _Found(asked, asks)
@@ -175,14 +182,21 @@ class _Finder:
             end = low
         return found[:_MOST_PARAGRAPHS] or [self.whole]
 
-    def _is_one(self, before: Range, last: Range) -> bool:
-        """Do these paragraphs make one question?"""
-        said, both = self.at(last), self.count_tokens(*before) + self.count_tokens(*last)
-        if MARK.search(said):
-            return False
-        if MARK_AT_END.search(self.at(before)):
-            return both <= LONGEST_QUESTION
-        return not asks_of(said) and both <= MAX_QUESTION_TOKENS
+    def _before(self, last: Range, others: list[Range]) -> list[Range]:
+        """The paragraphs before the last one that make one question with it."""
+        if MARK.search(self.at(last)):
+            return []
+        total = self.count_tokens(*last)
+        for index, place in enumerate(others):
+            total += self.count_tokens(*place)
+            limit = LONGEST_QUESTION if index == 0 else MAX_QUESTION_TOKENS
+            if MARK_AT_END.search(self.at(place)) and total <= limit:
+                return others[: index + 1]
+            if total > MAX_QUESTION_TOKENS:
+                break
+        both = sum(self.count_tokens(*place) for place in (last, *others[:1]))
+        is_part = not asks_of(self.at(last)) and both <= MAX_QUESTION_TOKENS
+        return others[:1] if is_part else []
 
     def _last_lines(self, paragraph: Range) -> _Found | None:
         """Of several lines, those from the last one that asks, if they are short."""
@@ -192,7 +206,10 @@ class _Finder:
             goes_on = self.text[paragraph[0] : line[0]].rstrip()[-1:] not in tuple(".!?:;")
             is_wrapped = goes_on and self.text[line[0]].islower()
             if MARK_AT_END.search(self.at(line)) and not is_wrapped:
-                return _Found([(line[0], paragraph[1])], _Asks.SURELY)
+                asks = _Asks.SURELY if line == lines[-1] else _Asks.MAYBE
+                earlier = reversed(short[: short.index(line)])
+                asked = [line, *takewhile(lambda p: MARK_AT_END.search(self.at(p)), earlier)]
+                return _Found([(asked[-1][0], paragraph[1])], asks)
         if short and not self.is_short(paragraph) and asks_of(self.at(lines[-1])):
             return _Found([lines[-1]], _Asks.MAYBE)
         return None

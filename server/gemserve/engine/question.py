@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
 from gemserve.engine.control_tokens import Spelled, control_ids
-from gemserve.engine.question_text import Range, find_question
+from gemserve.engine.question_text import find_question
+from gemserve.engine.question_words import Range
 from gemserve.filtering.spans import LONGEST_QUESTION
 from gemserve.types import MAX_QUESTION_TOKENS, Priority, Span
 
+_NEAR_AN_END = 8192  # tokens at either end of a text, more than are looked at
 _NUM_DECODED = LONGEST_QUESTION + 128  # of a prompt of token ids
 # what stands beside control tokens in a chat that was rendered before it was sent
 _ROLE = re.compile(r"(?:system|developer|user|assistant|model|tool|ipython)[ \t]*(?=[\r\n]|$)")
+_SHORTEST_FOUND = 12  # characters of a message that the template does not have by chance
 Ranges = tuple[tuple[int, int], ...]  # of tokens, half-open, ascending, not overlapping
 
 
@@ -56,16 +59,24 @@ def chat_question(
 ) -> Ranges:
     """What the last user turn asks, whatever follows it. `places`: see `prompt.find_messages`."""
     users = [place for place in places if messages[place[0]]["role"] == "user"]
-    if not users:
+    if users:
+        _, low, high = max(users)
+        return _find(text, low, high, encoding)
+    if places or not messages or messages[-1]["role"] != "user":
         return ()
-    _, low, high = max(users)
-    return _find(text, low, high, encoding)
+    said = messages[-1]["content"].strip()  # a template that repeats messages, or changes them
+    low = text.rfind(said) if len(said) >= _SHORTEST_FOUND else -1
+    return () if low < 0 else _find(text, low, low + len(said), encoding)
 
 
 def text_question(tokenizer: Any, text: str, encoding: Any) -> Ranges:
     """What a plain prompt asks. Control tokens in it are taken for ends of paragraphs."""
-    text = _without_control(tokenizer, text, encoding)
-    return _find(text, 0, len(text), encoding, is_plain=True)
+    control = control_ids(tokenizer)
+    ids = encoding.ids
+    ends = {*range(min(_NEAR_AN_END, len(ids))), *range(max(0, len(ids) - _NEAR_AN_END), len(ids))}
+    omitted = {index for index in ends if ids[index] in control}
+    text = _without_control(text, encoding, sorted(omitted))
+    return _find(text, 0, len(text), encoding, is_plain=True, omitted=omitted)
 
 
 def ids_question(tokenizer: Any, ids: Sequence[int]) -> Ranges:
@@ -98,8 +109,16 @@ def _overlap(span: Span, question: Ranges) -> tuple[int, int]:
     return max(span.start, question[0][0]), min(span.stop, question[-1][1])
 
 
-def _find(text: str, low: int, high: int, encoding: Any, *, is_plain: bool = False) -> Ranges:
-    """The tokens of text[low:high] that ask, at most `MAX_QUESTION_TOKENS`."""
+def _find(
+    text: str,
+    low: int,
+    high: int,
+    encoding: Any,
+    *,
+    is_plain: bool = False,
+    omitted: Collection[int] = (),
+) -> Ranges:
+    """The tokens of text[low:high] that ask, at most `MAX_QUESTION_TOKENS`; none of `omitted`."""
     tokens = _Tokens(encoding, len(text))
 
     def count_tokens(start: int, stop: int) -> int:
@@ -111,19 +130,17 @@ def _find(text: str, low: int, high: int, encoding: Any, *, is_plain: bool = Fal
         for index in reversed(range(*tokens.range(low + start, low + stop))):
             first, end = tokens.chars(index)
             is_outside = (text[first:low] + text[high:end]).strip() != ""
-            if len(chosen) < MAX_QUESTION_TOKENS and not is_outside:
+            if len(chosen) < MAX_QUESTION_TOKENS and not is_outside and index not in omitted:
                 chosen.add(index)
     return _ranges(sorted(chosen))
 
 
-def _without_control(tokenizer: Any, text: str, encoding: Any) -> str:
+def _without_control(text: str, encoding: Any, control: Sequence[int]) -> str:
     """`text` with line ends for each control token and each role beside one; it stays as long."""
-    control = control_ids(tokenizer)
     tokens = _Tokens(encoding, len(text))
-    found = [tokens.chars(i) for i, token in enumerate(encoding.ids) if token in control]
     pieces: list[str] = []
     at = 0
-    for low, high in found:
+    for low, high in map(tokens.chars, control):
         pieces += [_without_role(text[at:low], after_control=at > 0), "\n" * (high - low)]
         at = high
     return "".join([*pieces, _without_role(text[at:], after_control=at > 0)])

@@ -8,6 +8,7 @@ confirmed on the second and measured on the third, in filler of another source.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -32,6 +33,12 @@ FILLERS: dict[VocabularyName, Callable[[], tuple[str, ...]]] = {
     "confirmation": stdlib_sentences,
     "evaluation": topics_sentences,
 }
+# How questions begin: small models need to be told where to look. Every third is asked plainly.
+LEADS: dict[VocabularyName, tuple[str, ...]] = {
+    "calibration": ("According to the document, ", "Judging by the document, ", ""),
+    "confirmation": ("According to the passage, ", "In this passage, ", ""),
+    "evaluation": ("According to the text, ", "Going by the text, ", ""),
+}
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DISTRACTORS = 3  # facts of the same form beside those asked for
 SEVERAL = 2  # facts asked for at once
@@ -51,6 +58,7 @@ def natural_maker(
         relations = [r for r in VOCABULARIES[vocabulary] if kind in (r.kind, "several")]
         count = SEVERAL if kind == "several" else 1
         problem, others = draw_facts(rng, rng.choice(relations), count, DISTRACTORS)
+        problem = replace(problem, question=_lead(rng.choice(LEADS[vocabulary]), problem.question))
         depth = (draw.index % draw.samples + rng.random()) / draw.samples
         return hide(
             tokenizer,
@@ -82,7 +90,7 @@ def draw_facts(
     form = rng.choice(relation.questions)
     asked = rng.sample(range(count), count)
     questions = [form.format(s=subjects[i]).removesuffix("?") for i in asked]
-    rest = [f"and {question[0].lower()}{question[1:]}" for question in questions[1:]]
+    rest = [_lead("and ", question) for question in questions[1:]]
     problem = Problem(
         kind="natural",
         statements=tuple(facts[:count]),
@@ -91,6 +99,10 @@ def draw_facts(
         gold=tuple(range(count)),
     )
     return problem, facts[count:]
+
+
+def _lead(words: str, question: str) -> str:
+    return f"{words}{question[0].lower()}{question[1:]}" if words else question
 
 
 def natural(tokenizer: Any, draw: Draw) -> Example:

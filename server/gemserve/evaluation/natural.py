@@ -46,7 +46,11 @@ _MAX_TOKENS = 64
 
 
 def natural_maker(
-    vocabulary: VocabularyName, kind: NaturalKind, *, is_question_first: bool = False
+    vocabulary: VocabularyName,
+    kind: NaturalKind,
+    *,
+    subtask: str = "natural",
+    is_question_first: bool = False,
 ) -> Maker:
     """Draws examples of one kind: one fact of that kind, or of any kind `SEVERAL` in one question.
 
@@ -62,7 +66,7 @@ def natural_maker(
         depth = (draw.index % draw.samples + rng.random()) / draw.samples
         return hide(
             tokenizer,
-            "natural_several" if kind == "several" else "natural",
+            subtask,
             draw,
             rng,
             problem,
@@ -112,4 +116,15 @@ def natural(tokenizer: Any, draw: Draw) -> Example:
 
 def natural_several(tokenizer: Any, draw: Draw) -> Example:
     """Several natural facts of one relation, asked for in one question."""
-    return natural_maker("evaluation", "several")(tokenizer, draw)
+    return natural_maker("evaluation", "several", subtask="natural_several")(tokenizer, draw)
+
+
+def question_first(tokenizer: Any, draw: Draw) -> Example:
+    """As `natural`, but the question stands before the document, and nothing after it."""
+    make = natural_maker(
+        "evaluation",
+        KINDS[draw.index % len(KINDS)],
+        subtask="question_first",
+        is_question_first=True,
+    )
+    return make(tokenizer, draw)

@@ -68,7 +68,9 @@ class ModelShape:
         if method == "gemfilter":
             return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
         row = 2.0 * self.num_heads * self.head_dim * num_tokens
-        return row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * MAX_QUESTION_TOKENS
+        return (
+            row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * MAX_QUESTION_TOKENS
+        )
 
     def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
         """Everything up to the first token's logits, the second pass included."""

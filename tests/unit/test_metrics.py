@@ -57,6 +57,34 @@ def test_f1_is_of_words_without_case_punctuation_and_articles(
     assert score("f1", text, *answers) == pytest.approx(expected)
 
 
+CONTAINS = [
+    ("The code for the lantern is 48213.", ("48213",), 1.0),
+    ("48213", ("482",), 0.0),  # not within a longer number
+    ("1482", ("482",), 0.0),
+    ("4.82", ("82",), 0.0),
+    ("1,482 and 482,100", ("482",), 0.0),
+    ("at 17:40:30", ("7:40",), 0.0),
+    ("at 7:405", ("7:40",), 0.0),
+    ("at 7:40.", ("7:40",), 1.0),
+    ("$482, or 12.", ("482",), 1.0),
+    ("12, 482, 7", ("482", "7"), 1.0),
+    ("12,4821,7", ("4821",), 1.0),  # a list, no thousands
+    ("12, 482", ("482", "7"), 0.0),  # all of them are expected
+    ("In the BOAT\n  house", ("boat house",), 1.0),
+    ("the boathouses", ("boathouse",), 0.0),
+    ("its (rusty) cables", ("(rusty)",), 1.0),
+    ("a.c", ("abc",), 0.0),
+    ("", ("x",), 0.0),
+]
+
+
+@pytest.mark.parametrize(("text", "answers", "expected"), CONTAINS)
+def test_contains_finds_whole_answers_anywhere(
+    text: str, answers: tuple[str, ...], expected: float
+) -> None:
+    assert score("contains", text, *answers) == expected
+
+
 ROUGE = [
     ("the cat sat", "the cat sat", 1.0),
     ("the cat sat", "the dog sat", 2 / 3),

@@ -28,7 +28,14 @@ from gemserve.engine.tools import Tool
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.plan import FilterPlanner
-from gemserve.types import FilterOptions, FilterParams, Grammar, LoadedAdapter, Request, SamplingParams
+from gemserve.types import (
+    FilterOptions,
+    FilterParams,
+    Grammar,
+    LoadedAdapter,
+    Request,
+    SamplingParams,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096

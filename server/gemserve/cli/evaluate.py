@@ -35,6 +35,7 @@ READ_TASKS = ("jsonl", "longbench")
 GOLD_TASKS = ("jsonl",)  # those of them whose files can say where an answer is
 _LENGTHS = "1024,4096"
 _SAMPLES = "20"
+_METRICS = {"contains": "contains", "exact": "items"}  # their names in evaluation.metrics
 
 
 def add_command(commands: Any) -> None:
@@ -47,6 +48,13 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--methods", default="none,gemfilter,sieve", help="default: %(default)s")
     parser.add_argument("--subtasks", help="default: single for needle, all for the others")
+    parser.add_argument(
+        "--metric",
+        choices=tuple(_METRICS),
+        help="of generated prompts: contains (the default) counts an answer as right if it has all "
+        "that is expected in it, whatever else it says; exact only if it is what is expected and "
+        "nothing else",
+    )
     parser.add_argument("--lengths", help=f"in tokens, of generated prompts (default: {_LENGTHS})")
     parser.add_argument("--keep", default="512", help="count or fraction (default: %(default)s)")
     parser.add_argument(
@@ -149,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _generated(arguments: argparse.Namespace) -> MakeBatches:
     """Check the options of a task that makes its examples; the lengths once a model is there."""
-    from gemserve.evaluation.example import Draw
+    from gemserve.evaluation.example import Draw, with_metric
     from gemserve.evaluation.table import DEFAULT_SUBTASKS, TASKS
 
     task = arguments.task
@@ -164,6 +172,8 @@ def _generated(arguments: argparse.Namespace) -> MakeBatches:
     for name in names:
         if name not in available:
             raise ConfigError(f"subtasks={name}: must be among {', '.join(available)}")
+    metric = _METRICS[arguments.metric or "contains"]
+    makers = {name: with_metric(available[name], metric) for name in names}
 
     def make_batches(core: Core) -> list[Batch]:
         limit = core.config.max_prompt_tokens
@@ -176,7 +186,7 @@ def _generated(arguments: argparse.Namespace) -> MakeBatches:
             for length, count in zip(lengths, samples, strict=True)
             for index in range(count)
         ]
-        return [Batch({name: available[name] for name in names}, draws)]
+        return [Batch(makers, draws, {"metric": metric})]
 
     return make_batches
 
@@ -193,6 +203,8 @@ def _read_files(arguments: argparse.Namespace, methods: list[str]) -> MakeBatche
         raise ConfigError(
             f"lengths={arguments.lengths}: the prompts of {task} have the lengths they have"
         )
+    if arguments.metric is not None:
+        raise ConfigError(f"metric={arguments.metric}: {task} has a metric of its own")
     if "oracle" in methods and task not in GOLD_TASKS:
         raise ConfigError(f"methods=oracle: {task} does not say where in a prompt its answer is")
     given = arguments.samples

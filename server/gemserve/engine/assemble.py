@@ -41,9 +41,7 @@ def load_for(model: ModelConfig, engine: EngineConfig) -> Loaded:
     return load(model, _offload_layers(model, engine, device))
 
 
-def assemble(
-    loaded: Loaded, engine: EngineConfig, calibration: Calibration | None = None
-) -> Core:
+def assemble(loaded: Loaded, engine: EngineConfig, calibration: Calibration | None = None) -> Core:
     """An engine core over a loaded model. `calibration` None: what is found, or a guess."""
     causal = loaded.model
     if calibration is None:
@@ -79,9 +77,7 @@ def calibration_for(loaded: Loaded, engine: EngineConfig) -> Calibration:
     found = None
     path = calibration_path(loaded, engine)
     if path is not None:
-        found = read_calibration(
-            path, num_layers=model.num_layers, num_heads=model.shape.num_heads
-        )
+        found = read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)
     return choose_calibration(
         engine.filter_layer,
         found,

@@ -186,7 +186,9 @@ def _observe(core: Core, probe: Probe, progress: Progress) -> Triple:
         rows.append([*asked, *range(asked[-1] + 1, len(prompt.ids))])
     golds = (probe.example.gold, (), ())
     seen = []
-    for evidence, gold, count in zip(observe(core, probe.prompts, rows), golds, questions, strict=True):
+    for evidence, gold, count in zip(
+        observe(core, probe.prompts, rows), golds, questions, strict=True
+    ):
         seen.append(watch(evidence, probe.kind, gold, count))
     progress(f"{probe.kind} probe of {len(probe.example.prompt.ids)} tokens")
     asked_for, absent, diffuse = seen

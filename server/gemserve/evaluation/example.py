@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -31,7 +31,7 @@ class Example:
     answers: tuple[str, ...]
     gold: tuple[tuple[int, int], ...] = ()
     depth: float | None = None
-    metric: str = "items"
+    metric: str = "contains"
     max_tokens: int = 48
     labels: tuple[str, ...] = ()  # of a classification
     is_one_line: bool = False
@@ -59,6 +59,12 @@ class Draw:
 # Draws one example of a subtask with a model's tokenizer.
 Maker = Callable[[Any, Draw], Example]
 Subtasks = Mapping[str, Maker]
+
+
+def with_metric(maker: Maker, metric: str) -> Maker:
+    """Examples that are scored by another metric."""
+    return lambda tokenizer, draw: replace(maker(tokenizer, draw), metric=metric)
+
 
 _OVERHEAD = 32  # tokens left for the template
 _BATCH = 64  # sentences encoded at once

@@ -42,7 +42,9 @@ class Observation:
         return torch.stack(rows).float().amax(dim=0)
 
 
-def watch(evidence: Evidence, kind: str, gold: Sequence[tuple[int, int]], question_rows: int) -> Observation:
+def watch(
+    evidence: Evidence, kind: str, gold: Sequence[tuple[int, int]], question_rows: int
+) -> Observation:
     """The observation of a prompt whose first `question_rows` rows are the question's."""
     layers = list(evidence.layers)
     is_free = torch.ones(evidence.num_tokens, dtype=torch.bool)

@@ -8,6 +8,7 @@ confirmed on the second and measured on the third, in filler of another source.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -32,6 +33,12 @@ FILLERS: dict[VocabularyName, Callable[[], tuple[str, ...]]] = {
     "confirmation": stdlib_sentences,
     "evaluation": topics_sentences,
 }
+# How questions begin: small models need to be told where to look. Every third is asked plainly.
+LEADS: dict[VocabularyName, tuple[str, ...]] = {
+    "calibration": ("According to the document, ", "Judging by the document, ", ""),
+    "confirmation": ("According to the passage, ", "In this passage, ", ""),
+    "evaluation": ("According to the text, ", "Going by the text, ", ""),
+}
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DISTRACTORS = 3  # facts of the same form beside those asked for
 SEVERAL = 2  # facts asked for at once
@@ -39,7 +46,11 @@ _MAX_TOKENS = 64
 
 
 def natural_maker(
-    vocabulary: VocabularyName, kind: NaturalKind, *, is_question_first: bool = False
+    vocabulary: VocabularyName,
+    kind: NaturalKind,
+    *,
+    subtask: str = "natural",
+    is_question_first: bool = False,
 ) -> Maker:
     """Draws examples of one kind: one fact of that kind, or of any kind `SEVERAL` in one question.
 
@@ -51,10 +62,11 @@ def natural_maker(
         relations = [r for r in VOCABULARIES[vocabulary] if kind in (r.kind, "several")]
         count = SEVERAL if kind == "several" else 1
         problem, others = draw_facts(rng, rng.choice(relations), count, DISTRACTORS)
+        problem = replace(problem, question=_lead(rng.choice(LEADS[vocabulary]), problem.question))
         depth = (draw.index % draw.samples + rng.random()) / draw.samples
         return hide(
             tokenizer,
-            "natural_several" if kind == "several" else "natural",
+            subtask,
             draw,
             rng,
             problem,
@@ -82,7 +94,7 @@ def draw_facts(
     form = rng.choice(relation.questions)
     asked = rng.sample(range(count), count)
     questions = [form.format(s=subjects[i]).removesuffix("?") for i in asked]
-    rest = [f"and {question[0].lower()}{question[1:]}" for question in questions[1:]]
+    rest = [_lead("and ", question) for question in questions[1:]]
     problem = Problem(
         kind="natural",
         statements=tuple(facts[:count]),
@@ -93,6 +105,10 @@ def draw_facts(
     return problem, facts[count:]
 
 
+def _lead(words: str, question: str) -> str:
+    return f"{words}{question[0].lower()}{question[1:]}" if words else question
+
+
 def natural(tokenizer: Any, draw: Draw) -> Example:
     """One natural fact; places, persons, numbers and clauses take turns."""
     return natural_maker("evaluation", KINDS[draw.index % len(KINDS)])(tokenizer, draw)
@@ -100,4 +116,15 @@ def natural(tokenizer: Any, draw: Draw) -> Example:
 
 def natural_several(tokenizer: Any, draw: Draw) -> Example:
     """Several natural facts of one relation, asked for in one question."""
-    return natural_maker("evaluation", "several")(tokenizer, draw)
+    return natural_maker("evaluation", "several", subtask="natural_several")(tokenizer, draw)
+
+
+def question_first(tokenizer: Any, draw: Draw) -> Example:
+    """As `natural`, but the question stands before the document, and nothing after it."""
+    make = natural_maker(
+        "evaluation",
+        KINDS[draw.index % len(KINDS)],
+        subtask="question_first",
+        is_question_first=True,
+    )
+    return make(tokenizer, draw)

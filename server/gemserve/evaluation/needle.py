@@ -1,10 +1,16 @@
-"""`needle`: facts in filler of a given length. `single` walks its fact through all depths."""
+"""`needle`: facts in filler of a given length. `single` walks its fact through all depths.
+
+The first four are the forms that the built-in model was taught; the others are for real models.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gemserve.evaluation.code import code
 from gemserve.evaluation.example import Draw, Example, Subtasks, hide
+from gemserve.evaluation.inference import associative, chain
+from gemserve.evaluation.natural import natural, natural_several, question_first
 from gemserve.evaluation.problems import ProblemMaker
 
 DISTRACTORS = 7  # facts beside the one asked for, in `multikey`
@@ -44,4 +50,10 @@ SUBTASKS: Subtasks = {
     "multikey": multikey,
     "multivalue": multivalue,
     "multiquery": multiquery,
+    "natural": natural,
+    "natural_several": natural_several,
+    "question_first": question_first,
+    "associative": associative,
+    "chain": chain,
+    "code": code,
 }

@@ -106,7 +106,7 @@ _PERSONS: Vocabulary = (
         ),
         questions=(
             "Who repaired the roof of the {s}?",
-            "By whom was the roof of the {s} repaired?",
+            "Who was it that repaired the roof of the {s}?",
         ),
     ),
     Relation(
@@ -232,8 +232,8 @@ _CLAUSES: Vocabulary = (
         ),
         statements=(
             "The {s} was cancelled because the {v}.",
-            "Because the {v}, the {s} was cancelled at the last minute.",
-            "The {s} had to be cancelled, as the {v}.",
+            "At the last minute the {s} was cancelled because the {v}.",
+            "To everyone's regret the {s} was cancelled because the {v}.",
         ),
         questions=(
             "Why was the {s} cancelled?",
@@ -276,7 +276,7 @@ _CLAUSES: Vocabulary = (
             "In the newspaper the {s} was praised for its {v}.",
             "Visitors praised the {s} because of its {v}.",
         ),
-        questions=("What was the {s} praised for?", "For what did people praise the {s}?"),
+        questions=("What was the {s} praised for?", "What did people praise about the {s}?"),
     ),
 )
 

@@ -59,7 +59,7 @@ _PLACES: Vocabulary = (
             "Two workers carried the {s} into the {v} and installed it there.",
             "According to the plan, the {s} was to be installed in the {v}.",
         ),
-        questions=("Where was the {s} installed?", "Into which room did the {s} go?"),
+        questions=("Where was the {s} installed?", "In which room was the {s} installed?"),
     ),
     Relation(
         kind="place",
@@ -218,8 +218,8 @@ _CLAUSES: Vocabulary = (
         ),
         statements=(
             "The {s} was moved to Monday because the {v}.",
-            "Since the {v}, the {s} was moved to Monday.",
-            "They moved the {s} to Monday for the reason that the {v}.",
+            "In the end the {s} was moved to Monday because the {v}.",
+            "They moved the {s} to Monday because the {v}.",
         ),
         questions=(
             "Why was the {s} moved to Monday?",

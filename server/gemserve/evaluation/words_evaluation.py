@@ -98,15 +98,15 @@ _PERSONS: Vocabulary = (
         ),
         values=_PEOPLE,
         statements=(
-            "The keys of the {s} were handed to {v}.",
-            "On the first day of May the keys of the {s} were handed to {v}.",
-            "After a short speech they handed {v} the keys of the {s}.",
-            "It is {v} who received the keys of the {s}.",
+            "The {s} is managed by {v}.",
+            "Since the first day of May, {v} has managed the {s}.",
+            "It is {v} who manages the {s}, and has the keys of it.",
+            "The keys were handed over, and the {s} is now managed by {v}.",
         ),
         questions=(
-            "Who received the keys of the {s}?",
-            "To whom were the keys of the {s} handed?",
-            "Who was given the keys of the {s}?",
+            "Who manages the {s}?",
+            "Who is the manager of the {s}?",
+            "Which person manages the {s}?",
         ),
     ),
     Relation(
@@ -143,16 +143,16 @@ _PERSONS: Vocabulary = (
     Relation(
         kind="person",
         subjects=split(
-            "missing statue, gas leak, forged cheque, burst pipe, fallen tree, lost ferry ticket, "
-            "broken signal, escaped python, oil spill"
+            "missing statue, lost suitcase, forged cheque, wounded heron, old sword, "
+            "blue notebook, stolen bicycle, escaped snake, silver medal"
         ),
         values=_PEOPLE,
         statements=(
-            "The {s} was reported to the police by {v}.",
-            "The first to report the {s} was {v}, a neighbour.",
-            "Shortly after midnight {v} telephoned to report the {s}.",
+            "The {s} was found by {v}.",
+            "In the end the {s} was found by {v}, a neighbour.",
+            "Shortly after midnight {v} found the {s} under a bench.",
         ),
-        questions=("Who reported the {s}?", "By whom was the {s} reported?"),
+        questions=("Who found the {s}?", "Which person found the {s}?"),
     ),
 )
 
@@ -167,12 +167,12 @@ _FIGURES: Vocabulary = (
         statements=(
             "The ferry to {s} leaves at {v}.",
             "If the sea is calm, the ferry to {s} leaves at {v}.",
-            "The harbour master confirmed that the ferry to {s} sails at {v}.",
+            "The harbour master confirmed that the ferry to {s} leaves at {v}.",
             "At {v} the ferry to {s} leaves from the eastern quay.",
         ),
         questions=(
             "When does the ferry to {s} leave?",
-            "At what time does the ferry to {s} sail?",
+            "At what time does the ferry to {s} leave?",
             "What time does the ferry to {s} leave?",
         ),
     ),
@@ -186,7 +186,7 @@ _FIGURES: Vocabulary = (
         statements=(
             "The {s} weighs {v} kilograms.",
             "On the scales the {s} was found to weigh {v} kilograms.",
-            "With its {v} kilograms, the {s} was hard to move.",
+            "No fewer than four men carried the {s}, which weighs {v} kilograms.",
         ),
         questions=(
             "How much does the {s} weigh?",
@@ -208,7 +208,7 @@ _FIGURES: Vocabulary = (
         ),
         questions=(
             "How many copies of the {s} were printed?",
-            "What number of copies of the {s} was printed?",
+            "How many copies were printed of the {s}?",
         ),
     ),
     Relation(
@@ -219,13 +219,13 @@ _FIGURES: Vocabulary = (
         ),
         values=_NUMBERS.between(35, 700),
         statements=(
-            "A season ticket for the {s} is sold for {v} crowns.",
-            "Families pay {v} crowns for a season ticket for the {s}.",
-            "The season ticket for the {s} went up to {v} crowns.",
+            "A ticket for the {s} costs {v} crowns.",
+            "This season a ticket for the {s} costs {v} crowns.",
+            "Families complain that a ticket for the {s} costs {v} crowns.",
         ),
         questions=(
-            "How many crowns is a season ticket for the {s}?",
-            "What do you pay for a season ticket for the {s}?",
+            "How much does a ticket for the {s} cost?",
+            "How many crowns does a ticket for the {s} cost?",
         ),
     ),
 )
@@ -238,14 +238,14 @@ _CLAUSES: Vocabulary = (
             "market hall, swimming pool, cathedral crypt"
         ),
         values=split(
-            "cables had rusted, roof had caved in, foundations had cracked, "
-            "windows had been smashed, floor had rotted, walls had become damp, "
-            "wooden beams had split, pipes had frozen, drains were blocked"
+            "cables had rusted, roof was leaking, walls were damp, windows were broken, "
+            "floor was rotten, pipes were frozen, stairs were too steep, doors did not shut, "
+            "drains were blocked"
         ),
         statements=(
             "The {s} was closed because its {v}.",
-            "Because its {v}, the {s} was closed for the season.",
-            "The inspectors closed the {s} when they saw that its {v}.",
+            "In October the {s} was closed because its {v}.",
+            "The inspectors say that the {s} was closed because its {v}.",
         ),
         questions=(
             "Why was the {s} closed?",
@@ -272,7 +272,7 @@ _CLAUSES: Vocabulary = (
         questions=(
             "How do you open the {s}?",
             "What must you do to open the {s}?",
-            "How can the {s} be opened?",
+            "What is the way to open the {s}?",
         ),
     ),
     Relation(

@@ -121,9 +121,7 @@ def _looking(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torc
     return looking
 
 
-def _coverage(
-    scores: torch.Tensor, order: torch.Tensor, rest: Sequence[int], within: int
-) -> float:
+def _coverage(scores: torch.Tensor, order: torch.Tensor, rest: Sequence[int], within: int) -> float:
     """The share of the document's scores that is kept: `rest`, and the first `within` free tokens.
 
     `order`: the free tokens, best first; `rest`: what is kept of the document without being chosen.

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from gemserve.filtering.table import SELECTORS
 
 from gemserve.calibration import read_filter_layer, write_calibration
 from gemserve.cli.main import main
@@ -18,7 +19,6 @@ from gemserve.evaluation.example import Draw
 from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.observe import observe
 from gemserve.evaluation.score import generate
-from gemserve.filtering.table import SELECTORS
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.types import Budget, FilterParams
 

@@ -33,8 +33,8 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.engine.assemble import build_core
     from gemserve.engine.prompt import chat_prompt, text_prompt
+    from gemserve.evaluation.calibrated import build_calibrated_core
     from gemserve.types import (
         Filtered,
         FilterOptions,
@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not text.strip():
             raise RequestError(f"{name}: must not be empty", param=None)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    core = build_core(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
+    engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
+    core = build_calibrated_core(model, engine)
     adapter = None if arguments.adapters is None else _load(arguments.adapters, core.model)
     text = f"{document}\n\n{arguments.question}"
     if core.tokenizer.chat_template is None:

@@ -1,100 +1,71 @@
-"""`gemserve calibrate`: which layer of a model should filter, found by trying them all."""
+"""`gemserve calibrate`: which layer and heads of a model should filter, measured on probes."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import json
-from dataclasses import asdict, replace
+import sys
 from pathlib import Path
 from typing import Any
 
-from gemserve.cli.evaluate import Progress, read_lengths
+from gemserve.cli.evaluate import read_lengths
 from gemserve.cli.options import (
     MEMORY_OPTIONS,
     MODEL_OPTIONS,
     add_options,
     make_folder,
     number,
-    read_keep,
     read_options,
     read_value,
 )
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.errors import ConfigError
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("calibrate", help="find the layer that should filter")
+    parser = commands.add_parser("calibrate", help="find the layer and heads that should filter")
     parser.add_argument(
-        "--lengths", default="1024,4096", help="of the probes, in tokens (default: %(default)s)"
+        "--lengths", default="1024,2048", help="of the probes, in tokens (default: %(default)s)"
     )
     parser.add_argument(
-        "--samples", default="10", help="probes of each kind and length (default: %(default)s)"
+        "--samples", default="3", help="probes of each kind and length (default: %(default)s)"
     )
-    parser.add_argument("--keep", default="0.0625", help="count or fraction (default: %(default)s)")
+    parser.add_argument(
+        "--confirm",
+        default="2",
+        help="probes of each kind that confirm the best layers by answers (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="write the figures and pictures there")
+    parser.add_argument("--out", type=Path, help="write the figures and the picture there, too")
     parser.add_argument("--json", action="store_true", help="last line of output is the result")
     add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.calibration import write_calibration
-    from gemserve.engine.assemble import assemble
-    from gemserve.evaluation.calibrate import calibrate, check_found
-    from gemserve.evaluation.example import Draw
-    from gemserve.evaluation.needle import SUBTASKS
+    from gemserve.calibration import place_for, write_calibration
+    from gemserve.evaluation.calibrate import Effort
+    from gemserve.evaluation.calibrated import result_of, run_calibration
     from gemserve.model.loader import load
-    from gemserve.types import FilterParams
 
-    lengths = read_lengths(arguments.lengths)
-    samples = read_value("samples", arguments.samples, number(1))
-    keep = read_value("keep", arguments.keep, read_keep)
-    if keep == "auto":
-        raise ConfigError("keep=auto: layers are compared at one budget; must be a number")
-    shortest = min(lengths)
-    if FilterParams(method="sieve", keep=keep).kept_count(shortest) >= shortest:
-        raise ConfigError(
-            f"keep={keep}: must leave out some of {shortest} tokens, the shortest probe"
-        )
+    effort = Effort(
+        lengths=tuple(read_lengths(arguments.lengths)),
+        samples=read_value("samples", arguments.samples, number(1)),
+        confirms=read_value("confirm", arguments.confirm, number(0)),
+        seed=arguments.seed,
+    )
     if arguments.out is not None:
         make_folder("out", arguments.out)
-    model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    loaded = load(model)
-    # the layer does not matter here: every layer is tried
+    loaded = load(read_options(arguments, MODEL_OPTIONS, ModelConfig))
     engine: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
-    core = assemble(loaded, replace(engine, filter_layer=0, filter_method="none"))
-    limit = core.config.max_prompt_tokens
-    assert limit is not None
-    for length in lengths:
-        if length > limit:
-            raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")
-    windows = [core.model.window_of(layer) for layer in range(core.model.num_layers)]
-    if all(window is not None and window < max(lengths) for window in windows):
-        raise ConfigError(f"lengths={max(lengths)}: no layer of this model sees that far back")
-    draws = [
-        Draw(seed=arguments.seed, num_tokens=length, index=index, samples=samples)
-        for length in lengths
-        for index in range(samples)
-    ]
-    progress = Progress(len(SUBTASKS) * len(draws))
-    found = calibrate(core, list(SUBTASKS.values()), draws, keep, progress.step)
-    progress.close()
-
-    print(f"{'layer':>5} {'score':>6} {'recall':>7} {'distance':>9} {'work':>6}")
-    for row in found.layers:
-        mark = "  ← filter layer" if row.layer == found.filter_layer else ""
-        print(
-            f"{row.layer:>5} {row.score:>6.2f} {row.recall:>7.2f} {row.distance:>9.1f}"
-            f" {row.work:>6.2f}{mark}"
-        )
-    print(f"from the whole prompt: score {found.full_score:.2f} on {found.num_probes} probes")
-    check_found(found)
-    result = {"model": model.model, "seed": arguments.seed, "keep": keep, **asdict(found)}
-    written = write_calibration(loaded.source, {"filter_layer": found.filter_layer, **result})
-    print(f"wrote {written}")
+    found, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    _print_found(found)
+    result = result_of(loaded, found, effort, seconds)
+    path = place_for(loaded.source, str(result["weights"]))
+    write_calibration(path, result)
+    print(f"took {seconds:.0f} s; wrote {path}")
     if arguments.out is not None:
         out: Path = arguments.out
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -105,3 +76,29 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result))
     return 0
+
+
+def _print_found(found: Any) -> None:
+    print(f"{'layer':>5} {'own head':>9} {'recall':>7} {'score':>6} {'work':>6}  heads")
+    for row in found.layers:
+        heads = " ".join(f"{layer}.{head}" for layer, head in row.heads)
+        score = "" if row.score is None else f"{row.score:.2f}"
+        mark = "  ← filter layer" if row.layer == found.chosen.layer else ""
+        print(
+            f"{row.layer:>5} {row.own_recall:>9.2f} {row.recall:>7.2f} {score:>6} "
+            f"{row.work:>6.2f}  {heads}{mark}"
+        )
+    chosen, trust = found.chosen, found.trust
+    rows = "the question's tokens" + (" and the prompt's end" if chosen.ends_with else "")
+    print(f"rows that look: {rows}")
+    print(f"probes: {found.num_probes} of kinds {', '.join(found.kinds)}")
+    print(f"recall on probes of other wording: {found.confirmed_recall:.2f}")
+    if found.full_score is not None:
+        print(
+            f"answers from what is kept {chosen.score:.2f}, from the whole {found.full_score:.2f}"
+        )
+    print(
+        f"coverage below {trust.bound:.2f} is not trusted: {trust.found:.0%} of what was found, "
+        f"{trust.absent:.0%} of questions without an answer, {trust.diffuse:.0%} of questions "
+        "about all of the text"
+    )

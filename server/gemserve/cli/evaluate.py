@@ -93,7 +93,7 @@ MakeBatches = Callable[["Core"], list[Batch]]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.engine.assemble import build_core
+    from gemserve.evaluation.calibrated import build_calibrated_core
     from gemserve.evaluation.cases import pool_lengths
     from gemserve.evaluation.score import Outcomes, average, evaluate
     from gemserve.model.base import hash_tokenizer, hash_weights
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.out
     if out is not None:
         make_folder("out", out)
-    core = build_core(model, engine)
+    core = build_calibrated_core(model, engine)
     batches = make_batches(core)
     settings = {
         "task": arguments.task,

@@ -156,7 +156,18 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter", "filter_method", _choice(*FILTER_METHODS), "default filter method"),
     Option("--filter-layer", "filter_layer", _layer, "0-based layer that chooses, or auto"),
     Option(
-        "--filter-keep", "filter_keep", read_keep, "tokens to keep, a fraction in (0, 1), or auto"
+        "--filter-keep",
+        "filter_keep",
+        read_keep,
+        "tokens to keep, a fraction in (0, 1), or auto",
+        "1024, or auto where the filter layer is a guess",
+    ),
+    Option(
+        "--calibrate",
+        "calibrate",
+        str,
+        "auto: by the calibration of the model's weights, which is made when it is first needed; "
+        "off: the filter layer is guessed; or a calibration file",
     ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "shorter prompts are read whole"),
     Option(

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from gemserve.calibration import read_filter_layer
+from gemserve.calibration import find_calibration, read_calibration
 from gemserve.cli.options import (
     MODEL_OPTIONS,
     WEIGHT_OPTIONS,
@@ -20,7 +20,7 @@ from gemserve.cli.options import (
 from gemserve.config import (
     EngineConfig,
     ModelConfig,
-    find_filter_layer,
+    choose_calibration,
     find_offload_layers,
 )
 from gemserve.cost import MethodPlan, ModelShape, WeightPlan, plan_methods
@@ -57,15 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     hf, dtype, source = model_from_config(model)
     shape = shape_of(hf, dtype)
     given = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
-    layer = find_filter_layer(
-        given,
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        vocab_size=shape.vocab_size,
-        model_filter_layer=None
-        if given is not None
-        else read_filter_layer(source, shape.num_layers),
-    )
+    layer = _find_layer(given, model.model, source, shape)
     kept = FilterParams(method="sieve", keep=keep).kept_count(num_tokens)
     rows = plan_methods(
         shape,
@@ -100,6 +92,22 @@ def run(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(result))
     return 0
+
+
+def _find_layer(given: int | None, model: str, source: str, shape: ModelShape) -> int:
+    """The layer given, calibrated, or guessed. Windows are unknown before weights are read."""
+    path = find_calibration(source, model=model, weights=None)
+    found = None
+    if path is not None:
+        found = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
+    return choose_calibration(
+        given,
+        found,
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        sliding_windows=[None] * shape.num_layers,
+    ).layer
 
 
 def _print_table(

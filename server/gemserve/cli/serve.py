@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.api.app import create_app
     from gemserve.api.keys import open_keys
     from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.engine.assemble import build_core, planned_weights
+    from gemserve.engine.assemble import planned_weights
+    from gemserve.evaluation.calibrated import build_calibrated_core
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     open_keys(server)  # this and the next two: before minutes are spent on loading
     check_adapters(server)
     _check_free(server)
-    core = build_core(model, engine)
+    core = build_calibrated_core(model, engine)
     name = server.served_model_name or model.model
     shown, backend = core.config, core.model.backend
     dtype = str(core.model.dtype).removeprefix("torch.")

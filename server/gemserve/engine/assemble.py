@@ -72,7 +72,7 @@ def assemble(loaded: Loaded, engine: EngineConfig, calibration: Calibration | No
 
 
 def calibration_for(loaded: Loaded, engine: EngineConfig) -> Calibration:
-    """The calibration that these settings lead to. Raises `ConfigError` for a file that is wrong."""
+    """The calibration that these settings lead to. Raises `ConfigError` for a wrong file."""
     model = loaded.model
     found = None
     path = calibration_path(loaded, engine)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from gemserve.evaluation.example import Example
-from gemserve.filtering.spans import reserve
 from gemserve.filtering.methods import METHODS
+from gemserve.filtering.spans import reserve
 from gemserve.types import FilterMethod, FilterParams
 
 PASSAGE_TOKENS = 64

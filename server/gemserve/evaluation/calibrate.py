@@ -322,7 +322,8 @@ def choose_bound(good: Sequence[float], bad: Sequence[float]) -> float:
         missed = sum(b < bound for b in bad) / max(1, len(bad))
         return missed - sum(g < bound for g in good) / max(1, len(good))
 
-    return round(max(allowed, key=gain), 4)
+    best: float = max(allowed, key=gain)
+    return round(best, 4)
 
 
 def _fields(row: LayerResult) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which heads find what is asked for: recall of the needed tokens on probes, for any set of heads."""
+"""Which heads find what is asked for: recall of the needed tokens, for any set of heads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from gemserve.filtering.selector import Evidence
 from gemserve.filtering.sieve import Sieve
+from gemserve.types import Priority
 
 Head = tuple[int, int]  # (layer, head)
 # Shares of a document that a choice may hold: recall is averaged over them.
@@ -50,7 +51,8 @@ def watch(
     is_free = torch.ones(evidence.num_tokens, dtype=torch.bool)
     is_free[0] = False
     for span in evidence.protected:
-        is_free[span.start : span.stop] = False
+        if span.priority <= Priority.FRAME:  # the others are a part of the document
+            is_free[span.start : span.stop] = False
     is_gold = torch.zeros(evidence.num_tokens, dtype=torch.bool)
     for start, stop in gold:
         is_gold[start:stop] = True
@@ -122,7 +124,7 @@ def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tens
     """Recall of every head alone, averaged over `SHARES`: [probes, layers, heads]."""
     return torch.stack(
         [
-            sum(recalls(seen.scores[ends_with], seen, share) for share in SHARES) / len(SHARES)
+            torch.stack([recalls(seen.scores[ends_with], seen, share) for share in SHARES]).mean(0)
             for seen in probes
         ]
     )

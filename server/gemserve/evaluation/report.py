@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gemserve.evaluation.calibrate import Calibration
+from gemserve.evaluation.calibrate import Found
 from gemserve.evaluation.score import Outcome
 
 _BINS = 10  # depths of a heat map
@@ -99,32 +99,27 @@ def draw_heat_map(path: Path, outcomes: Sequence[Outcome]) -> None:
     figure.savefig(path, dpi=110)
 
 
-def draw_layers(path: Path, found: Calibration) -> None:
-    """Recall, score and distance by layer (as in GemFilter, figure 9.5); score against work."""
+def draw_layers(path: Path, found: Found) -> None:
+    """Recall by layer: of the layer's best head, and of the best heads up to it; against work."""
     from matplotlib.figure import Figure
 
-    layers = [row.layer for row in found.layers]
+    rows = found.layers
+    layers, chosen = [row.layer for row in rows], found.chosen
     figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(layers, [row.recall for row in found.layers], marker="o", label="recall")
-    left.plot(layers, [row.score for row in found.layers], marker="o", label="score")
-    left.axvline(found.filter_layer, color="grey", linestyle=":")
-    left.set_ylim(-0.05, 1.05)
-    left.set_xlabel("filter layer")
-    left.legend(fontsize=8, loc="lower right")
-    far = left.twinx()
-    far.bar(layers, [row.distance for row in found.layers], color="lightgrey", zorder=0)
-    far.set_ylabel("distance to a needed token (bars)", fontsize=8)
-    left.set_zorder(far.get_zorder() + 1)
-    left.patch.set_visible(False)
-    right.plot([row.work for row in found.layers], [row.score for row in found.layers], marker="o")
-    for row in found.layers:
-        right.annotate(
-            str(row.layer), (row.work, row.score), textcoords="offset points", xytext=(4, 4)
-        )
-    right.axhline(found.full_score, color="grey", linestyle=":", label="whole prompt")
-    right.set_ylim(-0.05, 1.05)
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.bar(layers, [row.own_recall for row in rows], color="lightgrey", label="its best head")
+    left.plot(layers, [row.recall for row in rows], marker="o", ms=3, label="best heads up to it")
+    left.axvline(chosen.layer, color="tab:red", linestyle=":", label="chosen")
+    left.set_xlabel("layer")
+    left.set_ylabel("recall of the needed tokens")
+    right.plot([row.work for row in rows], [row.recall for row in rows], marker="o", ms=3)
+    right.axvline(chosen.work, color="tab:red", linestyle=":")
     right.set_xlabel("work up to the first token (whole prompt: 1)")
-    right.set_ylabel("score")
-    right.legend(fontsize=8, loc="lower right")
+    scored = [row for row in rows if row.score is not None]
+    if scored:
+        right.plot([r.work for r in scored], [r.score for r in scored], "s", label="answers")
+        right.axhline(found.full_score, color="grey", linestyle="--", label="answers, whole prompt")
+        right.legend(fontsize=8, loc="lower right")
+    left.set_ylim(-0.05, 1.05)
+    left.legend(fontsize=8, loc="upper left")
     figure.savefig(path, dpi=110)

@@ -89,7 +89,7 @@ class Selector(ABC):
         return [num_tokens - 1]
 
     def layers(self, filter_layer: int, heads: Heads | None) -> list[int]:
-        """The layers whose queries `score` wants to see, ascending; the last is the filter layer."""
+        """The layers whose queries `score` wants to see, ascending, up to the filter layer."""
         return [filter_layer]
 
     @abstractmethod

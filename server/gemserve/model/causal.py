@@ -188,8 +188,8 @@ class CausalModel:
         """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
 
         Those of every token, [tokens, vocab], if `is_scored`. `rope_tokens`: the sequence's final
-        length, with its adapter's positions, which fixes length-dependent rope. `query_tap` gets the
-        queries it collects.
+        length, with its adapter's positions, which fixes length-dependent rope. `query_tap` gets
+        the queries it collects.
         """
         wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
         self._expect_host_layers()

@@ -66,8 +66,8 @@ class ForwardContext:
     """One forward pass: over a chunk of one sequence, or over the newest token of each of several.
 
     `groups`: its rows by adapter. `query_tap` listens in its layers; `filter_tap` does, too, and
-    ends a chunk's pass at its layer. `pause` is called before every layer's attention, and within it after every `piece` pairs
-    of a query and a key: there the pass may be left for a while.
+    ends a chunk's pass at its layer. `pause` is called before every layer's attention, and within
+    it after every `piece` pairs of a query and a key: there the pass may be left for a while.
     """
 
     rows: Chunk | Spans

@@ -7,7 +7,7 @@ from gemserve.evaluation.vocabulary import Numbers, Relation, Vocabulary, full_n
 _NUMBERS = Numbers(2)
 _ROOMS = split(
     "boathouse, lighthouse, music room, gatehouse, tea house, map room, ice house, coach house, "
-    "school hall, ferry office, weaving mill, salt store, town hall, orangery, armoury, "
+    "school hall, ferry office, weaving mill, salt store, town hall, orangery, arsenal, "
     "bell chamber, potting shed, reading room"
 )
 _CITIES = split(

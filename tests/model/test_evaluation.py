@@ -256,3 +256,16 @@ def test_wrong_options_are_named(
 ) -> None:
     assert main(["eval", "needle", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_outcomes_are_resumed_under_their_metric_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run with another metric would show the scores of the first."""
+    arguments = ["eval", "needle", "--methods", "none", "--lengths", "256", "--samples", "1"]
+    for metric in ([], ["--metric", "contains"], ["--metric", "exact"]):
+        assert main([*arguments, *metric, "--out", str(tmp_path)]) == 0
+    lines = (tmp_path / "outcomes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run"]["metric"] for line in lines] == ["contains", "items"]
+    assert main(["eval", "jsonl", "--data", "x", "--metric", "exact"]) == 2
+    assert "metric=exact: jsonl has a metric of its own" in capsys.readouterr().err

@@ -47,7 +47,12 @@ def add_command(commands: Any) -> None:
         help="jsonl: a file of contexts, questions and answers; longbench: a file or the folder",
     )
     parser.add_argument("--methods", default="none,gemfilter,sieve", help="default: %(default)s")
-    parser.add_argument("--subtasks", help="default: single for needle, all for the others")
+    parser.add_argument(
+        "--subtasks",
+        help="default: single for needle, which also has multikey, multivalue, multiquery and, for "
+        "real chat models, natural, natural_several, question_first, associative, chain and code; "
+        "all for the others",
+    )
     parser.add_argument(
         "--metric",
         choices=tuple(_METRICS),

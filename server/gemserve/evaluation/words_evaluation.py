@@ -7,7 +7,7 @@ from gemserve.evaluation.vocabulary import Numbers, Relation, Vocabulary, full_n
 _NUMBERS = Numbers(2)
 _ROOMS = split(
     "boathouse, lighthouse, music room, gatehouse, tea house, map room, ice house, coach house, "
-    "school hall, ferry office, weaving mill, salt store, town hall, orangery, armoury, "
+    "school hall, ferry office, weaving mill, salt store, town hall, orangery, arsenal, "
     "bell chamber, potting shed, reading room"
 )
 _CITIES = split(
@@ -82,10 +82,7 @@ _PLACES: Vocabulary = (
             "Next autumn the {s} is going to {v}.",
             "The organisers chose {v} as the city for the {s}.",
         ),
-        questions=(
-            "Which city was chosen for the {s}?",
-            "What is the city of the {s}?",
-        ),
+        questions=("Which city was chosen for the {s}?", "What is the city of the {s}?"),
     ),
 )
 
@@ -101,7 +98,7 @@ _PERSONS: Vocabulary = (
             "The {s} is managed by {v}.",
             "Since the first day of May, {v} has managed the {s}.",
             "It is {v} who manages the {s}, and has the keys of it.",
-            "The keys were handed over, and the {s} is now managed by {v}.",
+            "To this day the {s} is managed by {v}.",
         ),
         questions=(
             "Who manages the {s}?",
@@ -117,13 +114,13 @@ _PERSONS: Vocabulary = (
         ),
         values=_PEOPLE,
         statements=(
-            "The portrait of the {s} was painted by {v}.",
-            "In her best years {v} painted the portrait of the {s}.",
-            "Experts agree that {v} painted the portrait of the {s}.",
+            "The parcel for the {s} was brought by {v}.",
+            "On a rainy morning {v} brought the parcel for the {s}.",
+            "Witnesses agree that {v} brought the parcel for the {s}.",
         ),
         questions=(
-            "Who painted the portrait of the {s}?",
-            "Which painter made the portrait of the {s}?",
+            "Who brought the parcel for the {s}?",
+            "Who was it that brought the parcel for the {s}?",
         ),
     ),
     Relation(
@@ -135,10 +132,10 @@ _PERSONS: Vocabulary = (
         values=_PEOPLE,
         statements=(
             "{v} was chosen to lead the {s}.",
-            "The {s} is led by {v}, who has done such work before.",
-            "Without a single vote against it, {v} was made the leader of the {s}.",
+            "Everybody is glad that {v} was chosen to lead the {s}.",
+            "Without a single vote against it, {v} was chosen to lead the {s}.",
         ),
-        questions=("Who leads the {s}?", "Who is the leader of the {s}?"),
+        questions=("Who was chosen to lead the {s}?", "Which person was chosen to lead the {s}?"),
     ),
     Relation(
         kind="person",
@@ -152,7 +149,7 @@ _PERSONS: Vocabulary = (
             "In the end the {s} was found by {v}, a neighbour.",
             "Shortly after midnight {v} found the {s} under a bench.",
         ),
-        questions=("Who found the {s}?", "Which person found the {s}?"),
+        questions=("Who found the {s}?", "Who was it that found the {s}?"),
     ),
 )
 
@@ -200,16 +197,13 @@ _FIGURES: Vocabulary = (
             "tide calendar, bird atlas, herb almanac, cheese guide, star catalogue, "
             "hymn book, railway map, mushroom handbook, sailors' dictionary"
         ),
-        values=_NUMBERS.between(200, 9900),
+        values=_NUMBERS.between(200, 990),
         statements=(
-            "{v} copies of the {s} were printed.",
-            "The publisher printed {v} copies of the {s}.",
-            "Of the {s}, no more than {v} copies were ever printed.",
+            "The {s} has {v} pages.",
+            "Without its index, the {s} has {v} pages.",
+            "Readers may be surprised that the {s} has {v} pages.",
         ),
-        questions=(
-            "How many copies of the {s} were printed?",
-            "How many copies were printed of the {s}?",
-        ),
+        questions=("How many pages does the {s} have?", "How many pages are in the {s}?"),
     ),
     Relation(
         kind="number",
@@ -249,7 +243,7 @@ _CLAUSES: Vocabulary = (
         ),
         questions=(
             "Why was the {s} closed?",
-            "What was the reason for closing the {s}?",
+            "Why has the {s} been closed?",
             "Why did they close the {s}?",
         ),
     ),
@@ -272,7 +266,7 @@ _CLAUSES: Vocabulary = (
         questions=(
             "How do you open the {s}?",
             "What must you do to open the {s}?",
-            "What is the way to open the {s}?",
+            "How does one open the {s}?",
         ),
     ),
     Relation(
@@ -294,7 +288,7 @@ _CLAUSES: Vocabulary = (
         questions=(
             "What did the {s} get as a reward?",
             "What was given to the {s} as a reward?",
-            "What reward did the {s} receive?",
+            "What did the {s} receive as a reward?",
         ),
     ),
 )

@@ -19,7 +19,7 @@ from gemserve.evaluation.head_search import (
     SHARES,
     Observation,
     best_heads,
-    coverage_of,
+    coverage,
     recall_of,
     single_recalls,
     watch,
@@ -38,7 +38,6 @@ LEAST_RECALL = 0.7
 CANDIDATES = 3
 # The bound may call so many of the found ones untrusted.
 _FALSE_ALARMS = 0.05
-_TRUST_SHARE = SHARES[0]
 _ANSWER_TOKENS = 24
 
 
@@ -235,7 +234,7 @@ def _kept_ids(probe: Probe, asked: Observation, row: LayerResult) -> list[int]:
     """The tokens of a probe that these heads keep at a sixteenth, with all that is protected."""
     scores = asked.of(row.heads, row.ends_with)
     order, _ = Sieve().order(scores, ())
-    count = max(1, round(_TRUST_SHARE * len(scores)))
+    count = max(1, round(SHARES[0] * len(scores)))
     chosen = set(asked.document[order[:count]].tolist())
     document = set(asked.document.tolist())
     ids = probe.example.prompt.ids
@@ -255,7 +254,7 @@ def _trust(row: LayerResult, seen: Sequence[Triple], others: Sequence[Triple]) -
     """Set the bound on some probes and judge it on others."""
 
     def coverages(triples: Sequence[Triple], which: int) -> list[float]:
-        return [coverage_of(row.heads, t[which], row.ends_with, _TRUST_SHARE) for t in triples]
+        return [coverage(row.heads, t[which], row.ends_with) for t in triples]
 
     def found(triples: Sequence[Triple]) -> list[Triple]:
         return [t for t in triples if recall_of(row.heads, t[0], row.ends_with) >= 0.8]

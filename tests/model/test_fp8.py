@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gemserve.adapters.store import AdapterStore
+from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ModelConfig, resolve_engine
 from gemserve.engine.assemble import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core
@@ -164,6 +165,7 @@ def test_where_there_are_no_such_products_it_is_refused(
         tokenizer=None,
         eos_ids=frozenset(),
         source="/nowhere",
+        name="/nowhere",
     )
     with pytest.raises(ConfigError, match="filter_precision=fp8, device cpu"):
         assemble(loaded, engine)
@@ -182,10 +184,8 @@ def test_sizes_that_the_hardware_refuses_are_named() -> None:
 def test_resolving_keeps_it() -> None:
     resolved = resolve_engine(
         EngineConfig(filter_precision="fp8"),
+        Calibration(layer=1),
         num_layers=4,
-        hidden_size=64,
-        vocab_size=10,
         context_tokens=100,
-        model_filter_layer=None,
     )
     assert resolved.filter_precision == "fp8"

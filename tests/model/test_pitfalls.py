@@ -18,7 +18,7 @@ from gemserve.evaluation.example import Draw, draw_filler
 from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.prose import stdlib_sentences
 from gemserve.evaluation.score import run_example
-from gemserve.filtering.selector import Evidence
+from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve, code_groups
 from gemserve.types import (
     Budget,
@@ -112,11 +112,11 @@ def code_evidence(prompt: Prompt, spot: int) -> Evidence:
     keys[0, spot, 0] = 1.0
     queries = torch.zeros(1, 16, 8)
     queries[0, -1, 0] = 20.0
+    layer = LayerEvidence(queries=queries, keys=keys, scale=1.0, softcap=None)
     return Evidence(
-        queries=queries,
-        keys=keys,
-        scale=1.0,
-        softcap=None,
+        num_tokens=num_tokens,
+        layers={0: layer},
+        rows=range(num_tokens - 16, num_tokens),
         backend=select_backend(keys.device),
         protected=prompt.protected,
         code_blocks=prompt.code_blocks,

@@ -95,34 +95,36 @@ def test_auto_leaves_out_what_is_hardly_looked_at() -> None:
         assert len([p for p in kept if 0 < p < NUM_TOKENS - 64]) == (34 if is_kept else 17)
 
 
-def test_coverage_is_of_the_document_and_of_every_row() -> None:
-    """What the question looks at in itself, or with another row, was not counted, or twice."""
-    found = evidence(100, 300)
-    layer = found.layers[0]
-    layer.keys[0, 300, :2] = torch.tensor([0.0, 1.0])
-    layer.queries[0, :8, 1] = 30.0  # the question's first half looks at both, its second at one
-    layer.queries[0, :8, 0] = 0.0
-    free = replace(found, protected=(Span(0, 1, Priority.BOS),))
-    for keep, expected in ((2, 0.5), (40, 1.0)):
+def test_coverage_does_not_depend_on_the_budget() -> None:
+    """A bound found at one budget was wrong at every other."""
+    found, seen = evidence(*range(100, 900, 40), sharpness=8.0), set()
+    for keep in (80, 128, 700):
         budget = Budget(low=keep, high=keep, limit=keep)
-        choice = Sieve().choose(free, budget, replace(PARAMS, fallback=False))
-        assert choice.coverage == pytest.approx(expected, abs=0.01)
-    assert {100, 300} <= set(choice.positions.tolist())
+        seen.add(Sieve().choose(found, budget, replace(PARAMS, fallback=False)).coverage)
+    assert len(seen) == 1
 
 
-def test_coverage_leaves_out_what_the_question_sees_in_itself() -> None:
-    """It is kept anyway: counted, it hid how little of the document was kept."""
-    found = evidence(*range(100, 900, 40))
-    layer = found.layers[0]
-    layer.keys[0, 1008, 1] = 1.0
-    layer.queries[0, 0] = 0.0
-    layer.queries[0, 0, 1] = 60.0
+def test_what_a_question_sees_in_itself_is_not_the_document() -> None:
+    """It was counted as covered, and its neighbours ranked by it, before what it looks at."""
     asked = (Span(0, 1, Priority.BOS), Span(1008, NUM_TOKENS, Priority.QUESTION))
-    budget = Budget(low=22, high=22, limit=22)  # 17 protected, and 5 of 20 spots
-    choice = Sieve().choose(
-        replace(found, protected=asked), budget, replace(PARAMS, fallback=False)
-    )
-    assert choice.coverage == pytest.approx(0.25, abs=0.02)
+
+    def looking_at_itself(*spots: int, sharpness: float) -> Evidence:
+        found = replace(evidence(*spots, sharpness=sharpness), protected=asked)
+        layer = found.layers[0]
+        layer.keys[0, 1008, 1] = 1.0
+        layer.queries[0, 0] = 0.0
+        layer.queries[0, 0, 1] = 60.0
+        return found
+
+    spread = Sieve().choose(looking_at_itself(sharpness=0.0), BUDGET, PARAMS)
+    assert spread.coverage == pytest.approx(1 / 16, abs=0.01)
+    found = looking_at_itself(*range(100, 900, 8), sharpness=30.0)  # 0.01 each: below 2% of 1
+    kept = set(Sieve().choose(found, BUDGET, replace(PARAMS, fallback=False)).positions.tolist())
+    assert set(range(100, 900, 8)) <= kept
+    found = looking_at_itself(300, sharpness=30.0)
+    narrow = Budget(low=34, high=34, limit=34)
+    kept = set(Sieve().choose(found, narrow, replace(PARAMS, fallback=False)).positions.tolist())
+    assert kept == {0, *range(292, 309), *range(1008, NUM_TOKENS)}
 
 
 def test_the_bound_decides_what_is_trusted() -> None:

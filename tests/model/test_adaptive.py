@@ -143,7 +143,9 @@ def test_the_bound_decides_what_is_trusted() -> None:
 def test_a_head_that_rests_on_the_first_token_is_not_diffuse() -> None:
     """Most heads of large models do: what little they look at otherwise is what counts."""
     resting = evidence(700, sharpness=12.0)
-    resting.layers[0].keys[0, 0, 0] = 1.04  # 12 · 1.04: 0.6 of the attention, the needle gets the rest
+    resting.layers[0].keys[0, 0, 0] = (
+        1.04  # 12 · 1.04: 0.6 of the attention, the needle gets the rest
+    )
     choice = Sieve().choose(resting, BUDGET, PARAMS)
     assert not choice.is_diffuse
     assert choice.coverage is not None

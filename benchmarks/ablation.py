@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import harness
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import build_core
 from gemserve.engine.core import Core
@@ -41,40 +43,59 @@ SUBTASKS = (
     ("relevance", "relevant_0.1"),
     ("relevance", "confusing_0.1"),
 )
-SIEVE = Sieve()
-WINDOW = 64
+LAST = 64
 REST_SHARE = 0.25
-ByLayer = Mapping[int, Evidence]
-Choose = Callable[[ByLayer, int, int], list[int]]  # by layer, the filter layer, tokens to keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One example in all layers, from the rows of `question` and the prompt's last `LAST` ones."""
+
+    evidence: Evidence
+    calibration: Calibration
+    question: Sequence[tuple[int, int]]
+
+
+Choose = Callable[[Seen, int], list[int]]  # what was seen, tokens to keep
 
 
 def variant(
-    sieve: Sieve = SIEVE,
+    sieve: Sieve = Sieve(),  # noqa: B008, a frozen value
     *,
-    rows: int = SIEVE.observed,
+    rows: int | None = None,
+    all_heads: bool = False,
     heads: str = "max",
-    window: str = "sum",
+    window: str = "max",
     more_layers: int = 0,
     rest: float | None = REST_SHARE,
     chunk: int | None = None,
 ) -> Choose:
-    """Sieve with other chunks, another window, or another way to add up what it shows.
+    """Sieve with other chunks, other rows or heads, or another way to add up what these show.
 
-    `heads`, `window`: how the probabilities of heads, and then of rows, become one score.
-    `more_layers`: below the filter layer, whose scores are added. `rest`: see `reserved`.
-    `chunk`: fixed chunks of that size rank as one, with margins of half a chunk.
+    `rows`: so many at the prompt's end instead of the served ones. `all_heads`: of the filter layer
+    instead of the calibrated ones. `heads`, `window`: how the probabilities of heads, and then of
+    rows, become one score. `more_layers`: whose heads look, too, below the filter layer. `rest`:
+    see `reserved`. `chunk`: fixed chunks of that size rank as one, with margins of half a chunk.
     """
 
-    def choose(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
-        layers = range(max(0, layer - more_layers), layer + 1)
-        scores = sum(
-            (reduced(reduced(probabilities(by_layer[i], rows), heads), window) for i in layers),
-            torch.zeros(()),
-        )
-        evidence = by_layer[layer]
+    def choose(seen: Seen, keep: int) -> list[int]:
+        evidence, found = seen.evidence, seen.calibration
+        num_tokens = evidence.num_tokens
+        watched = sieve.rows(num_tokens, seen.question, found.ends_with)
+        if rows is not None:
+            watched = list(range(num_tokens - rows, num_tokens))
+        looking = found.heads
+        if all_heads or more_layers or looking is None:
+            lowest = max(0, found.layer - more_layers)
+            count = evidence.layers[found.layer].queries.shape[0]
+            looking = tuple(
+                (i, h) for i in evidence.layers if lowest <= i <= found.layer for h in range(count)
+            )
+        scores = reduced(reduced(probabilities(evidence, looking, watched), heads), window)
+        scores[0] = 0.0
         protected: Sequence[int] = ()
         if rest is not None:
-            protected = reserved(evidence.protected, evidence.num_tokens, keep, rest)
+            protected = reserved(evidence.protected, num_tokens, keep, rest)
         if chunk is None:
             order, _ = sieve.order(scores, evidence.code_blocks)
         else:
@@ -104,33 +125,41 @@ def reserved(spans: Sequence[Span], num_tokens: int, budget: int, rest: float) -
     return chosen
 
 
-def probabilities(evidence: Evidence, rows: int) -> torch.Tensor:
-    """Of the window's last `rows`: [heads, rows, tokens]."""
-    queries, keys = evidence.queries[:, -rows:], evidence.keys
-    groups = queries.shape[0] // keys.shape[0]
-    scores = queries @ keys.repeat_interleave(groups, dim=0).transpose(-1, -2) * evidence.scale
-    at = torch.arange(evidence.num_tokens - queries.shape[1], evidence.num_tokens)
-    future = torch.arange(evidence.num_tokens)[None] > at[:, None]
-    return scores.masked_fill(future, -torch.inf).softmax(-1)
+def probabilities(
+    evidence: Evidence, heads: Sequence[tuple[int, int]], rows: Sequence[int]
+) -> torch.Tensor:
+    """What these rows of these (layer, head) pairs look at: [heads, rows, tokens]."""
+    at = [evidence.rows.index(row) for row in rows]
+    future = torch.arange(evidence.num_tokens)[None] > torch.tensor(rows)[:, None]
+    looks = []
+    for index, head in heads:
+        layer = evidence.layers[index]
+        keys = layer.keys[head * layer.keys.shape[0] // layer.queries.shape[0]]
+        scores = layer.queries[head, at] @ keys.T * layer.scale
+        looks.append(scores.masked_fill(future, -torch.inf).softmax(-1))
+    return torch.stack(looks)
 
 
 def reduced(values: torch.Tensor, how: str) -> torch.Tensor:
     return values.amax(0) if how == "max" else values.sum(0)
 
 
-def by_gemfilter(by_layer: ByLayer, layer: int, keep: int) -> list[int]:
+def by_gemfilter(seen: Seen, keep: int) -> list[int]:
     budget = Budget(low=keep, high=keep, limit=keep)
     params = FilterParams(method="gemfilter", keep=keep)
-    return list(GemFilter().choose(by_layer[layer], budget, params).positions.tolist())
+    layer = seen.calibration.layer
+    evidence = replace(seen.evidence, layers={layer: seen.evidence.layers[layer]})
+    return list(GemFilter().choose(evidence, budget, params).positions.tolist())
 
 
 VARIANTS: dict[str, Choose] = {
     "sieve": variant(),
-    **{f"window of {rows}": variant(rows=rows) for rows in (1, 2, 16, 64)},
+    **{f"last {rows} rows": variant(rows=rows) for rows in (1, 4, 16, 64)},
+    "all heads": variant(all_heads=True),
     "heads summed": variant(heads="sum"),
-    "best row": variant(window="max"),
-    "2 layers": variant(more_layers=1),
-    "3 layers": variant(more_layers=2),
+    "rows summed": variant(window="sum"),
+    "all heads of 2 layers": variant(more_layers=1),
+    "all heads of 3 layers": variant(more_layers=2),
     **{f"reach of {n}": variant(Sieve(reach=n)) for n in (0, 4, 6, 10, 12, 16)},
     **{f"chunks of {n}": variant(chunk=n) for n in (8, 16, 32)},
     "nothing protected": variant(rest=None),
@@ -206,10 +235,14 @@ def main() -> None:
             )
             example = TASKS[task][subtask](core.tokenizer, draw)
             ids = example.prompt.ids
-            by_layer = observe(core, example.prompt, WINDOW)
+            question = example.prompt.question
+            asked = {row for start, stop in question for row in range(start, stop)}
+            rows = sorted(asked | set(range(len(ids) - LAST, len(ids))))
+            (evidence,) = observe(core, [example.prompt], [rows])
+            seen = Seen(evidence=evidence, calibration=core.calibration, question=question)
             for share in map(float, arguments.shares.split(",")):
                 keep = max(16, round(share * len(ids)))
-                choices = {name: f(by_layer, layer, keep) for name, f in variants.items()}
+                choices = {name: f(seen, keep) for name, f in variants.items()}
                 choices["oracle"] = list(oracle(core.tokenizer, example, keep))
                 answers = dict.fromkeys(map(tuple, choices.values()), "")  # many agree
                 for kept in answers:

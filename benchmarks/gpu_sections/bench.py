@@ -88,6 +88,7 @@ class Bench:
             tokenizer=self.tokenizer,
             eos_ids=frozenset(),
             source="random weights",
+            name="random weights",
         )
         settings: dict[str, Any] = {
             "filter_min_tokens": 0,

@@ -87,17 +87,21 @@ def window_scores(
     dtype: torch.dtype,
     softcap: float | None = None,
 ) -> Case:
-    """What the window attends to, as sieve and as SnapKV sum it."""
+    """What rows attend to: the last ones, as SnapKV sums it, and rows apart, as sieve does."""
     query = random(machine, heads, window, head_dim, dtype=dtype)
     key = random(machine, kv_heads, keys, head_dim, dtype=dtype)
     options = {"scale": head_dim**-0.5, "softcap": softcap}
+    last = torch.arange(keys - window, keys, device=machine.device)
+    apart = torch.linspace(0, keys - 1, window, device=machine.device).long()
 
     def run(operations: Any) -> Outputs:
-        seen = operations.window_attention(query, key, **options)
-        grouped = operations.grouped_probabilities(query, key, **options)
-        return {"largest": seen.largest, "last": seen.last, "grouped": grouped}
+        return {
+            "largest": operations.largest_attention(query, key, last, **options),
+            "largest_apart": operations.largest_attention(query, key, apart, **options),
+            "grouped": operations.grouped_probabilities(query, key, **options),
+        }
 
-    bounds = dict.fromkeys(("largest", "last", "grouped"), FLOAT_BOUND)
+    bounds = dict.fromkeys(("largest", "largest_apart", "grouped"), FLOAT_BOUND)
     return Case(twin="triton_scores", plain="scores", run=run, bounds=bounds)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gemserve.cost import SIEVE_ROWS, SNAPKV_ROWS
+from gemserve.types import MAX_QUESTION_TOKENS, SNAPKV_ROWS
 from gemserve_kernels import Partial
 from gpu_sections.bench import Bench, share
 from gpu_sections.kernel_cases import random_spans
@@ -64,7 +64,7 @@ def _measure(bench: Bench, record: Record, make: Callable[[], Load]) -> Figures:
 def _loads(bench: Bench) -> list[tuple[Mapping[str, Any], Callable[[], Load]]]:
     tokens, scale = bench.scale.kernel_tokens, bench.scale
     listed: list[tuple[Mapping[str, Any], Callable[[], Load]]] = [
-        ({"kernel": "window_attention", "keys": tokens}, partial(_window, bench)),
+        ({"kernel": "largest_attention", "keys": tokens}, partial(_largest, bench)),
         ({"kernel": "grouped_probabilities", "keys": tokens}, partial(_grouped, bench)),
         ({"kernel": "pooled", "keys": tokens}, partial(_pooled, bench)),
     ]
@@ -93,17 +93,21 @@ def _observed(bench: Bench, rows: int) -> tuple[torch.Tensor, torch.Tensor, dict
     return query, key, {"scale": dim**-0.5}
 
 
-def _window(bench: Bench) -> Load:
-    """The keys are read twice: for the log-sum-exps, and for the probabilities."""
+def _largest(bench: Bench) -> Load:
+    """The keys are read twice: for the log-sum-exps, and for the probabilities.
+
+    The rows are those of the longest question.
+    """
     heads, kv_heads, dim, size = _sizes(bench)
-    tokens = bench.scale.kernel_tokens
-    query, key, options = _observed(bench, SIEVE_ROWS)
+    tokens, count = bench.scale.kernel_tokens, min(MAX_QUESTION_TOKENS, bench.scale.kernel_tokens)
+    query, key, options = _observed(bench, count)
+    rows = torch.arange(tokens - count, tokens, device=key.device)
     return Load(
         twin="triton_scores",
         plain="scores",
-        run=lambda operations: operations.window_attention(query, key, **options),
-        num_bytes=2.0 * kv_heads * tokens * dim * size + 4.0 * tokens * (heads + 1),
-        flops=2 * 2.0 * heads * SIEVE_ROWS * tokens * dim,
+        run=lambda operations: operations.largest_attention(query, key, rows, **options),
+        num_bytes=2.0 * kv_heads * tokens * dim * size + 4.0 * tokens,
+        flops=2 * 2.0 * heads * count * tokens * dim,
     )
 
 

@@ -62,7 +62,7 @@ def _filter_attention(rows: Rows) -> float | None:
 
 
 def _score_kernel(rows: Rows) -> float | None:
-    return find(rows, "rates", "share_of_copy", kernel="window_attention", keys=_LENGTH)
+    return find(rows, "rates", "share_of_copy", kernel="largest_attention", keys=_LENGTH)
 
 
 def _graph_decode(rows: Rows) -> float | None:

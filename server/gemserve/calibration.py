@@ -103,11 +103,13 @@ def write_calibration(path: Path, found: dict[str, Any]) -> None:
 def place_for(source: str, weights: str) -> Path:
     """Where a new calibration belongs: beside the model, or in the cache if that is not writable.
 
-    What is installed with gemserve, or with another package, is not written to.
+    What is installed with gemserve, or with another package, is not written to. `source` "": always
+    the cache.
     """
     folder = Path(source)
     is_installed = "site-packages" in folder.parts or folder.is_relative_to(Path(__file__).parent)
-    if folder.is_dir() and os.access(folder, os.W_OK) and not is_installed:
+    is_folder = source != "" and folder.is_dir()  # Path("") would be the working folder
+    if is_folder and os.access(folder, os.W_OK) and not is_installed:
         return folder / FILE
     return _cache() / f"{weights}.json"
 

@@ -67,7 +67,7 @@ async def test_a_layer_is_refused_where_none_chooses(api: Api, method: str) -> N
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == "filter.layer"
-    expected = f"filter.layer=1: only methods gemfilter and sieve have a filter layer, not {method}"
+    expected = f"filter.layer=1: only methods sieve and gemfilter have a filter layer, not {method}"
     assert error["message"] == expected
 
 

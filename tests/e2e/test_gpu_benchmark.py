@@ -96,7 +96,7 @@ def _check_kernels(rows: list[dict[str, Any]]) -> None:
     assert _labels(rows, "rates", "kernel") == known
     checked = {kernel for (kernel,) in _labels(rows, "kernels", "kernel")}
     # one case covers both of what is scored
-    scores = {("window_attention",), ("grouped_probabilities",)}
+    scores = {("largest_attention",), ("grouped_probabilities",)}
     assert checked == {"window_scores", *(name for (name,) in known - scores)}
     for row in rows:
         if row["section"] == "kernels":

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gemserve.adapters.store import AdapterStore
+from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ModelConfig, resolve_engine
 from gemserve.engine.assemble import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core
@@ -82,10 +83,12 @@ def test_what_is_kept_is_nearly_the_same_and_the_answer_is_the_models_own() -> N
     """With nothing filtered not a bit may differ: generation has the original weights."""
     plain = CausalModel(models.build("llama", scale=1.5))
     ours, theirs = core_of(fp8(plain)), core_of(plain)
-    one = request(prompt(400), None, params=SIEVE)
-    both = kept(ours, one), kept(theirs, one)
-    assert len(set(both[0]) & set(both[1])) >= 40
-    assert both[0] != both[1], "a model this wild must show that its filter pass is another"
+    asked = [request(prompt(400, seed=seed), None, params=SIEVE) for seed in range(8)]
+    both = [(kept(ours, one), kept(theirs, one)) for one in asked]
+    # a passage that loses a near tie goes as a whole, so one prompt alone tells little
+    shared = sum(len(set(a) & set(b)) for a, b in both)
+    assert shared >= 0.9 * 48 * len(asked)
+    assert any(a != b for a, b in both), "a model this wild must show that its pass is another"
     whole = request(prompt(200), None)
     assert run(ours, [whole]) == run(theirs, [whole])
 
@@ -164,6 +167,7 @@ def test_where_there_are_no_such_products_it_is_refused(
         tokenizer=None,
         eos_ids=frozenset(),
         source="/nowhere",
+        name="/nowhere",
     )
     with pytest.raises(ConfigError, match="filter_precision=fp8, device cpu"):
         assemble(loaded, engine)
@@ -182,10 +186,8 @@ def test_sizes_that_the_hardware_refuses_are_named() -> None:
 def test_resolving_keeps_it() -> None:
     resolved = resolve_engine(
         EngineConfig(filter_precision="fp8"),
+        Calibration(layer=1),
         num_layers=4,
-        hidden_size=64,
-        vocab_size=10,
         context_tokens=100,
-        model_filter_layer=None,
     )
     assert resolved.filter_precision == "fp8"

@@ -133,6 +133,7 @@ def test_windowed_filter_layer_is_refused_at_load() -> None:
         tokenizer=None,
         eos_ids=frozenset(),
         source="/nowhere",
+        name="/nowhere",
     )
     with pytest.raises(ConfigError, match=r"filter_layer=2: .* last 100 tokens"):
         assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20))
@@ -146,6 +147,7 @@ def test_filter_layer_comes_from_the_models_calibration(tmp_path: Path) -> None:
         tokenizer=None,
         eos_ids=frozenset(),
         source=str(tmp_path),
+        name="tiny",
     )
     assert (
         assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20)).config.filter_layer == 2

@@ -14,9 +14,9 @@ from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.errors import ModelError
 from gemserve.filtering.gemfilter import GemFilter
-from gemserve.filtering.selector import Evidence
+from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.model.causal import CausalModel
-from gemserve.model.seam import FilterTap
+from gemserve.model.query_tap import FilterTap
 from gemserve.types import Budget, FilterParams, Request, SamplingParams
 from tests import models
 
@@ -88,7 +88,8 @@ class FilterPass:
         memory = model.new_memory((2 * LAYER + 1) * len(ids))
         self.kv = memory.kv(0, num_layers=LAYER, capacity=len(ids))
         keys = memory.keys(2 * LAYER * len(ids), len(ids))
-        self.tap = FilterTap(layer=LAYER, keys=keys, queries=model.new_queries(1))
+        rows = GemFilter().rows(len(ids), (), True)
+        self.tap = FilterTap(layer=LAYER, keys=keys, queries=model.new_query_tap([LAYER], rows))
 
     def steps(self) -> Iterator[None]:
         for start in range(0, len(self.ids), self.chunk):
@@ -97,11 +98,17 @@ class FilterPass:
             yield
 
     def selection(self) -> list[int]:
-        evidence = Evidence(
-            queries=self.tap.queries,
+        queries = self.tap.queries
+        layer = LayerEvidence(
+            queries=queries.of(LAYER),
             keys=self.tap.keys,
-            scale=self.tap.scale,
-            softcap=self.tap.softcap,
+            scale=queries.scales[LAYER],
+            softcap=queries.softcaps[LAYER],
+        )
+        evidence = Evidence(
+            num_tokens=len(self.ids),
+            layers={LAYER: layer},
+            rows=queries.rows,
             backend=self.model.backend,
             protected=(),
         )

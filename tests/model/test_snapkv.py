@@ -146,20 +146,20 @@ def test_every_layer_chooses_by_its_own_queries_scale_and_softcap() -> None:
     heads, dim, layers, num_tokens, keep = model.shape.num_kv_heads, 16, model.num_layers, 90, 40
     source = model.new_memory(2 * layers * 100).kv(0, num_layers=layers, capacity=100)
     target = model.new_memory(2 * layers * 60).kv(0, num_layers=layers, capacity=60)
-    window = model.new_window(8, num_tokens)
+    tap = model.new_query_tap(range(layers), range(num_tokens - 8, num_tokens))
     for layer in range(layers):
         key, value = torch.randn(2, heads, num_tokens, dim)
         source.write(layer, 0, key, value)
-        window.queries[layer] = torch.randn(model.shape.num_heads, 8, dim)
-        window.scales[layer] = 0.02 * 10**layer
-        window.softcaps[layer] = 0.5 if layer % 2 else None
+        tap.queries[layer] = torch.randn(model.shape.num_heads, 8, dim)
+        tap.scales[layer] = 0.02 * 10**layer
+        tap.softcaps[layer] = 0.5 if layer % 2 else None
 
     snapkv = SnapKV(observed=8)
-    evict(snapkv, window, source, keep, target, model.backend)
+    evict(snapkv, tap, source, num_tokens, keep, target, model.backend)
     for layer in range(layers):
         keys, values = source.read(layer, num_tokens)
-        options = {"scale": window.scales[layer], "softcap": window.softcaps[layer]}
-        chosen = snapkv.select(window.queries[layer], keys, keep, model.backend, **options)
+        options = {"scale": tap.scales[layer], "softcap": tap.softcaps[layer]}
+        chosen = snapkv.select(tap.queries[layer], keys, keep, model.backend, **options)
         index = chosen.unsqueeze(-1).expand(-1, -1, dim)
         packed_keys, packed_values = target.read(layer, keep)
         assert torch.equal(packed_keys, keys.gather(1, index))

@@ -126,7 +126,7 @@ def test_targets(load: Any) -> None:
             row("ttft", sieve | {"variant": "fp8 filter"}, "ttft_to_none", 0.38),
             row("ttft", sieve, "decode_kv_to_none", 0.0111),
             row("attention", {"where": "alone", "prompt_tokens": 131072}, "share_of_bf16", 0.7),
-            row("rates", {"kernel": "window_attention", "keys": 131072}, "share_of_copy", 0.71),
+            row("rates", {"kernel": "largest_attention", "keys": 131072}, "share_of_copy", 0.71),
             row("decode", {"sequences": 1, "cuda_graphs": "off"}, "share_of_copy", 0.9),
             row("decode", {"sequences": 1, "cuda_graphs": "on"}, "share_of_copy", 0.5),
         ]

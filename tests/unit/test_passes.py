@@ -150,7 +150,7 @@ def test_slices_of_any_length_give_the_same_answers() -> None:
     assert sliced.kv_usage_ratio == 0
     assert not sliced._runner._passes
     assert not sliced._runner._taps
-    assert not sliced._runner._windows
+    assert not sliced._runner._query_taps
 
 
 def test_an_eviction_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
-from gemserve.types import Budget, FilterParams, Request, SamplingParams
+from gemserve.types import Budget, FilterParams, FilterPlan, Request, SamplingParams
 
 LAYERS = 8
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))
@@ -24,6 +24,7 @@ def sequence(
     *,
     is_adaptive: bool = False,
     priority: int = 0,
+    repeated: int = 0,
 ) -> Sequence:
     count = prompt if keep is None else keep
     budget = Budget(
@@ -37,10 +38,14 @@ def sequence(
             filter=FilterParams(method="none" if keep is None else "sieve", keep=keep or 16),
             priority=priority,
         ),
-        filter_layer=None if keep is None else 2,
-        num_kept=count,
+        plan=FilterPlan(
+            reason="disabled" if keep is None else None,
+            num_kept=count,
+            budget=budget,
+            layer=None if keep is None else 2,
+            repeated=() if keep is None else tuple(range(repeated)),
+        ),
         order=order,
-        budget=budget,
     )
 
 
@@ -58,6 +63,7 @@ def random_sequence(rng: Random, order: int) -> Sequence:
         rng.randrange(1, 20),
         is_adaptive=rng.random() < 0.5,
         priority=rng.choice((0, 0, 0, -1, 5)),
+        repeated=rng.choice((0, 0, 0, 7)),
     )
 
 
@@ -73,7 +79,7 @@ def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
     if chunk is not None and is_done:
         if chunk.is_last and chunk.is_filter:
             everything = range(chunk.sequence.num_prompt)
-            budget = chunk.sequence.budget  # fewer than reserved for, or more
+            budget = chunk.sequence.plan.budget  # fewer than reserved for, or more
             count = rng.choice((rng.randint(budget.low, budget.high), budget.limit))
             kept[chunk.sequence] = tuple(sorted(rng.sample(everything, count)))
         elif chunk.is_last:

@@ -194,14 +194,14 @@ def _search(core: Core, asked: Sequence[Observation], lengths: Sequence[int]) ->
 
 def _candidates(layers: Sequence[LayerResult], num_probes: int) -> list[LayerResult]:
     """The earliest layers that are about as good as the best, and bring a head of their own."""
-    best = max(row.recall for row in layers)
+    best = max(layers, key=lambda row: row.recall)
+    least = max(LEAST_RECALL, best.recall - max(TOLERANCE, 1.5 / num_probes))
     close = [
         row
         for row in layers
-        if row.recall >= best - max(TOLERANCE, 1.5 / num_probes)
-        and any(layer == row.layer for layer, _ in row.heads)
+        if row.recall >= least and any(layer == row.layer for layer, _ in row.heads)
     ]
-    return close[:CANDIDATES]
+    return close[:CANDIDATES] or [best]
 
 
 def _confirm(

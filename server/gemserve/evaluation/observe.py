@@ -17,7 +17,9 @@ _CHUNK = 512
 def observe(
     core: Core, prompts: Sequence[Prompt], rows: Sequence[Sequence[int]]
 ) -> Iterator[Evidence]:
-    """Evidence of every prompt, in all layers that see it whole, from the queries at its `rows`.
+    """Evidence of every prompt, in all layers without windows, from the queries at its `rows`.
+
+    Where all layers have sliding windows, it is of those whose window holds this prompt.
 
     Prompts that begin alike are read from where they differ: a document once, whatever is asked of
     it. All layers run, so a prompt costs as much as answering it unfiltered. Each evidence is good
@@ -38,11 +40,10 @@ def observe(
 
 def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: int) -> Evidence:
     model, ids, num_tokens = core.model, prompt.ids, len(prompt.ids)
-    layers = [
-        layer
-        for layer, window in enumerate(model.sliding_windows)
-        if window is None or window >= num_tokens
-    ]
+    windows = list(enumerate(model.sliding_windows))
+    layers = [layer for layer, window in windows if window is None]
+    if not layers:
+        layers = [layer for layer, window in windows if window and window >= num_tokens]
     tap = model.new_query_tap(layers, rows)
     for low in range(start, num_tokens, _CHUNK):
         chunk = ids[low : low + _CHUNK]

@@ -1,0 +1,292 @@
+"""One place decides how a prompt is filtered: options resolved, and the plan that follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gemserve.calibration import Calibration
+from gemserve.errors import RequestError
+from gemserve.filtering.plan import FilterPlanner
+from gemserve.types import (
+    AUTO_MIN_KEEP,
+    FILTER_METHODS,
+    Budget,
+    FilterMethod,
+    FilterOptions,
+    FilterParams,
+    FilterPlan,
+    Priority,
+    Request,
+    SamplingParams,
+    Span,
+)
+
+GUESSED = Calibration(layer=3)
+MEASURED = Calibration(
+    layer=3, heads=((1, 0), (3, 2)), ends_with=False, coverage_bound=0.4, is_measured=True
+)
+PLANNER = FilterPlanner(
+    method="sieve",
+    keep=64,
+    min_tokens=200,
+    fails_open=False,
+    calibration=MEASURED,
+    sliding_windows=(100, None, None, None, 100),
+    context_tokens=4000,
+    longest_sequence=3000,
+)
+FULL = replace(PLANNER, sliding_windows=(None,) * 5)
+SIEVE = FilterParams(method="sieve", keep=64)
+NUM_TOKENS = 1000
+AT_END = ((980, 990), (992, 996))
+
+
+def request(
+    params: FilterParams = SIEVE,
+    num_tokens: int = NUM_TOKENS,
+    question: tuple[tuple[int, int], ...] = AT_END,
+    **more: Any,
+) -> Request:
+    return Request(
+        request_id="r",
+        prompt_ids=range(5, 5 + num_tokens),
+        sampling=more.pop("sampling", SamplingParams(max_tokens=10)),
+        filter=params,
+        question=question,
+        **more,
+    )
+
+
+def refused(options: FilterOptions, planner: FilterPlanner = PLANNER) -> tuple[str, str | None]:
+    with pytest.raises(RequestError) as caught:
+        planner.resolve(options)
+    return str(caught.value), caught.value.param
+
+
+def test_what_a_request_does_not_say_is_the_servers() -> None:
+    params = PLANNER.resolve(FilterOptions())
+    assert params == FilterParams(method="sieve", keep=64, fallback=True, layer=3)
+    others = FilterOptions(keep=0.25, layer=1, return_selection=True)
+    assert PLANNER.resolve(others) == FilterParams(
+        method="sieve", keep=0.25, layer=1, return_selection=True
+    )
+    pooled = PLANNER.resolve(FilterOptions(method="gemfilter", pooling="max"))
+    assert pooled == FilterParams(method="gemfilter", keep=64, layer=3, pooling="max")
+
+
+@pytest.mark.parametrize(
+    ("calibration", "options", "falls_back"),
+    [
+        (MEASURED, FilterOptions(), True),
+        (MEASURED, FilterOptions(fallback=False), False),
+        (MEASURED, FilterOptions(layer=2), False),
+        (MEASURED, FilterOptions(layer=3), True),
+        (MEASURED, FilterOptions(method="gemfilter"), False),
+        (MEASURED, FilterOptions(method="none"), False),
+        (GUESSED, FilterOptions(), False),
+        (GUESSED, FilterOptions(fallback=True), True),
+        (GUESSED, FilterOptions(keep="auto"), True),
+        (GUESSED, FilterOptions(keep="auto", fallback=False), False),
+    ],
+)
+def test_only_a_measured_bound_falls_back_unasked(
+    calibration: Calibration, options: FilterOptions, falls_back: bool
+) -> None:
+    """A guessed bound let half of all prompts be read whole; without one, misses went unsaid."""
+    planner = replace(PLANNER, calibration=calibration)
+    assert planner.resolve(options).fallback is falls_back
+
+
+def test_auto_of_the_server_is_not_for_methods_that_cannot_tell() -> None:
+    """A server that keeps "auto" refused every request for another method."""
+    planner = replace(PLANNER, keep="auto")
+    assert planner.resolve(FilterOptions()).keep == "auto"
+    assert planner.resolve(FilterOptions(method="gemfilter")).keep == 1024
+    assert planner.resolve(FilterOptions(method="position")).keep == 1024
+    assert planner.resolve(FilterOptions(method="none")).keep == "auto"
+
+
+def test_what_a_method_does_not_have_is_named() -> None:
+    assert refused(FilterOptions(pooling="max")) == (
+        "filter.pooling=max: only method gemfilter has it, not sieve",
+        "filter.pooling",
+    )
+    assert refused(FilterOptions(layer=4)) == (
+        "filter.layer=4: must be from 0 to this server's filter layer, 3",
+        "filter.layer",
+    )
+    assert refused(FilterOptions(method="none", fallback=True)) == (
+        "filter.fallback=true: method none keeps everything",
+        "filter.fallback",
+    )
+    for method in ("gemfilter", "snapkv", "position", "random"):
+        assert refused(FilterOptions(method=method, keep="auto")) == (
+            f'filter.keep="auto": only method sieve has it, not {method}',
+            "filter.keep",
+        )
+        assert refused(FilterOptions(method=method, fallback=True)) == (
+            f"filter.fallback=true: only method sieve has it, not {method}",
+            "filter.fallback",
+        )
+    for method in ("none", "snapkv", "position", "random"):
+        message, param = refused(FilterOptions(method=method, layer=1))
+        assert param == "filter.layer"
+        assert message.startswith("filter.layer=1: only methods sieve and gemfilter have")
+
+
+def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None:
+    PLANNER.check_layer_sees(SIEVE, NUM_TOKENS)
+    low = replace(SIEVE, layer=0)
+    with pytest.raises(RequestError, match=r"filter\.layer=0: .* only the last 100 .* of 1000"):
+        PLANNER.check_layer_sees(low, NUM_TOKENS)
+    PLANNER.check_layer_sees(low, 200)  # too short to be filtered
+    PLANNER.check_layer_sees(FilterParams(method="none", keep=16, layer=0), NUM_TOKENS)
+
+
+@pytest.mark.parametrize("method", [*FILTER_METHODS, "fastkv", "claa"])
+def test_every_method_has_one_way(method: FilterMethod) -> None:
+    """A pass, a choice without one, or eviction; else a request would never end."""
+    params = FilterParams(method=method, keep=64)
+    plan = FULL.plan(request(params, protected=(Span(0, 3, Priority.SYSTEM),)))
+    if method == "none":
+        assert (plan.reason, plan.num_kept, plan.layer) == ("disabled", NUM_TOKENS, None)
+        return
+    assert plan.reason is None
+    assert plan.num_kept == 64
+    assert plan.budget == Budget(low=64, high=64, limit=64)
+    ways = (plan.layer is not None, plan.chosen is not None, plan.evicts)
+    assert sum(ways) == 1
+    assert plan.evicts == (method == "snapkv")
+    assert (plan.chosen is not None) == (method in ("position", "random"))
+    if plan.chosen is not None:
+        assert len(plan.chosen) == 64
+        assert {0, 1, 2} <= set(plan.chosen)
+    expected: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "sieve": ((*range(980, 990), *range(992, 996)), (1, 3)),
+        "gemfilter": ((999,), (3,)),
+        "fastkv": (tuple(range(992, 1000)), (3,)),
+        "claa": (tuple(range(992, 1000)), (0, 1, 2, 3)),
+    }
+    assert (plan.rows, plan.tapped) == expected.get(method, ((), ()))
+    assert plan.layer == (3 if method in expected else None)
+
+
+def test_the_calibrated_heads_count_in_the_calibrated_layer_alone() -> None:
+    """Heads of another layer would be looked for where they were not recorded."""
+    plan = PLANNER.plan(request())
+    assert (plan.heads, plan.coverage_bound) == (((1, 0), (3, 2)), 0.4)
+    same = PLANNER.plan(request(replace(SIEVE, layer=3)))
+    assert same == plan
+    lower = PLANNER.plan(request(replace(SIEVE, layer=2)))
+    assert (lower.layer, lower.tapped, lower.heads) == (2, (2,), None)
+    assert lower.coverage_bound == Calibration.GUESSED_BOUND
+
+
+def test_rows_are_the_questions_and_the_ends_where_they_were_calibrated() -> None:
+    asked = {*range(980, 990), *range(992, 996)}
+    end = set(range(NUM_TOKENS - 16, NUM_TOKENS))
+    assert set(PLANNER.plan(request()).rows) == asked
+    both = replace(PLANNER, calibration=replace(MEASURED, ends_with=True))
+    rows = both.plan(request()).rows
+    assert set(rows) == asked | end
+    assert list(rows) == sorted(set(rows))
+    assert set(PLANNER.plan(request(question=())).rows) == end
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64, 199, 200])
+def test_short_prompts_are_read_whole(num_tokens: int) -> None:
+    plan = PLANNER.plan(request(num_tokens=num_tokens, question=()))
+    assert (plan.reason, plan.num_kept, plan.layer) == ("short_prompt", num_tokens, None)
+    assert PLANNER.generated_from(SIEVE, num_tokens) == num_tokens
+
+
+def test_a_prompt_that_would_be_kept_whole_is_not_filtered() -> None:
+    """The filter pass cost time, and everything was kept."""
+    large = FilterParams(method="sieve", keep=NUM_TOKENS)
+    assert PLANNER.plan(request(large)).reason == "short_prompt"
+    assert PLANNER.plan(request(replace(large, keep=NUM_TOKENS - 1))).reason is None
+    assert PLANNER.generated_from(large, NUM_TOKENS) == NUM_TOKENS
+    assert PLANNER.generated_from(SIEVE, NUM_TOKENS) == 64
+    evicted = FilterParams(method="snapkv", keep=64)
+    assert PLANNER.generated_from(evicted, NUM_TOKENS) == NUM_TOKENS
+
+
+def test_scored_prompts_are_read_whole() -> None:
+    plan = PLANNER.plan(request(prompt_logprobs=0))
+    assert (plan.reason, plan.num_kept) == ("prompt_logprobs", NUM_TOKENS)
+    none = PLANNER.plan(request(FilterParams(method="none", keep=16), prompt_logprobs=0))
+    assert none.reason == "disabled"
+
+
+def test_budgets() -> None:
+    auto = PLANNER.plan(request(FilterParams(method="sieve", keep="auto", fallback=True)))
+    assert auto.budget == Budget(low=AUTO_MIN_KEEP, high=128, limit=NUM_TOKENS)
+    assert auto.num_kept == 128
+    long = FilterParams(method="sieve", keep="auto")
+    assert PLANNER.plan(request(long, 3200)).budget == Budget(low=128, high=400, limit=400)
+    falling = replace(SIEVE, fallback=True)
+    # 3,000 tokens fit, less what is generated
+    assert PLANNER.plan(request(falling, 3500)).budget.limit == 2990
+    assert not PLANNER.plan(request()).fails_open
+    opening = replace(PLANNER, fails_open=True)
+    assert opening.plan(request()).fails_open
+    assert not opening.plan(request(num_tokens=3500)).fails_open  # the whole does not fit
+
+
+def in_front(planner: FilterPlanner = PLANNER, **more: Any) -> FilterPlan:
+    return planner.plan(request(question=((3, 9), (11, 13)), **more))
+
+
+def test_a_question_in_front_is_read_again_behind_the_prompt() -> None:
+    """It cannot see what follows it: its rows looked at the template's first tokens."""
+    plan = in_front()
+    assert plan.repeated == (*range(8, 14), 16, 17)
+    assert plan.rows == tuple(range(NUM_TOKENS, NUM_TOKENS + 8))
+    with_end = in_front(replace(PLANNER, calibration=replace(MEASURED, ends_with=True)))
+    assert with_end.rows == tuple(range(NUM_TOKENS + 8 - 16, NUM_TOKENS + 8))
+    near = PLANNER.plan(request(question=((700, 745),)))
+    assert (near.repeated, near.rows) == ((), tuple(range(700, 745)))
+    assert PLANNER.plan(request(question=((700, 744),))).repeated
+    assert in_front(num_tokens=200).repeated == ()  # not filtered
+    for method in ("gemfilter", "fastkv", "claa"):
+        other = in_front(params=FilterParams(method=method, keep=64))
+        assert other.repeated == ()
+        assert max(other.rows) == NUM_TOKENS - 1
+
+
+def test_without_room_in_the_context_nothing_is_repeated() -> None:
+    for context, is_repeated in ((NUM_TOKENS + 8, True), (NUM_TOKENS + 7, False)):
+        plan = in_front(replace(PLANNER, context_tokens=context))
+        assert bool(plan.repeated) == is_repeated
+        if not is_repeated:
+            assert plan.rows == (*range(3, 9), 11, 12)
+
+
+def test_eviction_is_refused_where_layers_have_windows() -> None:
+    """Kept keys are not where a window would look for them."""
+    evicting = FilterParams(method="snapkv", keep=64)
+    with pytest.raises(RequestError, match=r"filter\.method=snapkv: .* 2 of its .* last 100"):
+        PLANNER.plan(request(evicting))
+    assert FULL.plan(request(evicting)).evicts
+    assert PLANNER.plan(request(evicting, 150, ())).reason == "short_prompt"
+
+
+def test_a_plan_is_checked_like_a_request() -> None:
+    """A request made without the API went on with a budget that its method ignores."""
+    for params in (
+        FilterParams(method="gemfilter", keep="auto"),
+        FilterParams(method="position", keep=64, fallback=True),
+    ):
+        with pytest.raises(RequestError, match="only method sieve has it"):
+            PLANNER.plan(request(params))
+
+
+def test_equal_requests_have_equal_plans() -> None:
+    """Which thread plans, and when, must not matter."""
+    sampling = SamplingParams(max_tokens=10, seed=5)
+    for method in FILTER_METHODS:
+        one = request(FilterParams(method=method, keep=64), sampling=sampling)
+        assert FULL.plan(one) == FULL.plan(one)

@@ -131,18 +131,19 @@ class ServerConfig:
 def resolve_engine(
     config: EngineConfig, calibration: Calibration, *, num_layers: int, context_tokens: int
 ) -> EngineConfig:
-    """`config` with nothing automatic left, and every limit checked."""
+    """`config` with nothing automatic left, and every limit checked.
+
+    `max_prompt_tokens` may be above the model's context: such prompts can be filtered, not read
+    whole.
+    """
     layer, keep, limit = calibration.layer, config.filter_keep, config.max_prompt_tokens
     if keep is None:
         is_known = calibration.is_measured or config.filter_layer is not None
         keep = DEFAULT_KEEP if is_known or config.filter_method != "sieve" else "auto"
     if limit is None:
         limit = context_tokens - 1
-    if not 1 <= limit < context_tokens:
-        raise ConfigError(
-            f"max_prompt_tokens={limit}: must be from 1 to {context_tokens - 1}, one less than the "
-            "model's context"
-        )
+    if limit < 1:
+        raise ConfigError(f"max_prompt_tokens={limit}: must be at least 1")
     offloaded = find_offload_layers(config.offload_layers, num_layers, layer)
     return replace(
         config,

@@ -175,17 +175,27 @@ class PromptBuilder:
         return chat_prompt(self.tokenizer, messages, limit, tools, field=field)
 
     def _checked_filter(
-        self, body: Filterable, prompt: Prompt, field: str, adapter: LoadedAdapter | None
+        self,
+        body: Filterable,
+        prompt: Prompt,
+        field: str,
+        adapter: LoadedAdapter | None,
+        *,
+        is_scored: bool = False,
     ) -> FilterParams:
-        """What to filter with, of a prompt that is short enough."""
-        limit = self.config.max_prompt_tokens
-        assert limit is not None
+        """What to filter with, of a prompt that is short enough.
+
+        It must have room in the context as far as it is read by all layers.
+        """
+        params, num_tokens = self._resolve(body.filter), len(prompt.ids)
+        longest = self.config.max_prompt_tokens
+        assert longest is not None
         left = self.context_tokens - 1 - _positions(adapter)
-        num_tokens = len(prompt.ids)
-        if num_tokens > min(limit, left):
-            note = _with(adapter) if left < limit else ""
-            raise PromptTooLong(tokens=num_tokens, limit=min(limit, left), param=field, note=note)
-        params = self._resolve(body.filter)
+        is_read_whole = is_scored or self.planner.generated_from(params, num_tokens) == num_tokens
+        limit = min(longest, left) if is_read_whole else longest
+        if num_tokens > limit:
+            note = _with(adapter) if left < longest else ""
+            raise PromptTooLong(tokens=num_tokens, limit=limit, param=field, note=note)
         self.planner.check_layer_sees(params, num_tokens)
         return params
 
@@ -202,7 +212,8 @@ class PromptBuilder:
         is_prompt_scored: bool = False,
         grammar: Grammar | None = None,
     ) -> Request:
-        params, num_tokens = self._checked_filter(body, prompt, field, adapter), len(prompt.ids)
+        params = self._checked_filter(body, prompt, field, adapter, is_scored=is_prompt_scored)
+        num_tokens = len(prompt.ids)
         read = num_tokens if is_prompt_scored else self.planner.generated_from(params, num_tokens)
         context = self.context_tokens - _positions(adapter)
         room = context - read

@@ -53,6 +53,7 @@ def assemble(loaded: Loaded, engine: EngineConfig, calibration: Calibration | No
         context_tokens=causal.context_tokens,
     )
     assert causal.num_host_layers == resolved.offload_layers, "loaded for other settings"
+    _check_longest(causal, resolved)
     _check_filter_layer(causal, resolved)
     if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
         raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
@@ -152,6 +153,17 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
         sliding_windows=[None] * shape.num_layers,
     ).layer
     return find_offload_layers(engine.offload_layers, shape.num_layers, layer)
+
+
+def _check_longest(model: CausalModel, config: EngineConfig) -> None:
+    """Refuse prompts beyond the model's context where no filter would make them shorter."""
+    limit, context = config.max_prompt_tokens, model.context_tokens
+    assert limit is not None
+    if limit >= context and METHODS[config.filter_method].selector is None:
+        raise ConfigError(
+            f"max_prompt_tokens={limit}: must be from 1 to {context - 1}, one less than the "
+            f"model's context, with --filter {config.filter_method}"
+        )
 
 
 def _check_filter_layer(model: CausalModel, config: EngineConfig) -> None:

@@ -40,6 +40,7 @@ CANDIDATES = 3
 # The bound may call so many of the found ones untrusted.
 _FALSE_ALARMS = 0.05
 _TRUST_SHARE = SHARES[0]
+_ANSWER_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +261,7 @@ def _confirm(
         for row in candidates
     ]
     tries.append([list(example.prompt.ids) for example in examples])
-    texts = answer_all(core, [ids for tried in tries for ids in tried], examples[0].max_tokens)
+    texts = answer_all(core, [ids for tried in tries for ids in tried], _ANSWER_TOKENS)
     scores = []
     for start in range(0, len(texts), len(examples)):
         own = texts[start : start + len(examples)]

@@ -53,7 +53,7 @@ def run_calibration(loaded: Loaded, effort: Effort, *, kv_memory_bytes: int) -> 
     """Calibrate a loaded model; also the seconds it took. Raises `ConfigError`."""
     started_s = time.monotonic()
     settings = EngineConfig(
-        filter_method="none", calibrate="off", kv_memory_bytes=kv_memory_bytes, max_running=8
+        filter_method="none", calibrate="off", kv_memory_bytes=kv_memory_bytes, max_running=32
     )
     core = assemble(loaded, settings)
     limit = core.config.max_prompt_tokens

@@ -143,18 +143,29 @@ def best_heads(
         ((index, head) for index in layers for head in range(mean.shape[1]) if index <= layer),
         key=lambda pair: -float(mean[layers.index(pair[0]), pair[1]]),
     )[:_POOL]
-    chosen: tuple[Head, ...] = (pool[0],)
+    chosen: list[int] = [0]
     best = float(mean[layers.index(pool[0][0]), pool[0][1]])
-    while len(chosen) < MOST_HEADS:
-        tried = {
-            head: sum(recall_of((*chosen, head), seen, ends_with) for seen in probes) / len(probes)
-            for head in pool
-            if head not in chosen
-        }
-        if not tried:
+    own = [
+        seen.scores[ends_with][[layers.index(i) for i, _ in pool], [h for _, h in pool]]
+        for seen in probes
+    ]
+    while len(chosen) < min(MOST_HEADS, len(pool)):
+        joined = torch.stack(
+            [_joined(scores, seen, chosen) for scores, seen in zip(own, probes, strict=True)]
+        )
+        tried = joined.mean(dim=0)
+        tried[chosen] = -1
+        head = int(tried.argmax())
+        if float(tried[head]) < best + _GAIN:
             break
-        head = max(tried, key=lambda h: tried[h])
-        if tried[head] < best + _GAIN:
-            break
-        chosen, best = (*chosen, head), tried[head]
-    return tuple(sorted(chosen)), best
+        chosen, best = [*chosen, head], float(tried[head])
+    return tuple(sorted(pool[i] for i in chosen)), best
+
+
+def _joined(scores: torch.Tensor, seen: Observation, chosen: Sequence[int]) -> torch.Tensor:
+    """Recall of `chosen` with each of a pool's heads, averaged over `SHARES`: [pool].
+
+    `scores`: of the pool's heads, [pool, tokens].
+    """
+    together = torch.maximum(scores, scores[list(chosen)].amax(dim=0))
+    return torch.stack([recalls(together, seen, share) for share in SHARES]).mean(0)

@@ -102,7 +102,7 @@ def _ask_both(server: Server, hidden: Hidden, max_tokens: int) -> dict[str, Resu
 
 
 def _tokenizer(model: str) -> Any:
-    from gemserve.model.loader import open_checkpoint
+    from gemserve.model.checkpoint import open_checkpoint
 
     return open_checkpoint(ModelConfig(model=model)).load_tokenizer()
 

@@ -34,7 +34,7 @@ class Demo:
 
 
 DEMOS = {
-    "smollm2": Demo(draw=natural_document, num_tokens=6000, seed=1, max_tokens=40),
+    "smollm2": Demo(draw=natural_document, num_tokens=6000, seed=4, max_tokens=24),
     "builtin": Demo(draw=synthetic_document, num_tokens=16384, seed=7, max_tokens=24),
 }
 
@@ -93,7 +93,7 @@ def _ask_both(server: Server, hidden: Hidden, max_tokens: int) -> dict[str, Resu
     print(f'Question:  "{hidden.question}"\n')
     # a first short answer pays for what only happens once
     print(f"{'Warming up:':<32}", end="", flush=True)
-    server.ask("The code for the lamp is 123.\n\nWhat is the code for the lamp?", "none", 24)
+    server.ask("The code for the lamp is 123.\n\nWhat is the code for the lamp?", "none", 8)
     results: dict[str, Result] = {}
     for label, method in ((WHOLE, "none"), (FILTERED, None)):
         print(f"Asking with {label + ':':<20}", end="", flush=True)

@@ -71,7 +71,7 @@ class Server:
             self._process.kill()
 
     def ask(self, content: str, method: str | None, max_tokens: int) -> Result:
-        """Stream one greedy answer through the `openai` client, printing it as it comes."""
+        """Stream one greedy answer through the `openai` client, printing it on one line."""
         chosen: dict[str, Any] = {"return_selection": True}
         if method is not None:
             chosen["method"] = method
@@ -94,7 +94,7 @@ class Server:
             if delta:
                 ttft_s = ttft_s or time.monotonic() - started_s
                 text += delta
-                print(delta, end="", flush=True)
+                print(delta.replace("\n", " "), end="", flush=True)
         print()
         after = self._kv_bytes()
         return Result(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 from gemserve.demo.document import Hidden
@@ -104,16 +103,20 @@ class Kept:
     def _passage(self, tokens: Range, is_held: bool) -> str:
         words = self._words(tokens)
         if not is_held and len(words) > _SHORT:
-            words = f"{words[: _SHORT // 2]} … {words[-_SHORT // 2 :]}"
+            words = _ends(words, _SHORT // 2)
         mark = "►" if is_held else " "
         return f" {mark} [{tokens[0]:>6,}, {tokens[1]:>6,})  {words}"
 
     def _dropped(self, tokens: Range) -> str:
         words = self._words(tokens)
         if len(words) > 2 * _EDGE:
-            start = shorten(words[: _EDGE + 8], _EDGE, placeholder="")
-            words = f"{start} … {words[-_EDGE:].partition(' ')[2]}"
+            words = _ends(words, _EDGE)
         return f"       − {tokens[1] - tokens[0]:>5,} tokens   ({words})"
+
+
+def _ends(words: str, num_chars: int) -> str:
+    """The first and the last words of a text, at most so many characters of each."""
+    return f"{words[:num_chars].rpartition(' ')[0]} … {words[-num_chars:].partition(' ')[2]}"
 
 
 def _counted(passages: Sequence[Range]) -> str:

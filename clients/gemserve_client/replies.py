@@ -21,7 +21,7 @@ class FilterReport(BaseModel):
     """What the filter did.
 
     `selection`: the kept tokens as half-open ranges, if they were asked for. `coverage`: the share
-    of attention that they get, where the method tells.
+    of what the question looks at in the document that they hold, where the method tells.
     """
 
     method: FilterMethod

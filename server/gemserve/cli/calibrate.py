@@ -92,7 +92,8 @@ def _print_found(found: Any) -> None:
     rows = "the question's tokens" + (" and the prompt's end" if chosen.ends_with else "")
     print(f"rows that look: {rows}")
     print(f"probes: {found.num_probes} of kinds {', '.join(found.kinds)}")
-    print(f"recall on probes of other wording: {found.confirmed_recall:.2f}")
+    if found.confirmed_recall is not None:
+        print(f"recall on probes of other wording: {found.confirmed_recall:.2f}")
     if found.full_score is not None:
         print(
             f"answers from what is kept {chosen.score:.2f}, from the whole {found.full_score:.2f}"

@@ -50,7 +50,9 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int]) -> Prompt:
     """A prompt of token ids, taken unaltered."""
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     question = ids_question(tokenizer, ids)
-    return Prompt(ids, protect(plain_spans(len(ids), has_bos), question), question=question)
+    return Prompt(
+        ids, protect(tokenizer, ids, plain_spans(len(ids), has_bos), question), question=question
+    )
 
 
 def text_prompt(tokenizer: Any, text: str) -> Prompt:
@@ -65,7 +67,7 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     ends = [encode(tokenizer, end, add_special_tokens=False) for end in _last_paragraphs(said)]
     starts = [max(0, len(ids) - blanks - len(end)) for end in ends]
     question = text_question(tokenizer, text, encoding)
-    spans = protect(plain_spans(stop, has_bos, starts), question)
+    spans = protect(tokenizer, ids, plain_spans(stop, has_bos, starts), question)
     return Prompt(ids, spans, text, encoding, find_code_blocks([(0, text)], encoding), question)
 
 
@@ -91,7 +93,8 @@ def chat_prompt(
     encoding = spell_out(tokenizer, text, encoding, places)
     _check_length(encoding, max_tokens, field)
     question = chat_question(places, messages, text, encoding)
-    spans = protect(chat_spans(places, messages, text, encoding), question)
+    spans = chat_spans(places, messages, text, encoding)
+    spans = protect(tokenizer, encoding.ids, spans, question)
     said = [(low, text[low:high]) for _, low, high in places]
     code_blocks = find_code_blocks(said, encoding)
     return Prompt(encoding.ids, spans, text, encoding, code_blocks, question)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from gemserve.types import MAX_QUESTION_TOKENS, Priority, Span
 
 _NEAR_AN_END = 8192  # tokens at either end of a text, more than are looked at
 _NUM_DECODED = LONGEST_QUESTION + 128  # of a prompt of token ids
+_MOST_BLANKS = 2  # tokens of the blank line before a question, which are kept with it
 # what stands beside control tokens in a chat that was rendered before it was sent
 _ROLE = re.compile(r"(?:system|developer|user|assistant|model|tool|ipython)[ \t]*(?=[\r\n]|$)")
 _SHORTEST_FOUND = 12  # characters of a message that the template does not have by chance
@@ -91,8 +93,14 @@ def ids_question(tokenizer: Any, ids: Sequence[int]) -> Ranges:
     return tuple((start + skipped, stop + skipped) for start, stop in found)
 
 
-def protect(spans: Sequence[Span], question: Ranges) -> tuple[Span, ...]:
-    """`spans`, and the question where it has no better protection than a document's ends."""
+def protect(
+    tokenizer: Any, ids: Sequence[int], spans: Sequence[Span], question: Ranges
+) -> tuple[Span, ...]:
+    """`spans`, and the question where it has no better protection than a document's ends.
+
+    So is the blank line that sets it apart: without it the question would go on in the middle of
+    whatever was kept last, and small models take it for a part of that.
+    """
     covered = {
         position
         for span in spans
@@ -100,7 +108,24 @@ def protect(spans: Sequence[Span], question: Ranges) -> tuple[Span, ...]:
         for position in range(*_overlap(span, question))
     }
     added = [p for start, stop in question for p in range(start, stop) if p not in covered]
-    return (*spans, *(Span(*found, Priority.QUESTION) for found in _ranges(added)))
+    asked = [*spans, *(Span(*found, Priority.QUESTION) for found in _ranges(added))]
+    apart = {start: start - _num_blanks_before(tokenizer, ids, start) for start, _ in question}
+    return tuple(
+        replace(span, start=apart.get(span.start, span.start))
+        if span.priority is Priority.QUESTION
+        else span
+        for span in asked
+    )
+
+
+def _num_blanks_before(tokenizer: Any, ids: Sequence[int], start: int) -> int:
+    """How many blank tokens stand just before a position; `_MOST_BLANKS` at most."""
+    for count in range(min(_MOST_BLANKS, start)):
+        token = [ids[start - 1 - count]]
+        text: str = tokenizer.backend_tokenizer.decode(token, skip_special_tokens=False)
+        if text.strip():
+            return count
+    return min(_MOST_BLANKS, start)
 
 
 def _overlap(span: Span, question: Ranges) -> tuple[int, int]:

@@ -9,25 +9,24 @@ trusted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.answers import answer_all
+from gemserve.evaluation.calibration_result import Found, LayerResult, Trust
 from gemserve.evaluation.head_search import (
     SHARES,
-    Head,
     Observation,
     best_heads,
-    coverage_of,
+    coverage,
     recall_of,
     single_recalls,
     watch,
 )
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.observe import observe
-from gemserve.evaluation.probes import Probe, draw_probes
+from gemserve.evaluation.probes import PROBE_KINDS, Probe, draw_probes
 from gemserve.filtering.sieve import Sieve
 
 # A layer this close to the best, or by one probe, is as good; the earliest is the fastest.
@@ -39,71 +38,7 @@ LEAST_RECALL = 0.7
 CANDIDATES = 3
 # The bound may call so many of the found ones untrusted.
 _FALSE_ALARMS = 0.05
-_TRUST_SHARE = SHARES[0]
 _ANSWER_TOKENS = 24
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerResult:
-    """The best heads up to one layer. `recall`: of the needed tokens, averaged over the probes and
-    over a sixteenth and a thirty-second kept; `own_recall`: of this layer's best single head;
-    `work`: floating-point operations up to the first token, as a share of reading everything.
-    `score`: right answers from what the heads keep; None: not tried.
-    """
-
-    layer: int
-    heads: tuple[Head, ...]
-    ends_with: bool
-    recall: float
-    own_recall: float
-    work: float
-    score: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trust:
-    """How well coverage tells found from missed, on probes that did not set the bound.
-
-    Shares of choices that are not trusted: of facts that were found (false alarms), of questions
-    whose answer the document does not have, and of questions about all of its text.
-    """
-
-    bound: float
-    found: float
-    absent: float
-    diffuse: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a calibration came to. `full_score`: answers from the whole prompts, if tried."""
-
-    layers: tuple[LayerResult, ...]
-    chosen: LayerResult
-    trust: Trust
-    kinds: tuple[str, ...]
-    num_probes: int
-    full_score: float | None
-    confirmed_recall: float
-
-    def as_json(self) -> dict[str, Any]:
-        """What `calibration.json` holds of it."""
-        return {
-            "filter_layer": self.chosen.layer,
-            "heads": [list(head) for head in self.chosen.heads],
-            "ends_with": self.chosen.ends_with,
-            "coverage_bound": self.trust.bound,
-            "probes": {
-                "kinds": list(self.kinds),
-                "count": self.num_probes,
-                "recall": self.chosen.recall,
-                "confirmed_recall": self.confirmed_recall,
-                "score": self.chosen.score,
-                "full_score": self.full_score,
-                "untrusted": asdict(self.trust),
-            },
-            "layers": [asdict(row) for row in self.layers],
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,35 +61,42 @@ Progress = Callable[[str], None]
 def calibrate(core: Core, effort: Effort, progress: Progress) -> Found:
     """Choose layer, heads and rows, and the bound of coverage.
 
-    `progress` is told of every prompt that was read. Raises `ConfigError` where probes do not tell
-    the layers apart.
+    `progress` is told of every probe that was read. An interrupt (Ctrl-C) ends the reading: once
+    every kind of probe was read, the choice is made from those. Raises `ConfigError` where probes
+    do not tell the layers apart.
     """
     lengths, samples = effort.lengths, effort.samples
     probes = draw_probes(core.tokenizer, "calibration", lengths, samples, effort.seed)
-    seen = [_observe(core, probe, progress) for probe in probes]
+    seen, is_interrupted = _observe_all(core, probes, progress)
     kinds = _findable(seen)
-    asked = [asked for asked, _, _ in seen if asked.kind in kinds]
+    # a probe of which all that is needed is protected says nothing
+    seen = [triple for triple in seen if triple[0].kind in kinds and len(triple[0].gold)]
+    asked = [asked for asked, _, _ in seen]
     layers = _search(core, asked, lengths)
     check_found(layers, len(asked))
     candidates = _candidates(layers, len(asked))
-    count = effort.confirms or 1
-    others = draw_probes(core.tokenizer, "confirmation", lengths[-1:], count, effort.seed)
-    others = [probe for probe in others if probe.kind in kinds]
-    other_seen = [_observe(core, probe, progress) for probe in others]
+    others: list[Probe] = []
+    if not is_interrupted:
+        count = effort.confirms or 1
+        others = draw_probes(core.tokenizer, "confirmation", lengths[-1:], count, effort.seed)
+        others = [probe for probe in others if probe.kind in kinds]
+    other_seen, _ = _observe_all(core, others, progress)
+    pairs = [pair for pair in zip(others, other_seen, strict=False) if len(pair[1][0].gold)]
+    others, other_seen = [probe for probe, _ in pairs], [triple for _, triple in pairs]
     full_score = None
-    if effort.confirms:
+    if effort.confirms and others:
         candidates, full_score = _confirm(core, candidates, others, other_seen)
-    chosen = _earliest(candidates, len(others))
+    chosen = _earliest(candidates, max(1, len(others)))
     known = {row.layer: row for row in candidates}
     confirmed = [recall_of(chosen.heads, a, chosen.ends_with) for a, _, _ in other_seen]
     return Found(
         layers=tuple(known.get(row.layer, row) for row in layers),
         chosen=chosen,
-        trust=_trust(chosen, [s for s in seen if s[0].kind in kinds], other_seen),
+        trust=_trust(chosen, seen, other_seen),
         kinds=kinds,
         num_probes=len(asked),
         full_score=full_score,
-        confirmed_recall=_mean(confirmed),
+        confirmed_recall=_mean(confirmed) if confirmed else None,
     )
 
 
@@ -177,7 +119,23 @@ def check_found(layers: Sequence[LayerResult], num_probes: int) -> None:
 Triple = tuple[Observation, Observation, Observation]  # of one probe's three questions
 
 
-def _observe(core: Core, probe: Probe, progress: Progress) -> Triple:
+def _observe_all(
+    core: Core, probes: Sequence[Probe], progress: Progress
+) -> tuple[list[Triple], bool]:
+    """What every head looks at in each probe, and whether the reading was interrupted."""
+    seen: list[Triple] = []
+    try:
+        for probe in probes:
+            seen.append(_observe(core, probe))
+            progress(f"{probe.kind} probe of {len(probe.example.prompt.ids)} tokens")
+    except KeyboardInterrupt:
+        if len({asked.kind for asked, _, _ in seen}) < len(PROBE_KINDS):
+            raise
+        return seen, True
+    return seen, False
+
+
+def _observe(core: Core, probe: Probe) -> Triple:
     """What every head looks at, for the three questions of a probe."""
     selector = Sieve()
     questions = [len(selector.rows(len(p.ids), p.question, False)) for p in probe.prompts]
@@ -191,7 +149,6 @@ def _observe(core: Core, probe: Probe, progress: Progress) -> Triple:
         observe(core, probe.prompts, rows), golds, questions, strict=True
     ):
         seen.append(watch(evidence, probe.kind, gold, count))
-    progress(f"{probe.kind} probe of {len(probe.example.prompt.ids)} tokens")
     asked_for, absent, diffuse = seen
     return asked_for, absent, diffuse
 
@@ -200,7 +157,9 @@ def _findable(seen: Sequence[Triple]) -> tuple[str, ...]:
     """The kinds of probes that some head finds: a small model may not know all of them."""
     found = []
     for kind in dict.fromkeys(asked.kind for asked, _, _ in seen):
-        own = [asked for asked, _, _ in seen if asked.kind == kind]
+        own = [asked for asked, _, _ in seen if asked.kind == kind and len(asked.gold)]
+        if not own:
+            continue
         best = max(float(single_recalls(own, e).mean(dim=0).amax()) for e in (False, True))
         if best >= FINDABLE:
             found.append(kind)
@@ -266,10 +225,8 @@ def _confirm(
     for start in range(0, len(texts), len(examples)):
         own = texts[start : start + len(examples)]
         scores.append(_mean([score_answer(t, e) for t, e in zip(own, examples, strict=True)]))
-    confirmed = [
-        LayerResult(**{**_fields(row), "score": score})
-        for row, score in zip(candidates, scores[:-1], strict=True)
-    ]
+    pairs = zip(candidates, scores[:-1], strict=True)
+    confirmed = [replace(row, score=score) for row, score in pairs]
     return confirmed, scores[-1]
 
 
@@ -277,7 +234,7 @@ def _kept_ids(probe: Probe, asked: Observation, row: LayerResult) -> list[int]:
     """The tokens of a probe that these heads keep at a sixteenth, with all that is protected."""
     scores = asked.of(row.heads, row.ends_with)
     order, _ = Sieve().order(scores, ())
-    count = max(1, round(_TRUST_SHARE * len(scores)))
+    count = max(1, round(SHARES[0] * len(scores)))
     chosen = set(asked.document[order[:count]].tolist())
     document = set(asked.document.tolist())
     ids = probe.example.prompt.ids
@@ -297,7 +254,7 @@ def _trust(row: LayerResult, seen: Sequence[Triple], others: Sequence[Triple]) -
     """Set the bound on some probes and judge it on others."""
 
     def coverages(triples: Sequence[Triple], which: int) -> list[float]:
-        return [coverage_of(row.heads, t[which], row.ends_with, _TRUST_SHARE) for t in triples]
+        return [coverage(row.heads, t[which], row.ends_with) for t in triples]
 
     def found(triples: Sequence[Triple]) -> list[Triple]:
         return [t for t in triples if recall_of(row.heads, t[0], row.ends_with) >= 0.8]
@@ -325,10 +282,6 @@ def choose_bound(good: Sequence[float], bad: Sequence[float]) -> float:
 
     best: float = max(allowed, key=gain)
     return round(best, 4)
-
-
-def _fields(row: LayerResult) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in LayerResult.__slots__}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -16,7 +16,8 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import assemble, calibration_path, load_for
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.calibrate import SHORT, Effort, Found, calibrate
+from gemserve.evaluation.calibrate import SHORT, Effort, calibrate
+from gemserve.evaluation.calibration_result import Found
 from gemserve.filtering.methods import METHODS
 from gemserve.model.base import hash_weights
 from gemserve.model.loader import Loaded
@@ -110,7 +111,7 @@ def _calibrate_now(loaded: Loaded, engine: EngineConfig) -> Calibration | None:
         return None
     _say(
         f"calibrated in {seconds:.0f} s: filter layer {found.chosen.layer}, recall "
-        f"{found.confirmed_recall:.2f} on other probes; kept in {path}"
+        f"{found.chosen.recall:.2f}; kept in {path}"
     )
     model = loaded.model
     return read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)

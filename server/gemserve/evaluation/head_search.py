@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.filtering.selector import Evidence
-from gemserve.filtering.sieve import Sieve
+from gemserve.filtering.sieve import Sieve, coverage_of
 from gemserve.types import Priority
 
 Head = tuple[int, int]  # (layer, head)
@@ -111,13 +111,11 @@ def recall_of(heads: Sequence[Head], seen: Observation, ends_with: bool) -> floa
     return sum(float(recalls(scores, seen, share)) for share in SHARES) / len(SHARES)
 
 
-def coverage_of(heads: Sequence[Head], seen: Observation, ends_with: bool, share: float) -> float:
-    """The share of what these heads look at that the best `share` of the document holds."""
+def coverage(heads: Sequence[Head], seen: Observation, ends_with: bool) -> float:
+    """The coverage that sieve would report with these heads."""
     scores = seen.of(heads, ends_with)
-    reach = Sieve().reach
-    ranks = F.max_pool1d(scores[None, None], 2 * reach + 1, stride=1, padding=reach).flatten()
-    kept = (ranks + 1e-6 * scores).topk(max(1, round(share * len(scores)))).indices
-    return float(scores[kept].sum() / scores.sum().clamp_min(0.1))
+    order, _ = Sieve().order(scores, ())
+    return coverage_of(scores[order])
 
 
 def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tensor:

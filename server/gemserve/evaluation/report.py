@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gemserve.evaluation.calibrate import Found
+from gemserve.evaluation.calibration_result import Found
 from gemserve.evaluation.score import Outcome
 
 _BINS = 10  # depths of a heat map

@@ -60,9 +60,9 @@ class Evidence:
 class Choice:
     """What a method keeps. `positions`: ascending, [kept], int64.
 
-    `coverage`: the share, 0 to 1, of what the question looks at in the document that the budget
-    holds; None if the method does not tell. `is_diffuse`: it was below the bound, so that more was
-    kept. `has_failed`: everything is kept, for want of a choice.
+    `coverage`: how focused the question's attention to the document is: the share, 0 to 1, that
+    the best sixteenth of it gets; None if the method does not tell. `is_diffuse`: it was below the
+    bound, so that more was kept. `has_failed`: everything is kept, for want of a choice.
     """
 
     positions: torch.Tensor

@@ -22,6 +22,7 @@ from gemserve.filtering.selector import (
 from gemserve.filtering.spans import reserve
 from gemserve.types import Budget, FilterParams
 
+COVERAGE_SHARE = 1 / 16
 _AWAKE = 0.1  # a document that gets less attention than this in all is not looked at
 
 
@@ -67,25 +68,25 @@ class Sieve(Selector):
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         num_tokens = evidence.num_tokens
         scores = check_finite(self.score(evidence, params))
-        order, ranks = self.order(scores, evidence.code_blocks)
         reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
-        protected = reserved.positions
-        first = torch.tensor(protected, dtype=torch.long, device=order.device)
-        is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
-        is_free[first] = False
-        order, ranks = order[is_free[order]], ranks[is_free[order]]
-        within = budget.high - len(protected)
+        within = budget.high - len(reserved.positions)
+        scores[reserved.firm] = 0  # a question's words look at each other, not at their neighbours
+        order, ranks = self.order(scores, evidence.code_blocks)
         # with no room for any choice, nothing was found
-        reached = _coverage(scores, order, reserved.rest, within) if within else 0.0
-        is_trusted = reached >= evidence.coverage_bound
+        document = order[_without(reserved.firm, order, num_tokens)]
+        coverage = coverage_of(scores[document]) if within else 0.0
+        is_free = _without(reserved.positions, order, num_tokens)
+        first = torch.tensor(reserved.positions, dtype=torch.long, device=order.device)
+        order, ranks = order[is_free], ranks[is_free]
+        is_trusted = coverage >= evidence.coverage_bound
         if params.fallback and not is_trusted and budget.limit > budget.high:
             ranked = torch.cat([first, order])[: budget.limit]
-            return Choice(positions=ranked.sort().values, coverage=reached, is_diffuse=True)
+            return Choice(positions=ranked.sort().values, coverage=coverage, is_diffuse=True)
         if within and budget.low < budget.high:
             whole = int((ranks >= self.focus * ranks[0]).sum())  # no passage is cut
             within = min(within, max(whole, budget.low))
         kept = torch.cat([first, order[:within]])
-        return Choice(positions=kept.sort().values, coverage=reached)
+        return Choice(positions=kept.sort().values, coverage=coverage)
 
     def order(
         self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]
@@ -121,15 +122,21 @@ def _looking(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torc
     return looking
 
 
-def _coverage(scores: torch.Tensor, order: torch.Tensor, rest: Sequence[int], within: int) -> float:
-    """The share of the document's scores that is kept: `rest`, and the first `within` free tokens.
+def _without(taken: Sequence[int], order: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Which places of `order` hold positions that are not `taken`: [tokens], bool."""
+    is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
+    is_free[torch.tensor(taken, dtype=torch.long, device=order.device)] = False
+    return is_free[order]
 
-    `order`: the free tokens, best first; `rest`: what is kept of the document without being chosen.
+
+def coverage_of(scores: torch.Tensor) -> float:
+    """The share of a document's scores that the best sixteenth of its tokens has, 0 to 1.
+
+    `scores`: of the document's tokens, best passage first. It does not depend on how much is kept,
+    so that one bound, found by calibration, fits every budget.
     """
-    of_rest = scores[list(rest)].sum()
-    kept = of_rest + scores[order[:within]].sum()
-    total = of_rest + scores[order].sum()
-    return round(float(kept / total.clamp_min(_AWAKE)), 4)
+    best = scores[: max(1, round(COVERAGE_SHARE * len(scores)))].sum()
+    return round(float(best / scores.sum().clamp_min(_AWAKE)), 4)
 
 
 def code_groups(

@@ -54,7 +54,7 @@ class Metrics:
         )
         self._coverage = Histogram(
             "gemserve_filter_coverage",
-            "Share of what the question looks at in the document that was kept",
+            "How focused attention is: the share that the best sixteenth of a document gets",
             buckets=_SHARES,
             registry=self._registry,
         )

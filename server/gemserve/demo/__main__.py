@@ -33,7 +33,7 @@ class Demo:
     max_tokens: int
 
 
-# Of smollm2's seeds 1 to 7 the filtered answer is right with 1 to 4, the other one with 4 alone.
+# Of seeds 1 to 7 smollm2's filtered answer is right with 1 to 4; of 1 to 6 the other with 4.
 DEMOS = {
     "smollm2": Demo(draw=natural_document, num_tokens=6000, seed=4, max_tokens=24),
     "builtin": Demo(draw=synthetic_document, num_tokens=16384, seed=7, max_tokens=24),

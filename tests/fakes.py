@@ -42,7 +42,7 @@ BODIES: dict[str, dict[str, Any]] = {
 FILTERED = object()  # script step: report the filter
 
 # str: one token of text; number: pause in seconds; Event: wait for it; exception: raise it;
-# Finished or TextDelta: emit it as it is.
+# Filtered, Finished or TextDelta: emit it as it is.
 Step = Any
 
 
@@ -121,7 +121,7 @@ class FakeCore:
                 raise step
             elif isinstance(step, (int, float, threading.Event)):
                 yield from self._pause(step)
-            elif isinstance(step, (Finished, TextDelta)):
+            elif isinstance(step, (Filtered, Finished, TextDelta)):
                 yield step
             else:
                 num_tokens += 1

@@ -5,6 +5,8 @@
 
 The model's name is the timetable, `FIRST,SPREAD,GAP` in ms: request i answers after FIRST + SPREAD
 * (i % 10) / 9, then sends a word every GAP. The model `faulty` goes through `FAULTS` in turn.
+A body with `"filter": KEPT` gets a `filter` object as gemserve's, in every second answer one of a
+filter that kept so many tokens.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class Stub:
             _whole(answer.writer, 503, {"error": {"message": "queue full"}})
             return
         first_ms, spread_ms, gap_ms = map(float, timetable.split(","))
-        answer.open()
+        answer.open(index)
         due_s = served.arrived_s + (first_ms + spread_ms * (index % 10) / 9) / 1000
         count = 0 if fault == "no tokens" else body["max_tokens"]
         for number in range(0 if fault == "no text" else count):
@@ -119,16 +121,37 @@ class _Answer:
     body: dict[str, Any]
     is_chat: bool
 
-    def open(self) -> None:
+    def open(self, index: int) -> None:
         """All that comes before the first text: none of it may be taken for a token."""
         head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
         self.writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        self.text("")
+        self._text("", self._report(index))
         self._send(": keep-alive\n\n")
 
     def text(self, text: str) -> None:
+        self._text(text, {})
+
+    def _text(self, text: str, more: dict[str, Any]) -> None:
         choice = {"delta": {"content": text}} if self.is_chat else {"text": text}
-        self._send(f"data: {json.dumps({'choices': [choice]})}\n\n")
+        self._send(f"data: {json.dumps({'choices': [choice], **more})}\n\n")
+
+    def _report(self, index: int) -> dict[str, Any]:
+        """The `filter` object of the first chunk, where one was asked for."""
+        kept = self.body.get("filter")
+        if kept is None:
+            return {}
+        applied = index % 2 == 0
+        report = {
+            "applied": applied,
+            "kept_tokens": kept if applied else self._num_tokens,
+            "reason": None if applied else "diffuse_attention",
+        }
+        return {"filter": report}
+
+    @property
+    def _num_tokens(self) -> int:
+        prompt = self.body["messages"][0]["content"] if self.is_chat else self.body["prompt"]
+        return round(len(prompt) / CHARS_PER_TOKEN)
 
     async def fail(self, fault: str) -> None:
         if fault == "hang":
@@ -142,9 +165,7 @@ class _Answer:
             self._send("data: {oops\n\n")
 
     def end(self, num_tokens: int, *, has_done: bool) -> None:
-        prompt = self.body["messages"][0]["content"] if self.is_chat else self.body["prompt"]
-        counted = round(len(prompt) / CHARS_PER_TOKEN)
-        usage = {"prompt_tokens": counted, "completion_tokens": num_tokens}
+        usage = {"prompt_tokens": self._num_tokens, "completion_tokens": num_tokens}
         self._send(f"data: {json.dumps({'choices': [], 'usage': usage})}\r\n\r\n")
         if has_done:
             self._send("data: [DONE]\n\n")

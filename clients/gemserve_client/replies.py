@@ -20,8 +20,9 @@ FilterReason = Literal[
 class FilterReport(BaseModel):
     """What the filter did.
 
-    `selection`: the kept tokens as half-open ranges, if they were asked for. `coverage`: the share
-    of attention that they get, where the method tells.
+    `selection`: the kept tokens as half-open ranges, if they were asked for. `coverage`: how
+    focused attention was, the share that the best sixteenth of the document got, where the method
+    tells.
     """
 
     method: FilterMethod

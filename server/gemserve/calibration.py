@@ -35,6 +35,18 @@ class Calibration:
     source: str = "guessed"
     is_measured: bool = False
 
+    def describe(self) -> str:
+        """Where the filter layer comes from, which heads look, and the bound: one line."""
+        if self.heads is None:
+            return (
+                f"filter layer {self.layer} is not calibrated ({self.source}): all its heads look"
+            )
+        heads = ", ".join(f"{layer}.{head}" for layer, head in self.heads)
+        return (
+            f"filter layer {self.layer} is calibrated by {self.source}: heads {heads} look (layer."
+            f"head), and a coverage below {self.coverage_bound:.2f} is not trusted"
+        )
+
 
 def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibration:
     """The calibration in a file. Raises `ConfigError` naming the field that is not as it must be.
@@ -103,13 +115,11 @@ def write_calibration(path: Path, found: dict[str, Any]) -> None:
 def place_for(source: str, weights: str) -> Path:
     """Where a new calibration belongs: beside the model, or in the cache if that is not writable.
 
-    What is installed with gemserve, or with another package, is not written to. `source` "": always
-    the cache.
+    What is installed with gemserve, or with another package, is not written to. `source` "": cache.
     """
     folder = Path(source)
     is_installed = "site-packages" in folder.parts or folder.is_relative_to(Path(__file__).parent)
-    is_folder = source != "" and folder.is_dir()  # Path("") would be the working folder
-    if is_folder and os.access(folder, os.W_OK) and not is_installed:
+    if source and folder.is_dir() and os.access(folder, os.W_OK) and not is_installed:
         return folder / FILE
     return _cache() / f"{weights}.json"
 

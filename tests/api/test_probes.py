@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.types import Filtered, FilterReport
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, api_over, data_of
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +74,44 @@ async def test_metrics_of_a_finished_request(api: Api) -> None:
     assert after["inter_token_latency_seconds_count"] == 6
     assert after["filter_time_seconds_count"] == 1
     assert (after["num_requests_running"], after["num_requests_waiting"]) == (0, 0)
+
+
+async def test_metrics_of_filters(api: Api, core: FakeCore) -> None:
+    """A fallback that reads everything must not look like a prompt that was too short to filter."""
+    for keep in (32, {"method": "gemfilter", "keep": 32}, "none"):
+        chosen = {"keep": keep} if isinstance(keep, int) else keep
+        await api.post(COMPLETIONS, prompt=list(range(10, 510)), filter=chosen)
+    await api.post(CHAT)
+    for reason, coverage in ((None, 0.95), ("diffuse_attention", 0.21), ("widened", 0.25)):
+        report = FilterReport(
+            method="sieve",
+            applied=reason != "diffuse_attention",
+            reason=reason,
+            layer=2,
+            prompt_tokens=500,
+            kept_tokens=500,
+            cached_tokens=0,
+            filter_ms=1.0,
+            selection=None,
+            coverage=coverage,
+        )
+        core.script = (Filtered(report=report, started_s=0.0, filtered_s=0.0), "a")
+        await api.post(COMPLETIONS, prompt=list(range(10, 510)))
+    after = await api.metrics()
+    counted = {k: v for k, v in after.items() if k.startswith("filter_requests_total")}
+    assert counted == {
+        'filter_requests_total{method="sieve",outcome="applied"}': 2,
+        'filter_requests_total{method="gemfilter",outcome="applied"}': 1,
+        'filter_requests_total{method="none",outcome="disabled"}': 1,
+        'filter_requests_total{method="sieve",outcome="short_prompt"}': 1,
+        'filter_requests_total{method="sieve",outcome="diffuse_attention"}': 1,
+        'filter_requests_total{method="sieve",outcome="widened"}': 1,
+    }
+    buckets = {k: v for k, v in after.items() if k.startswith("filter_coverage_bucket")}
+    assert len(buckets) == 11  # 0.1 to 1.0, and infinity
+    assert buckets['filter_coverage_bucket{le="0.2"}'] == 0
+    assert buckets['filter_coverage_bucket{le="0.3"}'] == 2
+    assert after["filter_coverage_count"] == 3
 
 
 async def test_metrics_of_a_failed_request(api: Api, core: FakeCore) -> None:

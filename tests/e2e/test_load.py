@@ -108,6 +108,31 @@ def test_errors_are_counted_by_kind(stub):
     assert "out of memory" in printed
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_what_a_filter_did_is_in_every_result(stub, tmp_path, endpoint):
+    """A run of prompts too short to be filtered looked like a filter that saves nothing."""
+    [row], printed = run("--url", stub.url, "--requests", 4, "--concurrency", 1, "--max-tokens", 2,
+                         "--prompt-tokens", 300, "--extra-body", '{"filter": 40}',
+                         "--model", "9,0,1", "--endpoint", endpoint, "--out", tmp_path)  # fmt: skip
+    # the warm-up was filtered, then every second request: two of four
+    requests = json.loads((tmp_path / "result.json").read_text())["points"][0]["requests"]
+    assert [r["is_filtered"] for r in requests] == [False, True, False, True]
+    assert [r["filter_reason"] for r in requests] == ["diffuse_attention", None] * 2
+    assert requests[1]["kept_tokens"] == 40
+    assert requests[0]["kept_tokens"] == requests[0]["prompt_tokens"] > 200
+    assert row["filtered_share"] == 0.5
+    assert row["kept_tokens"] == pytest.approx(row["prompt_tokens"] / 2 + 20, rel=0.05)
+    assert re.search(r"^kept tokens \(mean\) +\d+", printed, re.MULTILINE)
+    assert re.search(r"^filtered \(share\) +0\.5$", printed, re.MULTILINE)
+    assert "filtered (share)" in (tmp_path / "report.html").read_text()
+    head, *lines = (tmp_path / "requests.csv").read_text().splitlines()
+    column = head.split(",").index("kept_tokens")
+    assert [line.split(",")[column] for line in lines][1] == "40"
+    [row], printed = run("--url", stub.url, "--requests", 1, "--concurrency", 1, "--model", "9,0,1")
+    assert (row["kept_tokens"], row["filtered_share"]) == (None, None)  # not gemserve's
+    assert "filtered" not in printed.split("{")[0]
+
+
 def test_server_that_refuses_or_is_absent(stub):
     with socket.create_server(("127.0.0.1", 0)) as closed_soon:
         nobody = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"

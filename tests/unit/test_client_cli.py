@@ -12,12 +12,17 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gemserve.cli.ask import summary_of
+from gemserve.types import FilterReason, FilterReport
+from gemserve_client.cli import ask
 from gemserve_client.cli.main import main
+from gemserve_client.replies import FilterReport as ClientReport
 from tests.fakes import FILTERED, FakeCore, live_server, serving_over, wait_for
 
 QUESTION = "Who?"
@@ -60,14 +65,64 @@ def outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, int]:
 def test_only_the_answer_is_on_stdout(url: str, notes: str, core: FakeCore) -> None:
     done = run("ask", notes, "-", QUESTION, "--filter", "gemfilter", "--keep", "32", stdin="Béa.")
     assert outcome(done) == (0, ANSWER, 1)
-    assert re.fullmatch(r"gemfilter kept 32 of \d+ tokens in 2 ms\n", done.stderr)
+    assert re.fullmatch(r"gemfilter at layer 2 kept 32 of \d+ tokens in 2 ms\n", done.stderr)
     [request] = core.requests
     assert (request.filter.method, request.filter.keep) == ("gemfilter", 32)
     assert request.sampling.temperature == 0
     whole = run("ask", "-", QUESTION, "--filter", "none", "--max-tokens", "7", stdin="Short.")
     assert whole.stdout == ANSWER
-    assert re.fullmatch(r"read all \d+ tokens \(disabled\)\n", whole.stderr)
+    assert re.fullmatch(r"read all \d+ tokens \(there is no filter\)\n", whole.stderr)
     assert core.requests[1].sampling.max_tokens == 7
+
+
+SUMMARIES: list[tuple[FilterReason | None, int, float | None, str]] = [
+    (None, 512, 0.714, "sieve at layer 8 kept 512 of 6,012 tokens in 900 ms, coverage 0.71"),
+    (None, 512, None, "sieve at layer 8 kept 512 of 6,012 tokens in 900 ms"),
+    (
+        "diffuse_attention",
+        6012,
+        0.21,
+        "read all 6,012 tokens (attention was diffuse: coverage 0.21)",
+    ),
+    (
+        "widened",
+        4000,
+        0.2,
+        "sieve at layer 8 kept 4,000 of 6,012 tokens in 900 ms "
+        "(attention was diffuse: coverage 0.20)",
+    ),
+    ("short_prompt", 6012, None, "read all 6,012 tokens (it is short)"),
+    ("disabled", 6012, None, "read all 6,012 tokens (there is no filter)"),
+    ("prompt_logprobs", 6012, None, "read all 6,012 tokens (all of its tokens are scored)"),
+    ("error", 6012, None, "read all 6,012 tokens (the filter failed)"),
+]
+
+
+@pytest.mark.parametrize(("reason", "kept", "coverage", "line"), SUMMARIES)
+def test_both_commands_tell_the_same(
+    reason: FilterReason | None, kept: int, coverage: float | None, line: str
+) -> None:
+    """Whoever reads that all was read must see why, and how far the choice was from trusted."""
+    report = FilterReport(
+        method="sieve",
+        applied=reason in (None, "widened"),
+        reason=reason,
+        layer=8,
+        prompt_tokens=6012,
+        kept_tokens=kept,
+        cached_tokens=0,
+        filter_ms=900.3,
+        selection=None,
+        coverage=coverage,
+    )
+    assert summary_of(report) == line
+    assert ask.summary_of(ClientReport.model_validate(asdict(report))) == line
+
+
+def test_an_answer_has_a_limit(url: str, notes: str, core: FakeCore) -> None:
+    """A small model can go on and on: without a limit of its own the command would wait for it."""
+    assert run("ask", notes, QUESTION).returncode == 0
+    assert core.requests[0].sampling.max_tokens == 256
 
 
 def test_the_document_reaches_the_model(url: str, core: FakeCore, tokenizer: Any) -> None:
@@ -195,7 +250,7 @@ def test_a_terminal_shows_that_something_happens(url: str, notes: str, core: Fak
     assert program.communicate(timeout=20)[0] == b"ok\n"
     lines = shown.decode().split("\r\x1b[K")
     assert lines[1] == "reading 0.1 s"
-    assert re.fullmatch(r"sieve kept \d+ of \d+ tokens in 2 ms\r\n", lines[-1])
+    assert re.fullmatch(r"sieve at layer 2 kept \d+ of \d+ tokens in 2 ms\r\n", lines[-1])
 
 
 def test_what_is_needed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

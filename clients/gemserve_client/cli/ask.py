@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from gemserve_client.client import GemserveClient
     from gemserve_client.replies import FilterReport
 
+WHY: dict[str, str] = {
+    "short_prompt": "it is short",
+    "disabled": "there is no filter",
+    "prompt_logprobs": "all of its tokens are scored",
+    "diffuse_attention": "attention was diffuse",
+    "widened": "attention was diffuse",
+    "error": "the filter failed",
+}
+
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("ask", help="answer one question about files", allow_abbrev=False)
@@ -31,7 +40,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--filter", choices=methods, help="default: the server's")
     parser.add_argument("--keep", type=_keep, help="tokens, a fraction in (0, 1), or auto")
     parser.add_argument("--adapter", metavar="NAME", help="of those the server lists")
-    parser.add_argument("--max-tokens", type=int, help="longest answer; default: the server's")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, help="longest answer (default: %(default)s)"
+    )
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
     add_server_options(parser)
     parser.set_defaults(run=run)
@@ -56,7 +67,6 @@ def _answer(
     client: GemserveClient, arguments: argparse.Namespace, message: ChatCompletionUserMessageParam
 ) -> FilterReport | None:
     """Print the answer as it comes, and before it, on stderr, what the filter did."""
-    options: Any = {} if arguments.max_tokens is None else {"max_tokens": arguments.max_tokens}
     with waiting("reading"):
         stream = client.chat.completions.create(
             model=arguments.model or first_model(client),
@@ -65,7 +75,7 @@ def _answer(
             stream=True,
             filter=_filter(arguments),
             adapter=arguments.adapter,
-            **options,
+            max_tokens=arguments.max_tokens,
         )
         first = next(stream, None)
     report, finish_reason = None, None
@@ -73,13 +83,13 @@ def _answer(
         for chunk in chain([first] if first else [], stream):
             if chunk.filter is not None:
                 report = chunk.filter
-                print(_summary(report), file=sys.stderr, flush=True)
+                print(summary_of(report), file=sys.stderr, flush=True)
             for choice in chunk.choices:
                 print(choice.delta.content or "", end="", flush=True)
                 finish_reason = choice.finish_reason or finish_reason
     print(flush=True)
     if finish_reason == "length":
-        print("the answer is cut: it reached its largest length", file=sys.stderr)
+        print("the answer is cut: it reached --max-tokens", file=sys.stderr)
     return report
 
 
@@ -117,10 +127,18 @@ def _read(name: str) -> str:
         raise Misused(f"{name}: is not UTF-8 text") from error
 
 
-def _summary(report: FilterReport) -> str:
+def summary_of(report: FilterReport) -> str:
+    """What the filter did, and where it did not choose, why: one line."""
+    seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
+    if report.reason is not None:
+        why = WHY.get(report.reason, report.reason)  # of a newer server
+        seen = f" ({why}: {seen})" if seen else f" ({why})"
+    else:
+        seen = seen and f", {seen}"
     if not report.applied:
-        return f"read all {report.prompt_tokens} tokens ({report.reason})"
+        return f"read all {report.prompt_tokens:,} tokens{seen}"
+    layer = "" if report.layer is None else f" at layer {report.layer}"
     return (
-        f"{report.method} kept {report.kept_tokens} of {report.prompt_tokens} tokens "
-        f"in {report.filter_ms:.0f} ms{f' ({report.reason})' if report.reason else ''}"
+        f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
+        f"in {report.filter_ms:,.0f} ms{seen}"
     )

@@ -28,6 +28,9 @@ class Record:
     `error` is None or one of: connect, disconnect, timeout, http_STATUS, server_error (an error in
     the stream), truncated (no [DONE]), malformed, empty (no output at all), cancelled (the run
     ended first). A complete answer whose tokens show no text, as special ones, has no TTFT.
+
+    What only gemserve tells: `kept_tokens`, those of the prompt that the answer was generated from;
+    `is_filtered`, whether a filter chose them; `filter_reason`, why it did not, or kept more.
     """
 
     index: int
@@ -37,6 +40,9 @@ class Record:
     ttft_s: float | None = None
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
     prompt_tokens: int | None = None
+    kept_tokens: int | None = None
+    is_filtered: bool | None = None
+    filter_reason: str | None = None
     output_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
@@ -180,6 +186,10 @@ class Client:
                 if usage := event.get("usage"):
                     record.prompt_tokens = usage.get("prompt_tokens")
                     counted = usage.get("completion_tokens")
+                if report := event.get("filter"):
+                    record.kept_tokens = report.get("kept_tokens")
+                    record.is_filtered = report.get("applied")
+                    record.filter_reason = report.get("reason")
                 if not self._has_content(event, record):
                     continue
             except (AttributeError, TypeError):

@@ -39,6 +39,8 @@ METRICS = (
     Metric(label="completed without text", keys=("without_text",), hides_zero=True),
     Metric(label="duration s", keys=("duration_s",)),
     Metric(label="prompt tokens (mean)", keys=("prompt_tokens",)),
+    Metric(label="kept tokens (mean)", keys=("kept_tokens",)),
+    Metric(label="filtered (share)", keys=("filtered_share",)),
     Metric(label="output tokens (mean)", keys=("output_tokens",)),
     Metric(label="requests/s", keys=("requests_per_s",), is_higher_better=True),
     Metric(label="output tokens/s", keys=("output_tokens_per_s",), is_higher_better=True),
@@ -89,6 +91,8 @@ def summarize(records: Sequence[Record], duration_s: float, slo: Slo) -> Row:
         "cancelled": sum(record.error == CANCELLED for record in records),
         "duration_s": duration_s,
         "prompt_tokens": _mean(record.prompt_tokens for record in done),
+        "kept_tokens": _mean(record.kept_tokens for record in done),
+        "filtered_share": _mean(record.is_filtered for record in done),
         "output_tokens": _mean(record.output_tokens for record in done),
         "sent_late_p99_ms": sent_late_ms(records),
     }

@@ -2,6 +2,9 @@
 
 TTFT runs from the first byte sent to the first chunk with text, ITL from one such chunk to the
 next, E2E to `[DONE]`; TPOT = (E2E − TTFT) / (output tokens − 1), tokens as the server counts them.
+Of a gemserve server, which sends a `filter` object in its first chunk, there are also the tokens
+that were kept and the share of the requests that were filtered.
+
 Before the first point one request measures how many characters the server takes for a token.
 """
 
@@ -234,6 +237,8 @@ def _warn(name: str, row: dict[str, Any]) -> None:
         notes.append(f"sent up to {late_ms:.0f} ms late: this client could not keep the rate")
     if row["without_text"]:
         notes.append(f"answers without text, and so without TTFT: {row['without_text']}")
+    if row["filtered_share"] == 0:
+        notes.append("no prompt was filtered: were they too short, or is the filter off?")
     for note in notes:
         print(f"{name}: {point_name(row)}: {note}", file=sys.stderr)
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.engine.engine import Engine
-from gemserve.types import Event, Filtered, Finished, TextDelta
+from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
 from gemserve_kernels import Backend
 
 _SECONDS = (
@@ -18,6 +18,7 @@ _SECONDS = (
     *(10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0),
 )
 _BYTES = tuple(float(1 << power) for power in range(16, 40, 2))
+_SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 
 
 class Metrics:
@@ -48,6 +49,15 @@ class Metrics:
             buckets=_BYTES,
             registry=self._registry,
         )
+        self._outcomes = self._counter(
+            "filter_requests", "Prompts, by what became of their filter", ["method", "outcome"]
+        )
+        self._coverage = Histogram(
+            "gemserve_filter_coverage",
+            "How focused attention is: the share that the best sixteenth of a document gets",
+            buckets=_SHARES,
+            registry=self._registry,
+        )
         self._gauge("num_requests_running", "Requests running", lambda: engine.num_running)
         self._gauge("num_requests_waiting", "Requests waiting", lambda: engine.num_waiting)
         self._gauge("kv_cache_usage_ratio", "KV memory in use", lambda: engine.kv_usage_ratio)
@@ -70,6 +80,12 @@ class Metrics:
 
     def observer(self, arrived_s: float) -> RequestObserver:
         return RequestObserver(self, arrived_s)
+
+    def count_filter(self, report: FilterReport) -> None:
+        """Count what became of one prompt. Both labels are from the closed sets in `types`."""
+        self._outcomes.labels(report.method, report.reason or "applied").inc()
+        if report.coverage is not None:
+            self._coverage.observe(report.coverage)
 
     def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
         return Counter(f"gemserve_{name}", text, labels or [], registry=self._registry)
@@ -111,6 +127,7 @@ class RequestObserver:
             m._kept.inc(event.report.kept_tokens)
             if event.report.filter_ms:
                 m._filter.observe(event.filtered_s - event.started_s)
+            m.count_filter(event.report)
         elif isinstance(event, TextDelta) and event.token_ids:
             m._generated.inc(len(event.token_ids))
             if self._first_s is None:

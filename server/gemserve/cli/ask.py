@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,23 @@ from gemserve.cli.options import (
 )
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, PromptTooLong, RequestError
+from gemserve.types import FilterReason, FilterReport
+
+WHY: dict[FilterReason, str] = {
+    "short_prompt": "it is short",
+    "disabled": "there is no filter",
+    "prompt_logprobs": "all of its tokens are scored",
+    "diffuse_attention": "attention was diffuse",
+    "widened": "attention was diffuse",
+    "error": "the filter failed",
+}
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("ask", help="answer one question about files, offline")
     parser.add_argument("files", nargs="+", metavar="FILE", help="text files; - is standard input")
     parser.add_argument("question", metavar="QUESTION")
-    parser.add_argument("--max-tokens", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
     # under the name of a server's setting: GEMSERVE_ADAPTER is that, and of another form
     parser.add_argument("--adapter", metavar="PATH", dest="adapters", help="an adapter's folder")
@@ -78,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     for event in core.run_alone(request):
         if isinstance(event, Filtered):
             report = event.report
-            print(_summary(replace(report, selection=None)), file=sys.stderr)
+            print(summary_of(report), file=sys.stderr)
             if arguments.show_kept and report.selection is not None:
                 for start, stop in report.selection:
                     passage = core.tokenizer.decode(prompt.ids[start:stop])
@@ -86,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
         elif isinstance(event, TextDelta):
             print(event.text, end="", flush=True)
         elif isinstance(event, Finished):
-            print()
+            print(flush=True)
+            if event.reason == "length":
+                print("the answer is cut: it reached --max-tokens", file=sys.stderr)
     return 0
 
 
@@ -109,10 +120,18 @@ def _read(name: str) -> str:
         raise GemserveError(f"cannot read {name} as text: {error}") from error
 
 
-def _summary(report: Any) -> str:
+def summary_of(report: FilterReport) -> str:
+    """What the filter did, and where it did not choose, why: one line."""
+    seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
+    if report.reason is not None:
+        why = WHY[report.reason]
+        seen = f" ({why}: {seen})" if seen else f" ({why})"
+    else:
+        seen = seen and f", {seen}"
     if not report.applied:
-        return f"read all {report.prompt_tokens} tokens ({report.reason})"
+        return f"read all {report.prompt_tokens:,} tokens{seen}"
+    layer = "" if report.layer is None else f" at layer {report.layer}"
     return (
-        f"{report.method} at layer {report.layer} kept {report.kept_tokens} of "
-        f"{report.prompt_tokens} tokens in {report.filter_ms:.0f} ms"
+        f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
+        f"in {report.filter_ms:,.0f} ms{seen}"
     )

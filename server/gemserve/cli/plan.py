@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
-from gemserve.calibration import find_calibration, read_calibration
+from gemserve.calibration import Calibration, find_calibration, read_calibration
 from gemserve.cli.options import (
     MODEL_OPTIONS,
     WEIGHT_OPTIONS,
@@ -57,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     hf, dtype, source = model_from_config(model)
     shape = shape_of(hf, dtype)
     given = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
-    layer = _find_layer(given, model.model, source, shape)
+    calibration = _find_calibration(given, model.model, source, shape)
+    layer = calibration.layer
     kept = FilterParams(method="sieve", keep=keep).kept_count(num_tokens)
     rows = plan_methods(
         shape,
@@ -75,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         filter_precision=where.filter_precision,
         offload_layers=find_offload_layers(where.offload_layers, shape.num_layers, layer),
     )
+    _warn_beyond(num_tokens, hf.config.max_position_embeddings)
     _print_table(rows, shape, num_tokens, kept, layer, arguments.kv_memory)
+    print(calibration.describe())
     _print_weights(weights, str(dtype).removeprefix("torch."))
     if arguments.json:
         result = {
@@ -85,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
             "max_tokens": max_tokens,
             "layer": layer,
             "layers": shape.num_layers,
+            "calibration": calibration.source,
+            "context_tokens": hf.config.max_position_embeddings,
             "kv_memory_bytes": memory,
             "dtype": str(dtype).removeprefix("torch."),
             "weights": asdict(weights),
@@ -94,8 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find_layer(given: int | None, model: str, source: str, shape: ModelShape) -> int:
-    """The layer given, calibrated, or guessed. Windows are unknown before weights are read."""
+def _find_calibration(given: int | None, model: str, source: str, shape: ModelShape) -> Calibration:
+    """By the layer given, calibrated, or guessed. Windows are unknown before weights are read."""
     path = find_calibration(source, model=model, weights=None)
     found = None
     if path is not None:
@@ -107,7 +113,17 @@ def _find_layer(given: int | None, model: str, source: str, shape: ModelShape) -
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         sliding_windows=[None] * shape.num_layers,
-    ).layer
+    )
+
+
+def _warn_beyond(num_tokens: int, context_tokens: int) -> None:
+    if num_tokens >= context_tokens:
+        print(
+            f"gemserve: warning: tokens={num_tokens:,} does not fit into the model's context of "
+            f"{context_tokens:,} tokens: a server refuses such prompts, unless --max-prompt-tokens "
+            "allows them; they can then be filtered, but not read whole",
+            file=sys.stderr,
+        )
 
 
 def _print_table(

@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.api.serving import build_serving, check_adapters
     from gemserve.engine.assemble import planned_weights
     from gemserve.evaluation.calibrated import build_calibrated_core
+    from gemserve.filtering.methods import METHODS
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
@@ -59,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         f"{shown.filter_min_tokens} tokens; KV memory {shown.kv_memory_bytes:,} bytes",
         flush=True,
     )
+    if METHODS[shown.filter_method].selector is not None:
+        print(f"gemserve: {core.calibration.describe()}", flush=True)
     weights = planned_weights(core.model, shown)
     print(
         f"gemserve: weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "

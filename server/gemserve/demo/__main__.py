@@ -1,0 +1,112 @@
+"""`make demo`: hide a fact in a long document, ask for it unfiltered and filtered, compare."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemserve.config import ModelConfig
+from gemserve.demo.document import Hidden, natural_document, synthetic_document
+from gemserve.demo.server import Result, Server
+from gemserve.demo.show import print_kept, print_savings, print_table
+from gemserve.engine.prompt import Prompt
+from gemserve.errors import ModelError
+from gemserve.evaluation.example import Example
+from gemserve.evaluation.metrics import score_answer
+from gemserve.model.gguf import find_gguf
+
+WHOLE, FILTERED = "filter: none", "the default filter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What one model is shown with."""
+
+    draw: Callable[[Any, int, int], Hidden]
+    num_tokens: int
+    seed: int
+    max_tokens: int
+
+
+# Of seeds 1 to 7 smollm2's filtered answer is right with 1 to 4; of 1 to 6 the other with 4.
+DEMOS = {
+    "smollm2": Demo(draw=natural_document, num_tokens=6000, seed=4, max_tokens=24),
+    "builtin": Demo(draw=synthetic_document, num_tokens=16384, seed=7, max_tokens=24),
+}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Exit status 0 if the filtered answer is right."""
+    parser = argparse.ArgumentParser(prog="python -m gemserve.demo", description=__doc__)
+    parser.add_argument("--model", choices=DEMOS, help="default: smollm2, or builtin without it")
+    parser.add_argument("--tokens", type=int, help="default: 6,000 (smollm2), 16,384 (builtin)")
+    parser.add_argument("--seed", type=int, help="which document and fact; default: one a model")
+    arguments = parser.parse_args(words)
+    model = arguments.model or default_model()
+    demo = DEMOS[model]
+    tokenizer = _tokenizer(model)
+    num_tokens = demo.num_tokens if arguments.tokens is None else arguments.tokens
+    seed = demo.seed if arguments.seed is None else arguments.seed
+    hidden = demo.draw(tokenizer, num_tokens, seed)
+    with tempfile.TemporaryDirectory() as directory, Server(Path(directory), model) as server:
+        results = _ask_both(server, hidden, demo.max_tokens)
+    verdicts = {label: is_right(result.text, hidden) for label, result in results.items()}
+    print()
+    print_table(results, verdicts)
+    print_savings(results[WHOLE], results[FILTERED])
+    print_kept(tokenizer, hidden, results[FILTERED].report["selection"])
+    return 0 if verdicts[FILTERED] else 1
+
+
+def default_model() -> str:
+    """The real model where its package is installed; else the built-in one, which is said."""
+    try:
+        find_gguf("smollm2")
+    except ModelError as error:
+        print(f"{error}\nThe demo uses the built-in model instead.\n")
+        return "builtin"
+    return "smollm2"
+
+
+def is_right(text: str, hidden: Hidden) -> bool:
+    """Whether all that is expected occurs in an answer."""
+    example = Example(
+        subtask="demo",
+        num_tokens=0,
+        index=0,
+        prompt=Prompt([], ()),
+        question=hidden.question,
+        answers=hidden.answers,
+        metric="contains",
+    )
+    return score_answer(text, example) == 1
+
+
+def _ask_both(server: Server, hidden: Hidden, max_tokens: int) -> dict[str, Result]:
+    print(f'\nHidden {hidden.depth:.0%} into the document:  "{hidden.statement}"')
+    if hidden.other:
+        print(f'Further on, to mislead:  "{hidden.other}"')
+    print(f'Question:  "{hidden.question}"\n')
+    # a first short answer pays for what only happens once
+    print(f"{'Warming up:':<32}", end="", flush=True)
+    server.ask("The code for the lamp is 123.\n\nWhat is the code for the lamp?", "none", 8)
+    results: dict[str, Result] = {}
+    for label, method in ((WHOLE, "none"), (FILTERED, None)):
+        print(f"Asking with {label + ':':<20}", end="", flush=True)
+        results[label] = server.ask(hidden.prompt, method, max_tokens)
+    return results
+
+
+def _tokenizer(model: str) -> Any:
+    from gemserve.model.checkpoint import open_checkpoint
+
+    return open_checkpoint(ModelConfig(model=model)).load_tokenizer()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

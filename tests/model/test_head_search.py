@@ -1,0 +1,189 @@
+"""Which heads find what is asked for, on observations made by hand; and which layer is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gemserve.config import EngineConfig
+from gemserve.engine.core import Core
+from gemserve.engine.prompt import Prompt
+from gemserve.errors import ConfigError
+from gemserve.evaluation import calibrate as calibration
+from gemserve.evaluation.calibrate import check_found, choose_bound
+from gemserve.evaluation.calibration_result import LayerResult
+from gemserve.evaluation.head_search import (
+    Observation,
+    best_heads,
+    recall_of,
+    recalls,
+    single_recalls,
+    watch,
+)
+from gemserve.evaluation.observe import observe
+from gemserve.model.causal import CausalModel
+from gemserve.types import Priority, Span
+from tests import models
+from tests.model.test_selection import NoText
+
+MEMORY = 64 << 20
+TOKENS = 320  # of a hand-made document: 20 and 10 may be kept
+
+
+def core_of(model: CausalModel, **settings: Any) -> Core:
+    config = EngineConfig(kv_memory_bytes=MEMORY, filter_min_tokens=0, filter_layer=2, **settings)
+    return Core(model, NoText(), config, frozenset())
+
+
+def seen(looks: dict[tuple[int, int], list[int]], gold: list[int]) -> Observation:
+    """Two layers of three heads; each of `looks` looks at some places, the others at the first."""
+    scores = torch.linspace(0.002, 0.001, TOKENS).repeat(2, 3, 1)
+    for layer in range(2):
+        for head in range(3):
+            scores[layer, head, looks.get((layer, head), [0])] = 0.5
+    return Observation(
+        kind="k",
+        layers=[0, 3],
+        scores={False: scores.half(), True: scores.half()},
+        document=torch.arange(TOKENS),
+        gold=torch.tensor(gold, dtype=torch.long),
+    )
+
+
+def test_recall_is_of_passages_as_sieve_keeps_them() -> None:
+    """A token beside the one looked at is found, too: names are looked at by a part of them."""
+    probe = seen({(1, 0): [100]}, [100, 105, 200])
+    found = recalls(probe.scores[False], probe, 1 / 16)
+    assert found.shape == (2, 3)
+    assert float(found[1, 0]) == pytest.approx(2 / 3)
+    assert float(found[0].amax()) == 0.0
+    # a thirty-second are 10 tokens, of a passage of 17
+    looks = {(0, 1): [100], (0, 2): [100, 200]}
+    both = seen(looks, [100, 200])
+    assert recall_of([(0, 2)], both, False) == 1.0
+    assert recall_of([(0, 1)], both, False) == 0.5
+
+
+def test_a_head_that_looks_at_nothing_finds_nothing() -> None:
+    """All its scores were zero in half precision: every token tied, and all of them were found."""
+    probe = seen({}, [100, 150, 200])
+    probe.scores[False].zero_()
+    probe.scores[False][1, 1, 50] = 0.9
+    assert float(recalls(probe.scores[False], probe, 1 / 16).amax()) < 1.0
+    assert recall_of([(3, 1)], probe, False) < 1.0
+
+
+def test_heads_that_complete_each_other_are_found_together() -> None:
+    """The best single heads all looked at the same thing."""
+    easy, hard = [100], [200]
+    looks = {(0, 0): easy, (0, 1): easy, (1, 2): hard}  # by place of the layer, and head
+    asked = [seen(looks, easy), seen(looks, easy), seen(looks, hard)]
+    singles = single_recalls(asked, False)
+    assert singles.shape == (3, 2, 3)
+    lower, recall = best_heads(asked, singles, 0, False)
+    assert lower == ((0, 0),)  # one more of the same brings nothing
+    assert recall == pytest.approx(2 / 3, abs=0.01)
+    heads, recall = best_heads(asked, singles, 3, False)
+    assert set(heads) == {(0, 0), (3, 2)}
+    assert recall == pytest.approx(1.0)
+    assert list(heads) == sorted(heads)
+
+
+def test_what_is_protected_is_no_document() -> None:
+    """Recall counted the question's own tokens, which are kept anyway."""
+    core = core_of(CausalModel(models.build("llama")))
+    ids = torch.randint(6, models.VOCAB, (300,), generator=torch.Generator().manual_seed(0))
+    prompt = Prompt(
+        ids=ids.tolist(),
+        protected=(
+            Span(290, 300, Priority.QUESTION),
+            Span(1, 20, Priority.SYSTEM),
+            Span(100, 132, Priority.HEAD),
+        ),
+    )
+    (evidence,) = observe(core, [prompt], [list(range(285, 300))])
+    observed = watch(evidence, "k", [(10, 25), (280, 295)], 5)
+    assert observed.document.tolist() == list(range(20, 290))
+    at = observed.document[observed.gold].tolist()
+    assert at == [*range(20, 25), *range(280, 290)]
+    # with the rows behind the question, more is looked at, never less
+    assert bool((observed.scores[True] >= observed.scores[False]).all())
+    assert bool((observed.scores[True] > observed.scores[False]).any())
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "bound"),
+    [
+        ([0.8, 0.9], [0.1, 0.2], 0.8),
+        ([0.8, 0.9], [0.95], 0.0),
+        ([], [0.3], 0.0),
+        ([], [], 0.0),
+        ([0.5], [], 0.0),
+        ([0.1, *[0.8] * 19], [0.5] * 5, 0.8),  # one false alarm in twenty is allowed,
+        ([0.1, *[0.8] * 18], [0.5] * 5, 0.0),  # more is not
+    ],
+)
+def test_the_bound_has_few_false_alarms(good: list[float], bad: list[float], bound: float) -> None:
+    chosen = choose_bound(good, bad)
+    assert chosen == pytest.approx(bound, abs=1e-4)
+    assert sum(g < chosen for g in good) <= 0.05 * len(good)
+
+
+def layer_of(layer: int, recall: float, own: float | None = None, **more: Any) -> LayerResult:
+    heads = more.pop("heads", ((layer, 0),))
+    return LayerResult(
+        layer=layer,
+        heads=heads,
+        ends_with=False,
+        recall=recall,
+        own_recall=recall if own is None else own,
+        work=layer / 8,
+        **more,
+    )
+
+
+def test_the_earliest_layer_about_as_good_as_the_best_is_a_candidate() -> None:
+    rows = [layer_of(0, 0.5), layer_of(1, 0.93), layer_of(2, 0.945), layer_of(3, 0.95)]
+    assert [row.layer for row in calibration._candidates(rows, 1000)] == [1, 2, 3]
+    rows[1] = layer_of(1, 0.92)
+    assert [row.layer for row in calibration._candidates(rows, 1000)] == [2, 3]
+    # few probes tell little: one of them more or less does not count
+    assert [row.layer for row in calibration._candidates(rows, 20)] == [1, 2, 3]
+    # a layer that brings no head of its own is the one below it, and slower
+    rows[2] = layer_of(2, 0.945, heads=((1, 0),))
+    assert [row.layer for row in calibration._candidates(rows, 1000)] == [3]
+
+
+def test_few_probes_do_not_excuse_a_layer_that_finds_too_little() -> None:
+    """With four probes, layer 0 was taken for as good as one that found far more."""
+    rows = [layer_of(0, 0.59), layer_of(1, 0.69), layer_of(2, 0.72)]
+    assert [row.layer for row in calibration._candidates(rows, 4)] == [2]
+    rows[2] = layer_of(2, 0.72, heads=((0, 0),))
+    assert [row.layer for row in calibration._candidates(rows, 4)] == [2]
+
+
+def test_answers_decide_among_candidates() -> None:
+    rows = [layer_of(1, 0.9, score=0.2), layer_of(2, 0.9, score=0.8), layer_of(3, 0.9, score=0.85)]
+    assert calibration._earliest(rows, 1000).layer == 3
+    assert calibration._earliest(rows, 20).layer == 2
+    # a model that answers nothing is judged by what its heads find
+    silent = [replace(row, score=0.0) for row in rows]
+    untried = [replace(row, score=None) for row in rows]
+    for same in (silent, untried):
+        assert calibration._earliest(same, 20).layer == 1
+
+
+def test_probes_that_tell_nothing_write_nothing() -> None:
+    """Layer 0 was written where all layers did equally well, or none."""
+    check_found([layer_of(0, 0.3), layer_of(1, 0.9)], 8)
+    check_found([layer_of(0, 0.7)], 8)
+    with pytest.raises(ConfigError, match=r"the best heads find 0\.69 .* less than 0\.7: nothing"):
+        check_found([layer_of(0, 0.3), layer_of(1, 0.69)], 8)
+    with pytest.raises(ConfigError, match=r"all layers do equally well, 0\.90: nothing"):
+        check_found([layer_of(0, 0.9), layer_of(1, 0.9)], 8)
+    for layers, count in (([], 0), ([layer_of(0, 0.9), layer_of(1, 0.8)], 0)):
+        with pytest.raises(ConfigError, match="no head of this model finds any kind of probe"):
+            check_found(layers, count)

@@ -1,0 +1,189 @@
+"""What sieve keeps of prompts whose attention is made by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gemserve.calibration import Calibration
+from gemserve.filtering.gemfilter import GemFilter
+from gemserve.filtering.selector import Evidence, LayerEvidence
+from gemserve.filtering.sieve import Sieve
+from gemserve.filtering.spans import plain_spans
+from gemserve.types import (
+    Budget,
+    FilterParams,
+    Priority,
+    Span,
+)
+from gemserve_kernels import select_backend
+
+NUM_TOKENS = 1024
+PARAMS = FilterParams(method="sieve", keep="auto", fallback=True)
+BUDGET = Budget(low=64, high=256, limit=NUM_TOKENS)
+
+
+def evidence(*spots: int, sharpness: float = 30.0) -> Evidence:
+    """Two heads over random keys: the calibrated one looks at `spots`, the other everywhere."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(1, NUM_TOKENS, 32, generator=generator) * 0.05
+    queries = torch.zeros(2, 16, 32)
+    queries[0, :, 0] = sharpness
+    keys[0, list(spots), 0] = 1.0
+    layer = LayerEvidence(queries=queries, keys=keys, scale=1.0, softcap=None)
+    return Evidence(
+        num_tokens=NUM_TOKENS,
+        layers={0: layer},
+        rows=range(NUM_TOKENS - 16, NUM_TOKENS),
+        backend=select_backend(keys.device),
+        protected=plain_spans(NUM_TOKENS, True),
+        heads=((0, 0),),
+        coverage_bound=Calibration.GUESSED_BOUND,
+    )
+
+
+def test_auto_keeps_little_where_attention_is_focused() -> None:
+    one = Sieve().choose(evidence(300), BUDGET, PARAMS)
+    several = Sieve().choose(evidence(100, 300, 500, 700), BUDGET, PARAMS)
+    for choice, spots in ((one, [300]), (several, [100, 300, 500, 700])):
+        kept = choice.positions.tolist()
+        assert not choice.is_diffuse
+        assert choice.coverage is not None
+        assert choice.coverage > 0.95
+        assert set(spots) <= set(kept)
+        assert BUDGET.low <= len(kept) <= BUDGET.high
+        assert kept == sorted(set(kept))
+    assert len(one.positions) < len(several.positions) < BUDGET.high
+
+
+def test_auto_keeps_whole_passages() -> None:
+    """It kept the one token with most of the attention, and so half a number."""
+    kept = set(Sieve().choose(evidence(700), BUDGET, PARAMS).positions.tolist())
+    assert set(range(700 - 8, 700 + 9)) <= kept
+    free = [p for p in kept if 0 < p < NUM_TOKENS - 64]
+    assert len(free) >= BUDGET.low
+
+
+def test_auto_leaves_out_what_is_hardly_looked_at() -> None:
+    """A share of all attention let many weak passages in, behind the one that says the answer."""
+    budget = Budget(low=17, high=256, limit=NUM_TOKENS)
+    for share, is_kept in ((0.03, True), (0.015, False)):
+        found = evidence(300)
+        found.layers[0].keys[0, 700, 0] = 1.0 + math.log(share) / 30.0
+        kept = set(Sieve().choose(found, budget, PARAMS).positions.tolist())
+        assert set(range(292, 309)) <= kept
+        assert (700 in kept) == is_kept
+        assert len([p for p in kept if 0 < p < NUM_TOKENS - 64]) == (34 if is_kept else 17)
+
+
+def test_coverage_does_not_depend_on_the_budget() -> None:
+    """A bound found at one budget was wrong at every other."""
+    found, seen = evidence(*range(100, 900, 40), sharpness=8.0), set()
+    for keep in (80, 128, 700):
+        budget = Budget(low=keep, high=keep, limit=keep)
+        seen.add(Sieve().choose(found, budget, replace(PARAMS, fallback=False)).coverage)
+    assert len(seen) == 1
+
+
+def test_what_a_question_sees_in_itself_is_not_the_document() -> None:
+    """It was counted as covered, and its neighbours ranked by it, before what it looks at."""
+    asked = (Span(0, 1, Priority.BOS), Span(1008, NUM_TOKENS, Priority.QUESTION))
+
+    def looking_at_itself(*spots: int, sharpness: float) -> Evidence:
+        found = replace(evidence(*spots, sharpness=sharpness), protected=asked)
+        layer = found.layers[0]
+        layer.keys[0, 1008, 1] = 1.0
+        layer.queries[0, 0] = 0.0
+        layer.queries[0, 0, 1] = 60.0
+        return found
+
+    spread = Sieve().choose(looking_at_itself(sharpness=0.0), BUDGET, PARAMS)
+    assert spread.coverage == pytest.approx(1 / 16, abs=0.01)
+    found = looking_at_itself(*range(100, 900, 8), sharpness=30.0)  # 0.01 each: below 2% of 1
+    kept = set(Sieve().choose(found, BUDGET, replace(PARAMS, fallback=False)).positions.tolist())
+    assert set(range(100, 900, 8)) <= kept
+    found = looking_at_itself(300, sharpness=30.0)
+    narrow = Budget(low=34, high=34, limit=34)
+    kept = set(Sieve().choose(found, narrow, replace(PARAMS, fallback=False)).positions.tolist())
+    assert kept == {0, *range(292, 309), *range(1008, NUM_TOKENS)}
+
+
+def test_the_bound_decides_what_is_trusted() -> None:
+    """It was one number for all models; each calibration now brings its own."""
+    found = evidence(*range(100, 900, 40))
+    budget = Budget(low=128, high=128, limit=NUM_TOKENS)
+    reached = Sieve().choose(found, budget, replace(PARAMS, keep=128)).coverage
+    assert reached is not None
+    for bound, is_diffuse in ((reached - 0.01, False), (reached + 0.01, True)):
+        choice = Sieve().choose(
+            replace(found, coverage_bound=bound), budget, replace(PARAMS, keep=128)
+        )
+        assert (choice.is_diffuse, choice.coverage) == (is_diffuse, reached)
+
+
+def test_a_head_that_rests_on_the_first_token_is_not_diffuse() -> None:
+    """Most heads of large models do: what little they look at otherwise is what counts."""
+    resting = evidence(700, sharpness=12.0)
+    resting.layers[0].keys[0, 0, 0] = (
+        1.04  # 12 · 1.04: 0.6 of the attention, the needle gets the rest
+    )
+    choice = Sieve().choose(resting, BUDGET, PARAMS)
+    assert not choice.is_diffuse
+    assert choice.coverage is not None
+    assert choice.coverage > 0.9
+    asleep = evidence(sharpness=60.0)  # nothing but the first token
+    asleep.layers[0].keys[0, 0, 0] = 1.0
+    assert Sieve().choose(asleep, BUDGET, PARAMS).is_diffuse
+
+
+def test_a_question_that_fills_the_budget_is_called_diffuse() -> None:
+    """Nothing was chosen, and with a fallback asked for the answer came from the question alone."""
+    question = replace(evidence(300), protected=(Span(500, NUM_TOKENS, Priority.QUESTION),))
+    budget = Budget(low=64, high=64, limit=NUM_TOKENS)
+    choice = Sieve().choose(question, budget, PARAMS)
+    assert (len(choice.positions), choice.coverage, choice.is_diffuse) == (NUM_TOKENS, 0.0, True)
+    choice = Sieve().choose(question, budget, replace(PARAMS, keep=64, fallback=False))
+    assert choice.positions.tolist() == list(range(NUM_TOKENS - 64, NUM_TOKENS))
+    assert (choice.coverage, choice.is_diffuse) == (0.0, False)
+
+
+def test_nothing_is_called_widened_that_was_not() -> None:
+    choice = Sieve().choose(evidence(sharpness=0.0), Budget(low=256, high=256, limit=256), PARAMS)
+    assert not choice.is_diffuse
+    assert len(choice.positions) == 256
+
+
+def test_diffuse_attention_keeps_what_fits() -> None:
+    diffuse = evidence(sharpness=0.0)
+    choice = Sieve().choose(diffuse, BUDGET, PARAMS)
+    assert choice.is_diffuse
+    assert choice.positions.tolist() == list(range(NUM_TOKENS))
+    assert choice.coverage is not None
+    assert choice.coverage < 0.5
+    limited = Sieve().choose(diffuse, Budget(low=64, high=256, limit=600), PARAMS)
+    assert limited.is_diffuse
+    assert len(limited.positions) == 600
+    strict = FilterParams(method="sieve", keep="auto")
+    choice = Sieve().choose(diffuse, Budget(low=64, high=256, limit=256), strict)
+    assert not choice.is_diffuse
+    assert len(choice.positions) <= 256
+
+
+@pytest.mark.parametrize("keep", [16, 70, 256, 1000])
+def test_a_fixed_budget_is_exact(keep: int) -> None:
+    fixed = Budget(low=keep, high=keep, limit=keep)
+    choice = Sieve().choose(evidence(300), fixed, FilterParams(method="sieve", keep=keep))
+    assert len(choice.positions) == keep
+
+
+@pytest.mark.parametrize("selector", [Sieve(), GemFilter()])
+def test_scores_that_are_not_numbers_are_an_error(selector: Any) -> None:
+    """They sorted somewhere: tokens were kept for no reason, and nobody heard of it."""
+    broken = evidence(300)
+    broken.layers[0].keys[0, 5] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        selector.choose(broken, Budget(low=32, high=32, limit=32), PARAMS)

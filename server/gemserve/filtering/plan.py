@@ -137,10 +137,10 @@ class FilterPlanner:
         is_calibrated = layer == found.layer
         heads = found.heads if is_calibrated else None
         repeated = self._repeated(request)
-        question = request.question
-        if repeated:
-            question = ((num_tokens, num_tokens + len(repeated)),)
-        rows = selector.rows(num_tokens + len(repeated), question, found.ends_with)
+        question, ends_with = request.question, found.ends_with
+        if repeated:  # what is read last is the question itself
+            question, ends_with = ((num_tokens, num_tokens + len(repeated)),), False
+        rows = selector.rows(num_tokens + len(repeated), question, ends_with)
         return plan.having(
             layer=layer,
             rows=tuple(rows),

@@ -2,7 +2,7 @@
 
 Prompts go through HTTP in turn: every example is asked with every filter before the next one, so
 that the filters share whatever else the machine does. Filters are `none`, `sieve` and the other
-served methods, each with `@KEEP` (a fraction or a count) if another than the server's default is
+served methods, each with `@KEEP` (a fraction, a count or auto) if another than the server's default is
 wanted, and `!` behind it for `fallback: false`. Outcomes are appended to a file, from which a
 stopped run goes on.
 
@@ -107,7 +107,7 @@ def _filter(name: str) -> dict[str, Any]:
     method, _, keep = name.removesuffix("!").partition("@")
     chosen: dict[str, Any] = {"method": method, "return_selection": method != "snapkv"}
     if keep:
-        chosen["keep"] = float(keep)
+        chosen["keep"] = keep if keep == "auto" else float(keep)
     if name.endswith("!"):
         chosen["fallback"] = False
     return chosen

@@ -39,7 +39,7 @@ class Sieve(Selector):
 
     reach: int = 8
     lines: int = 32
-    focus: float = 0.02
+    focus: float = 0.1
     end_rows: int = 16
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:

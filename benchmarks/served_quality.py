@@ -2,7 +2,7 @@
 
 Prompts go through HTTP in turn: every example is asked with every filter before the next one, so
 that the filters share whatever else the machine does. Filters are `none`, `sieve` and the other
-served methods, each with `@KEEP` (a fraction, a count or auto) if another than the server's default is
+served methods, each with `@KEEP` (a fraction, a count or auto) where the server's default is not
 wanted, and `!` behind it for `fallback: false`. Outcomes are appended to a file, from which a
 stopped run goes on.
 

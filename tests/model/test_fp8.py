@@ -104,7 +104,7 @@ def test_the_built_in_model_finds_what_it_found() -> None:
     config = EngineConfig(kv_memory_bytes=64 << 20, filter_min_tokens=0)
     theirs = assemble(loaded, config)
     model = with_fp8_filter(loaded.model, theirs.config, reference_scaled_product)
-    ours = Core(model, loaded.tokenizer, theirs.config, eos_ids=loaded.eos_ids)
+    ours = Core(model, loaded.tokenizer, theirs.config, loaded.eos_ids, theirs.calibration)
     shared = total = 0
     params = FilterParams(method="sieve", keep=128, return_selection=True)
     for index in range(4):

@@ -36,8 +36,8 @@ FINDABLE = 0.5
 # Nothing is trusted that does not find this much of the kinds that can be found.
 LEAST_RECALL = 0.7
 CANDIDATES = 3
-# The bound may call so many of the found ones untrusted. It is lowered a little: attention is spread
-# thinner over documents that are longer than the probes.
+# The bound may call so many of the found ones untrusted. It is lowered a little, because attention
+# is spread thinner over documents that are longer than the probes.
 _FALSE_ALARMS = 0.05
 _MARGIN = 0.9
 _ANSWER_TOKENS = 24

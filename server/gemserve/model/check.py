@@ -27,6 +27,7 @@ def check_servable(model: CausalModel) -> None:
     expected = _own_forward(model, ids)
     try:
         whole = model.new_memory(2 * model.num_layers * _TOKENS)
+        whole.rows.zero_()  # what an earlier check left there would hide a write that goes astray
         kv = whole.kv(0, num_layers=model.num_layers, capacity=_TOKENS)
         split = _TOKENS // 3
         for low, high in ((0, split), (split, _TOKENS - 1)):

@@ -244,11 +244,14 @@ def _kept_ids(probe: Probe, asked: Observation, row: LayerResult) -> list[int]:
 
 
 def _earliest(candidates: Sequence[LayerResult], num_probes: int) -> LayerResult:
-    """The earliest candidate whose answers are about as good as the best one's."""
+    """The earliest candidate whose answers are not clearly worse than the best one's.
+
+    Within one and a half standard errors of a paired difference, if a quarter of the pairs differ.
+    """
     scores = [row.score for row in candidates if row.score is not None]
     if not scores or max(scores) == 0:
         return candidates[0]
-    least = max(scores) - 1.5 / num_probes
+    least = max(scores) - 1.5 * (0.25 / num_probes) ** 0.5
     return next(row for row in candidates if row.score is not None and row.score >= least)
 
 

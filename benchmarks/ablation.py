@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.evaluation.arms import oracle
 from gemserve.evaluation.example import Draw, Example

@@ -36,7 +36,7 @@ from gemserve.adapters.trainable import (
     logits_with_gradients,
 )
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import assemble
+from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.evaluation.example import draw_filler
 from gemserve.evaluation.problems import ProblemMaker

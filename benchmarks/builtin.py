@@ -14,12 +14,12 @@ from typing import Any
 import harness
 
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import build_core
-from gemserve.engine.prompt import chat_prompt
+from gemserve.engine.build import build_core
 from gemserve.evaluation.example import Example, draw_filler
 from gemserve.evaluation.prose import stdlib_sentences
 from gemserve.evaluation.recall import Needle, draw_needles
 from gemserve.evaluation.score import average, run_example
+from gemserve.prompting.prompt import chat_prompt
 
 KEEP = 256
 Draw = Callable[[Random], list[Needle]]

@@ -27,7 +27,7 @@ from gemserve.adapters.probes import after_text
 from gemserve.adapters.store import AdapterStore
 from gemserve.adapters.trainable import read_prefix
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import assemble
+from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.evaluation.example import draw_filler
 from gemserve.evaluation.problems import Problem, ProblemMaker

@@ -19,7 +19,7 @@ import harness
 import torch
 
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import assemble, with_fp8_filter
+from gemserve.engine.build import assemble, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.metrics import score_answer

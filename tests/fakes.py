@@ -23,8 +23,8 @@ from gemserve.api.app import Serving, create_app
 from gemserve.api.prompts import PromptBuilder
 from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ServerConfig
-from gemserve.engine.engine import Engine
-from gemserve.engine.grammar import Grammars
+from gemserve.decoding.grammar import Grammars
+from gemserve.engine.worker import Engine
 from gemserve.filtering.plan import FilterPlanner
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
 from gemserve_kernels import select_backend

@@ -80,7 +80,7 @@ class Bench:
     def core(self, variant: Variant, *, kv_bytes: int, chunk_tokens: int | None = None) -> Any:
         """An engine core that filters every prompt it is asked to."""
         from gemserve.config import EngineConfig
-        from gemserve.engine.assemble import assemble
+        from gemserve.engine.build import assemble
         from gemserve.model.loader import Loaded
 
         loaded = Loaded(

@@ -30,7 +30,7 @@ def _import_all() -> None:
         import harness  # noqa: F401
         import transformers.models.llama.modeling_llama  # noqa: F401
 
-        import gemserve.engine.assemble  # noqa: F401
+        import gemserve.engine.build  # noqa: F401
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.engine.sampling import InvalidLogits
+from gemserve.decoding.sampling import InvalidLogits
 from tests.fakes import (
     CHAT,
     COMPLETIONS,

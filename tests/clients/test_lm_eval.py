@@ -18,7 +18,7 @@ import pytest
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from gemserve.model.loader import BUILTIN_PATH
 from tests.clients.environments import python_of, script_of
 from tests.fakes import live_server, parse_metrics, wait_for

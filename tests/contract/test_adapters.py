@@ -14,7 +14,7 @@ import pytest
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve_client import AsyncGemserveClient, GemserveClient

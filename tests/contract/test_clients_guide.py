@@ -9,7 +9,7 @@ import pytest
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from tests.fakes import live_server
 from tests.guide import examples, run_example
 

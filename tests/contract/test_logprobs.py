@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from gemserve.model.loader import BUILTIN_PATH
 from tests.fakes import CHAT, COMPLETIONS, data_of
 

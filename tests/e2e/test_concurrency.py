@@ -15,7 +15,7 @@ import torch
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.engine import Engine
+from gemserve.engine.worker import Engine
 from gemserve.model.causal import CausalModel
 from gemserve.types import (
     Filtered,

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.filtering.spans import QUESTION_TAIL
 from gemserve.types import FilterReport, Request

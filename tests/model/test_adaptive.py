@@ -11,13 +11,13 @@ from transformers import AutoTokenizer
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import ids_prompt
 from gemserve.errors import RequestError
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.spans import plain_spans
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
+from gemserve.prompting.prompt import ids_prompt
 from gemserve.types import (
     Filtered,
     FilterParams,

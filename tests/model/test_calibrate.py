@@ -14,8 +14,7 @@ import torch
 from gemserve.calibration import read_calibration
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import build_core
-from gemserve.engine.prompt import Prompt
+from gemserve.engine.build import build_core
 from gemserve.evaluation import calibrate as calibration
 from gemserve.evaluation import probes
 from gemserve.evaluation.calibrate import Effort, calibrate
@@ -27,6 +26,7 @@ from gemserve.evaluation.score import generate
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
+from gemserve.prompting.prompt import Prompt
 from gemserve.types import Budget, FilterParams
 from tests import models
 from tests.model.test_head_search import MEMORY, core_of

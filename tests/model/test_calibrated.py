@@ -12,7 +12,7 @@ import torch
 
 from gemserve.calibration import Calibration, find_calibration
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import assemble
+from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation import calibrated

@@ -12,7 +12,7 @@ import pytest
 
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.evaluation.arms import OUTSIDE
 from gemserve.evaluation.compare import compare, judge_fallback

@@ -13,7 +13,7 @@ from torch import nn
 from gemserve.adapters.store import AdapterStore
 from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ModelConfig, resolve_engine
-from gemserve.engine.assemble import assemble, build_core, with_fp8_filter
+from gemserve.engine.build import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.example import Draw

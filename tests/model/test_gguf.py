@@ -14,11 +14,11 @@ from gguf import GGMLQuantizationType, GGUFWriter
 
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import assemble
-from gemserve.engine.prompt import chat_prompt
+from gemserve.engine.build import assemble
 from gemserve.errors import ModelError, RequestError
 from gemserve.model import loader
 from gemserve.model.loader import load, model_from_config
+from gemserve.prompting.prompt import chat_prompt
 from tests import models
 from tests.model import gguf_files
 

@@ -10,7 +10,6 @@ import torch
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import Prompt
 from gemserve.errors import ConfigError
 from gemserve.evaluation import calibrate as calibration
 from gemserve.evaluation.calibrate import check_found, choose_bound
@@ -25,6 +24,7 @@ from gemserve.evaluation.head_search import (
 )
 from gemserve.evaluation.observe import observe
 from gemserve.model.causal import CausalModel
+from gemserve.prompting.prompt import Prompt
 from gemserve.types import Priority, Span
 from tests import models
 from tests.model.test_selection import NoText

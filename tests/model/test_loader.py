@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from transformers import BloomConfig, BloomForCausalLM, GptOssConfig, GptOssForCausalLM
 
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import assemble
-from gemserve.engine.prompt import text_prompt
+from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError, ModelError
 from gemserve.model.causal import CausalModel
 from gemserve.model.check import check_servable
 from gemserve.model.loader import Loaded, load
+from gemserve.prompting.prompt import text_prompt
 from tests import models
 
 

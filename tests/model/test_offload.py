@@ -14,7 +14,7 @@ import torch
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig, ModelConfig, find_offload_layers
-from gemserve.engine.assemble import assemble, build_core, planned_weights
+from gemserve.engine.build import assemble, build_core, planned_weights
 from gemserve.engine.core import Core
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.errors import ConfigError

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import build_core
+from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.evaluation.example import Draw, draw_filler
 from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.prose import stdlib_sentences
 from gemserve.evaluation.score import run_example
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve, code_groups
+from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.types import (
     Budget,
     Filtered,

@@ -10,13 +10,13 @@ import torch
 from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import Prompt
 from gemserve.engine.sequence import Sequence
 from gemserve.errors import CapacityExceeded
 from gemserve.evaluation.observe import observe
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal import CausalModel
 from gemserve.model.query_tap import FilterTap, QueryTap
+from gemserve.prompting.prompt import Prompt
 from gemserve.types import (
     Budget,
     Filtered,

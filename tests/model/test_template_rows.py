@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from gemserve.config import EngineConfig
-from gemserve.engine.assemble import assemble, calibration_for
+from gemserve.engine.build import assemble, calibration_for
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import Prompt, chat_prompt
 from gemserve.errors import RequestError
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import BUILTIN_PATH, Loaded
+from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.types import Filtered, FilterOptions, FilterReport, Request, SamplingParams
 from tests import models
 from tests.chat_templates import shaped_like

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gemserve.engine.engine import Engine, Stream
-from gemserve.engine.sampling import InvalidLogits
+from gemserve.decoding.sampling import InvalidLogits
+from gemserve.engine.worker import Engine, Stream
 from gemserve.errors import EngineDead, QueueFull
 from gemserve.types import Event, FilterParams, Finished, Request, SamplingParams
 from tests.fakes import FILTERED, FakeCore, FakeJob, Step, wait_for, wait_for_async
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 LEFT_ALONE = """
 import asyncio
 import torch
-from gemserve.engine.engine import Engine
+from gemserve.engine.worker import Engine
 from tests.fakes import FakeCore
 from tests.unit.test_engine import request
 

@@ -83,7 +83,7 @@ class Answered:
     """Whether a text has the answer, by the metric that will say so."""
 
     def __init__(self, answer: str) -> None:
-        from gemserve.engine.prompt import Prompt
+        from gemserve.prompting.prompt import Prompt
 
         self._example = Example(
             subtask="a",

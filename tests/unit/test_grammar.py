@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from gemserve.engine.grammar import GrammarFailed, Grammars, Matcher
-from gemserve.engine.json_schema import MAX_SCHEMA_BYTES, InvalidGrammar
-from gemserve.engine.sampling import Draw, SamplerState, draw
+from gemserve.decoding.grammar import GrammarFailed, Grammars, Matcher
+from gemserve.decoding.json_schema import MAX_SCHEMA_BYTES, InvalidGrammar
+from gemserve.decoding.sampling import Draw, SamplerState, draw
 from gemserve.types import ANY_OBJECT, Grammar, SamplingParams
 from tests.fakes import EOS
 from tests.schemas import REFUSED, Schema, random_schema
@@ -151,7 +151,7 @@ def test_many_properties_are_no_error_after_the_first_brace(
 
 def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
-    monkeypatch.setattr("gemserve.engine.grammar.check", lambda schema, _: checked.append(schema))
+    monkeypatch.setattr("gemserve.decoding.grammar.check", lambda schema, _: checked.append(schema))
     for _ in range(3):
         grammars.matcher(grammar({"const": "once"}))
     assert len(checked) == 1
@@ -164,7 +164,7 @@ def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyP
         tried.append(schema)
         raise InvalidGrammar("takes too long to compile")
 
-    monkeypatch.setattr("gemserve.engine.grammar.check", refuse)
+    monkeypatch.setattr("gemserve.decoding.grammar.check", refuse)
     for _ in range(3):
         with pytest.raises(InvalidGrammar, match="too long"):
             grammars.matcher(grammar({"const": "never"}))

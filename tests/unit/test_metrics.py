@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from gemserve.engine.prompt import Prompt
 from gemserve.evaluation.example import Example
 from gemserve.evaluation.metrics import METRICS, score_answer
+from gemserve.prompting.prompt import Prompt
 
 LABELS = ("city", "capital city", "country", "person")
 

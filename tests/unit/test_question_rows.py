@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemserve.engine.prompt import Prompt, chat_prompt, find_messages
 from gemserve.errors import RequestError
 from gemserve.model.loader import BUILTIN_PATH
+from gemserve.prompting.prompt import Prompt, chat_prompt, find_messages
 from gemserve.types import MAX_QUESTION_TOKENS, Priority
 from tests.chat_templates import ALTERNATING, CONTROL_TOKENS, FAMILIES, shaped_like
 

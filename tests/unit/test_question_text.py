@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemserve.engine.prompt import Prompt, ids_prompt, text_prompt
+from gemserve.prompting.prompt import Prompt, ids_prompt, text_prompt
 from gemserve.types import MAX_QUESTION_TOKENS, Priority
 
 PARAGRAPH = "Paragraph {} speaks of the river and of the bridge. It was built by the town long ago."

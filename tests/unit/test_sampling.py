@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.engine.sampling import (
+from gemserve.decoding.sampling import (
     Draw,
     InvalidLogits,
     SamplerState,

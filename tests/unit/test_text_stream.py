@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.engine.text import TextStream
+from gemserve.decoding.detokenize import TextStream
 
 EMOJI = "👩‍👩‍👧‍👦🇨🇭é漢字🌍"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.engine.prompt import chat_prompt
-from gemserve.engine.tools import for_template
+from gemserve.prompting.prompt import chat_prompt
+from gemserve.prompting.tools import for_template
 
 TOOLS = [{"type": "function", "function": {"name": "find", "description": "Finds."}}]
 CALL = {"id": "c", "type": "function", "function": {"name": "find", "arguments": {"x": "é"}}}

@@ -43,8 +43,7 @@ from gemserve.api.schemas import CompletionBody, Filterable, Generation, Selecti
 from gemserve.api.tokenizing import tokenizing_routes
 from gemserve.api.tools import call_rules
 from gemserve.config import ServerConfig
-from gemserve.engine.engine import Engine, Stream
-from gemserve.engine.prompt import decode
+from gemserve.engine.worker import Engine, Stream
 from gemserve.errors import (
     AdapterBusy,
     AdapterUnavailable,
@@ -52,6 +51,7 @@ from gemserve.errors import (
     QueueFull,
     RequestError,
 )
+from gemserve.prompting.prompt import decode
 from gemserve.types import LoadedAdapter
 from gemserve_kernels import Backend
 

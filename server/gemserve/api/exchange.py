@@ -19,7 +19,7 @@ from gemserve.api.formats import Choice, Format, Json, filter_json, usage_json
 from gemserve.api.metrics import RequestObserver
 from gemserve.api.prompts import new_id
 from gemserve.api.schemas import Generation
-from gemserve.engine.engine import Stream
+from gemserve.engine.worker import Stream
 from gemserve.types import Event, Filtered, FilterReport, Finished, PromptScored, TextDelta
 
 DONE = "data: [DONE]\n\n"

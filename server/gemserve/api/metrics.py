@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gemserve.adapters.store import AdapterStore
-from gemserve.engine.engine import Engine
+from gemserve.engine.worker import Engine
 from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
 from gemserve_kernels import Backend
 

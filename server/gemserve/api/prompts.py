@@ -22,12 +22,12 @@ from gemserve.api.schemas import (
 from gemserve.api.structured import compiled, response_grammar
 from gemserve.api.tools import call_grammar, call_rules, prompt_tools
 from gemserve.config import EngineConfig
-from gemserve.engine.grammar import Grammars
-from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
-from gemserve.engine.tools import Tool
+from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.plan import FilterPlanner
+from gemserve.prompting.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
+from gemserve.prompting.tools import Tool
 from gemserve.types import (
     FilterOptions,
     FilterParams,

@@ -24,7 +24,7 @@ from gemserve.api.formats import Json, filter_json
 from gemserve.api.metrics import RequestObserver
 from gemserve.api.prompts import new_id
 from gemserve.api.response_body import ResponsesBody
-from gemserve.engine.engine import Stream
+from gemserve.engine.worker import Stream
 from gemserve.types import Filtered, FilterReport, Finished, TextDelta
 
 

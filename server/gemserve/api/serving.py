@@ -10,7 +10,7 @@ from gemserve.api.app import Serving
 from gemserve.api.prompts import PromptBuilder
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
-from gemserve.engine.engine import Engine
+from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
 from gemserve.model.causal import CausalModel
 

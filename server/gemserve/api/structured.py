@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from gemserve.api.schemas import ResponseFormat
-from gemserve.engine.grammar import Grammars
-from gemserve.engine.json_schema import InvalidGrammar
+from gemserve.decoding.grammar import Grammars
+from gemserve.decoding.json_schema import InvalidGrammar
 from gemserve.errors import RequestError
 from gemserve.types import ANY_OBJECT, Grammar
 

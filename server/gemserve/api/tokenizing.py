@@ -18,10 +18,10 @@ from gemserve.api.parsing import parse
 from gemserve.api.prompts import PromptBuilder
 from gemserve.api.sampling import check_ids
 from gemserve.api.schemas import DetokenizeBody, TokenizeBody, TokenizerBody
-from gemserve.engine.control_tokens import spell_out
-from gemserve.engine.prompt import decode, encode, find_messages, render_chat
-from gemserve.engine.tools import for_template
 from gemserve.errors import RequestError, shown
+from gemserve.prompting.control_tokens import spell_out
+from gemserve.prompting.prompt import decode, encode, find_messages, render_chat
+from gemserve.prompting.tools import for_template
 
 _PIECE_TOKENS = 8192
 TextT = TypeVar("TextT", bound=TokenizerBody)
@@ -94,7 +94,7 @@ def tokenizer_info(prompts: PromptBuilder) -> dict[str, Any]:
 
 
 def _encoding_of(prompts: PromptBuilder, body: TokenizeBody) -> Any:
-    """As a request's prompt or messages would be encoded: see `engine.prompt.Prompt`."""
+    """As a request's prompt or messages would be encoded: see `prompting.prompt.Prompt`."""
     tokenizer = prompts.tokenizer
     if body.messages is not None:
         if body.prompt is not None:

@@ -42,8 +42,8 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.engine.prompt import chat_prompt, text_prompt
     from gemserve.evaluation.calibrated import build_calibrated_core
+    from gemserve.prompting.prompt import chat_prompt, text_prompt
     from gemserve.types import (
         Filtered,
         FilterOptions,

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.api.app import create_app
     from gemserve.api.keys import open_keys
     from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.engine.assemble import planned_weights
+    from gemserve.engine.build import planned_weights
     from gemserve.evaluation.calibrated import build_calibrated_core
     from gemserve.filtering.methods import METHODS
 

@@ -14,11 +14,11 @@ from gemserve.config import ModelConfig
 from gemserve.demo.document import Hidden, natural_document, synthetic_document
 from gemserve.demo.server import Result, Server
 from gemserve.demo.show import print_kept, print_savings, print_table
-from gemserve.engine.prompt import Prompt
 from gemserve.errors import ModelError
 from gemserve.evaluation.example import Example
 from gemserve.evaluation.metrics import score_answer
 from gemserve.model.gguf import find_gguf
+from gemserve.prompting.prompt import Prompt
 
 WHOLE, FILTERED = "filter: none", "the default filter"
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from gemserve.calibration import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig
-from gemserve.engine.grammar import Grammars
+from gemserve.decoding.detokenize import TextStream
+from gemserve.decoding.grammar import Grammars
+from gemserve.decoding.sampling import Draw, SamplerState
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.pace import Pace
 from gemserve.engine.runner import Runner, RunOutput
-from gemserve.engine.sampling import Draw, SamplerState
 from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
-from gemserve.engine.text import TextStream
 from gemserve.errors import CapacityExceeded
 from gemserve.filtering.plan import FilterPlanner
 from gemserve.filtering.selector import Choice

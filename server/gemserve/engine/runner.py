@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import torch
 
+from gemserve.decoding.sampling import Draw, SamplerState, draw, score_tokens
 from gemserve.engine.eviction import evict
 from gemserve.engine.passes import Pass, device_queue
-from gemserve.engine.sampling import Draw, SamplerState, draw, score_tokens
 from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.sequence import Sequence
 from gemserve.filtering.methods import METHODS, selector_of

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gemserve.calibration import Calibration, place_for, read_calibration, write_calibration
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.assemble import assemble, calibration_path, load_for
+from gemserve.engine.build import assemble, calibration_path, load_for
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.calibrate import SHORT, Effort, calibrate
@@ -26,7 +26,7 @@ _EVERY_S = 10.0  # between lines, where there is no terminal
 
 
 def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
-    """As `engine.assemble.build_core`, after a short calibration where there is none yet.
+    """As `engine.build.build_core`, after a short calibration where there is none yet.
 
     Not for a filter layer that was given, for methods that need none, nor with calibrate "off".
     Says on standard error what it does; a calibration that fails leaves a guess and a warning.

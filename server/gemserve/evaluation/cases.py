@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import Prompt, text_prompt
 from gemserve.errors import ConfigError
 from gemserve.evaluation.example import Draw, Example, find_spans, question_prompt
 from gemserve.evaluation.metrics import PACKAGES, find_numbers
 from gemserve.evaluation.records import Record
 from gemserve.evaluation.score import Outcome
+from gemserve.prompting.prompt import Prompt, text_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

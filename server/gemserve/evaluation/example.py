@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from gemserve.engine.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.evaluation.problems import Problem
 from gemserve.evaluation.prose import stdlib_sentences
+from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gemserve.engine.core import Core
-from gemserve.engine.prompt import Prompt
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.model.kv import KVSpan
+from gemserve.prompting.prompt import Prompt
 
 _CHUNK = 512
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.engine.prompt import Prompt
 from gemserve.evaluation.example import Draw, Example, Maker, question_prompt
 from gemserve.evaluation.natural import (
     VOCABULARIES,
@@ -21,6 +20,7 @@ from gemserve.evaluation.natural import (
     natural_maker,
 )
 from gemserve.evaluation.needle import multikey, multiquery
+from gemserve.prompting.prompt import Prompt
 
 _NATURAL: tuple[NaturalKind, ...] = ("place", "person", "number", "clause", "several")
 # Natural facts; and for models that know no others, the built-in model's form of facts.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemserve.engine.json_schema import (
+from gemserve.decoding.json_schema import (
     InvalidGrammar,
     Vocabulary,
     check,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemserve.engine.grammar import Matcher
+from gemserve.decoding.grammar import Matcher
 from gemserve.model.transfer import sent
 from gemserve.types import SamplingParams, TokenLogprob
 

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import takewhile
 
-from gemserve.engine.code_blocks import closed_blocks
-from gemserve.engine.question_words import (
+from gemserve.filtering.spans import LONGEST_QUESTION
+from gemserve.prompting.code_blocks import closed_blocks
+from gemserve.prompting.question_words import (
     ANSWER_LABEL,
     BLANK_LINE,
     COLON_AT_END,
@@ -42,7 +43,6 @@ from gemserve.engine.question_words import (
     split,
     stripped,
 )
-from gemserve.filtering.spans import LONGEST_QUESTION
 from gemserve.types import MAX_QUESTION_TOKENS
 
 CountTokens = Callable[[int, int], int]  # of a range of characters

@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from gemserve.engine.control_tokens import Spelled, control_ids
-from gemserve.engine.question_text import find_question
-from gemserve.engine.question_words import Range
 from gemserve.filtering.spans import LONGEST_QUESTION
+from gemserve.prompting.control_tokens import Spelled, control_ids
+from gemserve.prompting.question_text import find_question
+from gemserve.prompting.question_words import Range
 from gemserve.types import MAX_QUESTION_TOKENS, Priority, Span
 
 _NEAR_AN_END = 8192  # tokens at either end of a text, more than are looked at

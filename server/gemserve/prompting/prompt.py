@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.engine.code_blocks import find_code_blocks
-from gemserve.engine.control_tokens import spell_out
-from gemserve.engine.question import Ranges, chat_question, ids_question, protect, text_question
-from gemserve.engine.question_words import BLANK_LINE
-from gemserve.engine.tools import Message, Tool, for_template
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.spans import message_spans, plain_spans, question_spans
+from gemserve.prompting.code_blocks import find_code_blocks
+from gemserve.prompting.control_tokens import spell_out
+from gemserve.prompting.question import Ranges, chat_question, ids_question, protect, text_question
+from gemserve.prompting.question_words import BLANK_LINE
+from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.types import Priority, Span
 
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up

@@ -27,12 +27,13 @@ from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.observe import observe
 from gemserve.evaluation.score import generate
 from gemserve.evaluation.table import TASKS
+from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
+from gemserve.filtering.reserve import protected_positions
 from gemserve.filtering.selector import Evidence
 from gemserve.filtering.sieve import Sieve
-from gemserve.filtering.spans import protected_positions
 from gemserve.model.loader import BUILTIN_PATH
-from gemserve.types import Budget, FilterParams, Priority, Span
+from gemserve.types import FilterParams, Priority, ProtectedRange
 
 SUBTASKS = (
     ("needle", "single"),
@@ -116,7 +117,9 @@ def by_chunks(scores: torch.Tensor, size: int) -> torch.Tensor:
     return by_score[reach[by_score].sort(descending=True, stable=True).indices]
 
 
-def reserved(spans: Sequence[Span], num_tokens: int, budget: int, rest: float) -> list[int]:
+def reserved(
+    spans: Sequence[ProtectedRange], num_tokens: int, budget: int, rest: float
+) -> list[int]:
     chosen: list[int] = []
     for last, share in ((Priority.QUESTION, 1.0), (Priority.FRAME, 0.75), (Priority.TAIL, rest)):
         allowed = [s for s in spans if s.priority <= last]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from gemserve.errors import RequestError, shown
 
@@ -51,24 +51,12 @@ class Priority(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ProtectedRange:
     """Token positions start..stop−1 of a prompt that a filter should keep."""
 
     start: int
     stop: int
     priority: Priority
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How many tokens a filter keeps: `low` to `high`, or `limit` where attention is diffuse.
-
-    Where they differ, `low` counts what is chosen, not what is protected.
-    """
-
-    low: int
-    high: int
-    limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,41 +101,6 @@ class FilterParams:
             # the epsilon undoes binary noise such as 0.07 * 100 = 7.000000000000001
             return max(MIN_KEEP, math.ceil(self.keep * num_tokens - 1e-9))
         return self.keep
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterPlan:
-    """How one prompt will be filtered; made by `filtering.plan` before the request is queued.
-
-    `reason`: why the prompt is read whole, if it is. `num_kept`: tokens the answer is generated
-    from; until a filter has chosen, at most, unless it finds attention diffuse. `fails_open`:
-    should the filter pass fail, all of the prompt is kept.
-
-    `layer`: where the filter pass ends; None: there is none. `rows`: positions whose queries are
-    watched, in each of the layers `tapped`, of which `heads` count ((layer, head) pairs; None: all
-    of the filter layer's). `coverage_bound`: below it a choice is not trusted. `repeated`: token
-    ids that the filter pass reads behind the prompt.
-
-    `evicts`: the whole prompt is read, and then keys and values are dropped. `chosen`: positions
-    that a method keeps which needs no pass.
-    """
-
-    reason: FilterReason | None
-    num_kept: int
-    budget: Budget
-    fails_open: bool = False
-    layer: int | None = None
-    rows: tuple[int, ...] = ()
-    tapped: tuple[int, ...] = ()
-    heads: tuple[tuple[int, int], ...] | None = None
-    coverage_bound: float = 0.0
-    repeated: tuple[int, ...] = ()
-    evicts: bool = False
-    chosen: tuple[int, ...] | None = None
-
-    def having(self, **changes: Any) -> FilterPlan:
-        """The plan with some fields changed."""
-        return replace(self, **changes)
 
 
 def parse_keep(value: object) -> Keep:
@@ -236,7 +189,7 @@ class Request:
     priority: int = 0  # lower ones are admitted first
     selects_only: bool = False  # it ends when the filter has chosen
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
-    protected: tuple[Span, ...] = ()
+    protected: tuple[ProtectedRange, ...] = ()
     code_blocks: tuple[tuple[int, ...], ...] = ()
     question: tuple[tuple[int, int], ...] = ()
     grammar: Grammar | None = None

@@ -24,7 +24,7 @@ from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.filtering.spans import QUESTION_TAIL
+from gemserve.prompting.protected import QUESTION_TAIL
 from gemserve.types import FilterReport, Request
 from tests import models
 from tests.e2e.test_concurrency import CONFIG, Answer, first_difference_is_a_tie, mixed_requests

@@ -14,10 +14,10 @@ from gemserve.engine.core import Core
 from gemserve.errors import RequestError
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.sieve import Sieve
-from gemserve.filtering.spans import plain_spans
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.prompting.prompt import ids_prompt
+from gemserve.prompting.protected import plain_ranges
 from gemserve.types import (
     Filtered,
     FilterParams,
@@ -104,7 +104,7 @@ def test_a_widened_request_waits_for_its_memory() -> None:
                 prompt_ids=ids,
                 sampling=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
                 filter=FilterParams(method="sieve", keep=64, fallback=True),
-                protected=plain_spans(600, False),
+                protected=plain_ranges(600, False),
             )
         )
         core.add(requests[-1])

@@ -23,11 +23,12 @@ from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.observe import observe
 from gemserve.evaluation.probes import PROBE_KINDS, draw_probes
 from gemserve.evaluation.score import generate
+from gemserve.filter_plan import Budget
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import Budget, FilterParams
+from gemserve.types import FilterParams
 from tests import models
 from tests.model.test_head_search import MEMORY, core_of
 

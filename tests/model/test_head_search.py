@@ -25,7 +25,7 @@ from gemserve.evaluation.head_search import (
 from gemserve.evaluation.observe import observe
 from gemserve.model.causal import CausalModel
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import Priority, Span
+from gemserve.types import Priority, ProtectedRange
 from tests import models
 from tests.model.test_selection import NoText
 
@@ -99,9 +99,9 @@ def test_what_is_protected_is_no_document() -> None:
     prompt = Prompt(
         ids=ids.tolist(),
         protected=(
-            Span(290, 300, Priority.QUESTION),
-            Span(1, 20, Priority.SYSTEM),
-            Span(100, 132, Priority.HEAD),
+            ProtectedRange(290, 300, Priority.QUESTION),
+            ProtectedRange(1, 20, Priority.SYSTEM),
+            ProtectedRange(100, 132, Priority.HEAD),
         ),
     )
     (evidence,) = observe(core, [prompt], [list(range(285, 300))])

@@ -17,11 +17,11 @@ from gemserve.evaluation.example import Draw, draw_filler
 from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.prose import stdlib_sentences
 from gemserve.evaluation.score import run_example
+from gemserve.filter_plan import Budget
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve, code_groups
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.types import (
-    Budget,
     Filtered,
     FilterMethod,
     FilterParams,

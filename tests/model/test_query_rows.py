@@ -13,21 +13,20 @@ from gemserve.engine.core import Core
 from gemserve.engine.sequence import Sequence
 from gemserve.errors import CapacityExceeded
 from gemserve.evaluation.observe import observe
+from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal import CausalModel
 from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import (
-    Budget,
     Filtered,
     FilterParams,
-    FilterPlan,
     FilterReport,
     Finished,
     Priority,
+    ProtectedRange,
     Request,
     SamplingParams,
-    Span,
 )
 from tests import models
 from tests.model.test_selection import NoText
@@ -197,7 +196,7 @@ def test_a_repeated_question_chooses_as_one_that_stands_at_the_end(
     asked = [*ids[4:24], *ids[30:34]]
     first = request(ids, ((4, 24), (30, 34)))
     assert core.plan(first).repeated == tuple(asked)
-    end = Span(600, 624, Priority.QUESTION)
+    end = ProtectedRange(600, 624, Priority.QUESTION)
     last = request(ids + asked, ((600, 624),), params={"keep": 64 + len(asked)}, protected=(end,))
     assert core.plan(last).repeated == ()
     assert kept(core, first) == kept(core, last)[:64]

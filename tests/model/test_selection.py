@@ -13,11 +13,12 @@ from transformers import AttentionInterface
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.errors import ModelError
+from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.model.causal import CausalModel
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import Budget, FilterParams, Request, SamplingParams
+from gemserve.types import FilterParams, Request, SamplingParams
 from tests import models
 
 LAYER = 2

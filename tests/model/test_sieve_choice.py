@@ -10,16 +10,12 @@ import pytest
 import torch
 
 from gemserve.calibration import Calibration
+from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
-from gemserve.filtering.spans import plain_spans
-from gemserve.types import (
-    Budget,
-    FilterParams,
-    Priority,
-    Span,
-)
+from gemserve.prompting.protected import plain_ranges
+from gemserve.types import FilterParams, Priority, ProtectedRange
 from gemserve_kernels import select_backend
 
 NUM_TOKENS = 1024
@@ -40,7 +36,7 @@ def evidence(*spots: int, sharpness: float = 30.0) -> Evidence:
         layers={0: layer},
         rows=range(NUM_TOKENS - 16, NUM_TOKENS),
         backend=select_backend(keys.device),
-        protected=plain_spans(NUM_TOKENS, True),
+        protected=plain_ranges(NUM_TOKENS, True),
         heads=((0, 0),),
         coverage_bound=Calibration.GUESSED_BOUND,
     )
@@ -91,7 +87,10 @@ def test_coverage_does_not_depend_on_the_budget() -> None:
 
 def test_what_a_question_sees_in_itself_is_not_the_document() -> None:
     """It was counted as covered, and its neighbours ranked by it, before what it looks at."""
-    asked = (Span(0, 1, Priority.BOS), Span(1008, NUM_TOKENS, Priority.QUESTION))
+    asked = (
+        ProtectedRange(0, 1, Priority.BOS),
+        ProtectedRange(1008, NUM_TOKENS, Priority.QUESTION),
+    )
 
     def looking_at_itself(*spots: int, sharpness: float) -> Evidence:
         found = replace(evidence(*spots, sharpness=sharpness), protected=asked)
@@ -142,7 +141,9 @@ def test_a_head_that_rests_on_the_first_token_is_not_diffuse() -> None:
 
 def test_a_question_that_fills_the_budget_is_called_diffuse() -> None:
     """Nothing was chosen, and with a fallback asked for the answer came from the question alone."""
-    question = replace(evidence(300), protected=(Span(500, NUM_TOKENS, Priority.QUESTION),))
+    question = replace(
+        evidence(300), protected=(ProtectedRange(500, NUM_TOKENS, Priority.QUESTION),)
+    )
     budget = Budget(low=64, high=64, limit=NUM_TOKENS)
     choice = Sieve().choose(question, budget, PARAMS)
     assert (len(choice.positions), choice.coverage, choice.is_diffuse) == (NUM_TOKENS, 0.0, True)

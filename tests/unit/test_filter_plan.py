@@ -9,19 +9,18 @@ import pytest
 
 from gemserve.calibration import Calibration
 from gemserve.errors import RequestError
+from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.plan import FilterPlanner
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FILTER_METHODS,
-    Budget,
     FilterMethod,
     FilterOptions,
     FilterParams,
-    FilterPlan,
     Priority,
+    ProtectedRange,
     Request,
     SamplingParams,
-    Span,
 )
 
 GUESSED = Calibration(layer=3)
@@ -150,7 +149,7 @@ def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None
 def test_every_method_has_one_way(method: FilterMethod) -> None:
     """A pass, a choice without one, or eviction; else a request would never end."""
     params = FilterParams(method=method, keep=64)
-    plan = FULL.plan(request(params, protected=(Span(0, 3, Priority.SYSTEM),)))
+    plan = FULL.plan(request(params, protected=(ProtectedRange(0, 3, Priority.SYSTEM),)))
     if method == "none":
         assert (plan.reason, plan.num_kept, plan.layer) == ("disabled", NUM_TOKENS, None)
         return

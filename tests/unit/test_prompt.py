@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gemserve.errors import RequestError
-from gemserve.filtering.spans import QUESTION_HEAD, QUESTION_TAIL, protected_positions
+from gemserve.filtering.reserve import protected_positions
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
+from gemserve.prompting.protected import QUESTION_HEAD, QUESTION_TAIL
 from gemserve.types import Priority
 
 DOCUMENT = " ".join(f"Line {i} speaks of the river." for i in range(200))

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from gemserve.errors import RequestError
 from gemserve.model.loader import BUILTIN_PATH
-from gemserve.prompting.prompt import Prompt, chat_prompt, find_messages
+from gemserve.prompting.chat_template import find_messages
+from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.types import MAX_QUESTION_TOKENS, Priority
 from tests.chat_templates import ALTERNATING, CONTROL_TOKENS, FAMILIES, shaped_like
 

@@ -10,7 +10,8 @@ import pytest
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
-from gemserve.types import Budget, FilterParams, FilterPlan, Request, SamplingParams
+from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.types import FilterParams, Request, SamplingParams
 
 LAYERS = 8
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))

@@ -51,7 +51,7 @@ from gemserve.errors import (
     QueueFull,
     RequestError,
 )
-from gemserve.prompting.prompt import decode
+from gemserve.prompting.encoding import decode
 from gemserve.types import LoadedAdapter
 from gemserve_kernels import Backend
 

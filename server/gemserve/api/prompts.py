@@ -26,7 +26,8 @@ from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.plan import FilterPlanner
-from gemserve.prompting.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt
+from gemserve.prompting.encoding import decode
+from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.tools import Tool
 from gemserve.types import (
     FilterOptions,

@@ -19,8 +19,9 @@ from gemserve.api.prompts import PromptBuilder
 from gemserve.api.sampling import check_ids
 from gemserve.api.schemas import DetokenizeBody, TokenizeBody, TokenizerBody
 from gemserve.errors import RequestError, shown
+from gemserve.prompting.chat_template import find_messages, render_chat
 from gemserve.prompting.control_tokens import spell_out
-from gemserve.prompting.prompt import decode, encode, find_messages, render_chat
+from gemserve.prompting.encoding import decode, encode
 from gemserve.prompting.tools import for_template
 
 _PIECE_TOKENS = 8192

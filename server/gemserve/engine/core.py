@@ -19,13 +19,13 @@ from gemserve.engine.runner import Runner, RunOutput
 from gemserve.engine.scheduler import Chunk, Plan, Scheduler, StepOutput
 from gemserve.engine.sequence import Sequence, State
 from gemserve.errors import CapacityExceeded
+from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.plan import FilterPlanner
 from gemserve.filtering.selector import Choice
 from gemserve.model.causal import CausalModel
 from gemserve.types import (
     Event,
     Filtered,
-    FilterPlan,
     FilterReason,
     FilterReport,
     Finished,

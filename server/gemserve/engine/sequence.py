@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gemserve.engine.memory import Span
-from gemserve.types import FilterPlan, Request
+from gemserve.filter_plan import FilterPlan
+from gemserve.types import Request
 
 
 class State(Enum):

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gemserve.evaluation.example import Example
 from gemserve.filtering.methods import METHODS
-from gemserve.filtering.spans import reserve
+from gemserve.filtering.reserve import reserve
 from gemserve.types import FilterMethod, FilterParams
 
 PASSAGE_TOKENS = 64

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from gemserve.filtering.spans import reserve
-from gemserve.types import Span
+from gemserve.filtering.reserve import reserve
+from gemserve.types import ProtectedRange
 
 
 class BlindSelector(Protocol):
     """Chooses exactly `keep` positions from the prompt's length and protected spans alone."""
 
     def select(
-        self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
+        self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
     ) -> tuple[int, ...]:
         """Kept positions, ascending. `keep` is below `num_tokens`."""
         ...
@@ -29,7 +29,7 @@ class Position:
     """The first and the last tokens, half each."""
 
     def select(
-        self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
+        self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
     ) -> tuple[int, ...]:
         ends = sorted(range(num_tokens), key=lambda p: min(p, num_tokens - 1 - p))
         return _filled(reserve(protected, num_tokens, keep, keep).positions, ends, keep)
@@ -40,7 +40,7 @@ class Uniform:
     """Any tokens, each as likely as the other; the same ones for the same seed."""
 
     def select(
-        self, num_tokens: int, protected: Sequence[Span], keep: int, seed: int
+        self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
     ) -> tuple[int, ...]:
         order = Random(f"{seed} {num_tokens}").sample(range(num_tokens), num_tokens)
         return _filled(reserve(protected, num_tokens, keep, keep).positions, order, keep)

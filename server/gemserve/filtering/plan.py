@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from gemserve.calibration import Calibration
 from gemserve.config import DEFAULT_KEEP
 from gemserve.errors import RequestError
+from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.methods import METHODS, Method
 from gemserve.types import (
     AUTO_MIN_KEEP,
-    Budget,
     FilterMethod,
     FilterOptions,
     FilterParams,
-    FilterPlan,
     FilterReason,
     Keep,
     Request,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gemserve.types import Budget, FilterParams, Span
+from gemserve.filter_plan import Budget
+from gemserve.types import FilterParams, ProtectedRange
 from gemserve_kernels import Backend
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
@@ -46,7 +47,7 @@ class Evidence:
     layers: Mapping[int, LayerEvidence]
     rows: Sequence[int]
     backend: Backend
-    protected: tuple[Span, ...]
+    protected: tuple[ProtectedRange, ...]
     code_blocks: tuple[tuple[int, ...], ...] = ()
     heads: Heads | None = None
     coverage_bound: float = 0.0

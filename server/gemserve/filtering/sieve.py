@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from gemserve.filter_plan import Budget
+from gemserve.filtering.reserve import reserve
 from gemserve.filtering.selector import (
     Choice,
     Evidence,
@@ -19,8 +21,7 @@ from gemserve.filtering.selector import (
     TokenRange,
     check_finite,
 )
-from gemserve.filtering.spans import reserve
-from gemserve.types import Budget, FilterParams
+from gemserve.types import FilterParams
 
 COVERAGE_SHARE = 1 / 16
 _AWAKE = 0.1  # a document that gets less attention than this in all is not looked at

@@ -9,23 +9,21 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from gemserve.filtering.spans import LONGEST_QUESTION
 from gemserve.prompting.control_tokens import Spelled, control_ids
+from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_text import find_question
 from gemserve.prompting.question_words import Range
-from gemserve.types import MAX_QUESTION_TOKENS, Priority, Span
+from gemserve.ranges import Ranges, as_ranges
+from gemserve.types import MAX_QUESTION_TOKENS
 
 _NEAR_AN_END = 8192  # tokens at either end of a text, more than are looked at
 _NUM_DECODED = LONGEST_QUESTION + 128  # of a prompt of token ids
-_MOST_BLANKS = 2  # tokens of the blank line before a question, which are kept with it
 # what stands beside control tokens in a chat that was rendered before it was sent
 _ROLE = re.compile(r"(?:system|developer|user|assistant|model|tool|ipython)[ \t]*(?=[\r\n]|$)")
 _SHORTEST_FOUND = 12  # characters of a message that the template does not have by chance
-Ranges = tuple[tuple[int, int], ...]  # of tokens, half-open, ascending, not overlapping
 
 
 class _Tokens:
@@ -93,47 +91,6 @@ def ids_question(tokenizer: Any, ids: Sequence[int]) -> Ranges:
     return tuple((start + skipped, stop + skipped) for start, stop in found)
 
 
-def protect(
-    tokenizer: Any, ids: Sequence[int], spans: Sequence[Span], question: Ranges
-) -> tuple[Span, ...]:
-    """`spans`, and the question where it has no better protection than a document's ends.
-
-    So is the blank line that sets it apart: without it the question would go on in the middle of
-    whatever was kept last, and small models take it for a part of that.
-    """
-    covered = {
-        position
-        for span in spans
-        if span.priority < Priority.HEAD
-        for position in range(*_overlap(span, question))
-    }
-    added = [p for start, stop in question for p in range(start, stop) if p not in covered]
-    asked = [*spans, *(Span(*found, Priority.QUESTION) for found in _ranges(added))]
-    apart = {start: start - _num_blanks_before(tokenizer, ids, start) for start, _ in question}
-    return tuple(
-        replace(span, start=apart.get(span.start, span.start))
-        if span.priority is Priority.QUESTION
-        else span
-        for span in asked
-    )
-
-
-def _num_blanks_before(tokenizer: Any, ids: Sequence[int], start: int) -> int:
-    """How many blank tokens stand just before a position; `_MOST_BLANKS` at most."""
-    for count in range(min(_MOST_BLANKS, start)):
-        token = [ids[start - 1 - count]]
-        text: str = tokenizer.backend_tokenizer.decode(token, skip_special_tokens=False)
-        if text.strip():
-            return count
-    return min(_MOST_BLANKS, start)
-
-
-def _overlap(span: Span, question: Ranges) -> tuple[int, int]:
-    if not question:
-        return 0, 0
-    return max(span.start, question[0][0]), min(span.stop, question[-1][1])
-
-
 def _find(
     text: str,
     low: int,
@@ -157,7 +114,7 @@ def _find(
             is_outside = (text[first:low] + text[high:end]).strip() != ""
             if len(chosen) < MAX_QUESTION_TOKENS and not is_outside and index not in omitted:
                 chosen.add(index)
-    return _ranges(sorted(chosen))
+    return as_ranges(sorted(chosen))
 
 
 def _without_control(text: str, encoding: Any, control: Sequence[int]) -> str:
@@ -174,17 +131,6 @@ def _without_control(text: str, encoding: Any, control: Sequence[int]) -> str:
 def _without_role(text: str, *, after_control: bool) -> str:
     role = _ROLE.match(text) if after_control else None
     return text if role is None else "\n" * role.end() + text[role.end() :]
-
-
-def _ranges(positions: Sequence[int]) -> Ranges:
-    """Ascending positions as half-open ranges."""
-    starts = [p for i, p in enumerate(positions) if i == 0 or positions[i - 1] != p - 1]
-    stops = [
-        p + 1
-        for i, p in enumerate(positions)
-        if i == len(positions) - 1 or positions[i + 1] != p + 1
-    ]
-    return tuple(zip(starts, stops, strict=True))
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> tuple[str, list[Range]]:

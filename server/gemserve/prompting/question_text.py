@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import takewhile
 
-from gemserve.filtering.spans import LONGEST_QUESTION
 from gemserve.prompting.code_blocks import closed_blocks
+from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_words import (
     ANSWER_LABEL,
     BLANK_LINE,

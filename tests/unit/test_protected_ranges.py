@@ -6,25 +6,24 @@ import random
 
 import pytest
 
-from gemserve.filtering.spans import (
+from gemserve.filtering.reserve import protected_positions, reserve
+from gemserve.prompting.protected import (
     LONGEST_QUESTION,
     QUESTION_HEAD,
     QUESTION_TAIL,
-    plain_spans,
-    protected_positions,
-    question_spans,
-    reserve,
+    plain_ranges,
+    question_ranges,
 )
-from gemserve.types import Priority, Span
+from gemserve.types import Priority, ProtectedRange
 
-BOS = Span(0, 1, Priority.BOS)
+BOS = ProtectedRange(0, 1, Priority.BOS)
 
 
-def random_spans(rng: random.Random, num_tokens: int) -> list[Span]:
+def random_spans(rng: random.Random, num_tokens: int) -> list[ProtectedRange]:
     spans = [BOS]
     for _ in range(rng.randrange(8)):
         start, stop = sorted(rng.randrange(-3, num_tokens + 5) for _ in range(2))
-        spans.append(Span(start, stop, rng.choice(list(Priority)[1:])))
+        spans.append(ProtectedRange(start, stop, rng.choice(list(Priority)[1:])))
     return spans
 
 
@@ -46,19 +45,26 @@ def test_budget_and_order_hold_for_random_spans() -> None:
 def test_what_is_protected_leaves_room_for_what_is_found() -> None:
     """A system prompt, tool results or a hundred turns used up the budget: the filter was blind."""
     long = 10_000
-    question = Span(long - 20, long, Priority.QUESTION)
+    question = ProtectedRange(long - 20, long, Priority.QUESTION)
     for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.HEAD, 0.25)):
-        spans = [BOS, Span(1, 5000, priority), question]
+        spans = [BOS, ProtectedRange(1, 5000, priority), question]
         chosen = reserve(spans, long, 400, 400).positions
         assert len(chosen) == 400 * share
         assert {0, *range(long - 20, long)} <= set(chosen)
         assert reserve(spans, long, 20, 20).positions == protected_positions(spans, long, 20)
-    everything = [BOS, Span(1, 101, Priority.SYSTEM), Span(200, 9000, Priority.HEAD), question]
+    everything = [
+        BOS,
+        ProtectedRange(1, 101, Priority.SYSTEM),
+        ProtectedRange(200, 9000, Priority.HEAD),
+        question,
+    ]
     chosen = set(reserve(everything, long, 400, 400).positions)
     assert set(range(101)) | set(range(long - 20, long)) <= chosen
     assert len(chosen) == 121, "more than a quarter is taken before the rest has its turn"
-    assert reserve([Span(0, 900, Priority.QUESTION)], long, 400, 400).positions[0] == 899
-    assert len(reserve([Span(0, 900, Priority.QUESTION)], long, 400, 400).positions) == 400
+    assert reserve([ProtectedRange(0, 900, Priority.QUESTION)], long, 400, 400).positions[0] == 899
+    assert (
+        len(reserve([ProtectedRange(0, 900, Priority.QUESTION)], long, 400, 400).positions) == 400
+    )
 
 
 def test_the_order_of_spans_does_not_matter() -> None:
@@ -75,17 +81,17 @@ def test_protecting_the_protected_changes_nothing() -> None:
         rng = random.Random(seed)
         spans = random_spans(rng, 60)
         chosen = protected_positions(spans, 60, 20)
-        again = [Span(p, p + 1, Priority.HEAD) for p in chosen]
+        again = [ProtectedRange(p, p + 1, Priority.HEAD) for p in chosen]
         assert sorted(protected_positions(again, 60, 20)) == sorted(chosen)
 
 
 def test_a_smaller_budget_keeps_the_more_important() -> None:
     spans = [
         BOS,
-        Span(1, 5, Priority.SYSTEM),
-        Span(5, 8, Priority.TOOLS),
-        Span(8, 20, Priority.HEAD),
-        Span(20, 24, Priority.QUESTION),
+        ProtectedRange(1, 5, Priority.SYSTEM),
+        ProtectedRange(5, 8, Priority.TOOLS),
+        ProtectedRange(8, 20, Priority.HEAD),
+        ProtectedRange(20, 24, Priority.QUESTION),
     ]
     chosen = protected_positions(spans, 24, 24)
     assert chosen[:12] == [0, 23, 22, 21, 20, 4, 3, 2, 1, 7, 6, 5]
@@ -94,31 +100,34 @@ def test_a_smaller_budget_keeps_the_more_important() -> None:
 
 
 def test_of_a_head_its_start_comes_first() -> None:
-    spans = [Span(10, 20, Priority.BEFORE), Span(1, 9, Priority.HEAD)]
+    spans = [ProtectedRange(10, 20, Priority.BEFORE), ProtectedRange(1, 9, Priority.HEAD)]
     assert protected_positions(spans, 24, 14) == [*range(19, 9, -1), 1, 2, 3, 4]
 
 
 def test_a_question_too_long_for_the_budget_keeps_its_end() -> None:
-    assert protected_positions([BOS, Span(5, 50, Priority.QUESTION)], 50, 4) == [0, 49, 48, 47]
+    spans = [BOS, ProtectedRange(5, 50, Priority.QUESTION)]
+    assert protected_positions(spans, 50, 4) == [0, 49, 48, 47]
 
 
-@pytest.mark.parametrize("spans", [[], [Span(3, 3, Priority.SYSTEM)], [Span(9, 4, Priority.HEAD)]])
-def test_empty_spans_protect_nothing(spans: list[Span]) -> None:
+@pytest.mark.parametrize(
+    "spans", [[], [ProtectedRange(3, 3, Priority.SYSTEM)], [ProtectedRange(9, 4, Priority.HEAD)]]
+)
+def test_empty_spans_protect_nothing(spans: list[ProtectedRange]) -> None:
     assert protected_positions(spans, 20, 10) == []
 
 
 def test_spans_beyond_the_prompt_are_cut() -> None:
-    spans = [Span(-5, 2, Priority.SYSTEM), Span(8, 99, Priority.HEAD)]
+    spans = [ProtectedRange(-5, 2, Priority.SYSTEM), ProtectedRange(8, 99, Priority.HEAD)]
     assert sorted(protected_positions(spans, 10, 10)) == [0, 1, 8, 9]
 
 
 def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> None:
     limit = QUESTION_HEAD + QUESTION_TAIL
-    assert question_spans(7, 7 + limit) == [Span(7, 7 + limit, Priority.QUESTION)]
+    assert question_ranges(7, 7 + limit) == [ProtectedRange(7, 7 + limit, Priority.QUESTION)]
     stop = 500
     question, before, of_head = Priority.QUESTION, Priority.BEFORE, Priority.HEAD
-    head = Span(7, 7 + QUESTION_HEAD, of_head)
-    end = Span(stop - 32, stop, question)
+    head = ProtectedRange(7, 7 + QUESTION_HEAD, of_head)
+    end = ProtectedRange(stop - 32, stop, question)
     # a short question, and what stands before it as far as all are short
     for paragraphs, first in (
         ([480], 480),
@@ -127,22 +136,26 @@ def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> Non
         ([436, 435], 436),
     ):
         asked = paragraphs[0]
-        expected = [Span(asked, stop, question), Span(first, asked, before), head]
-        assert question_spans(7, stop, paragraphs) == expected
+        expected = [
+            ProtectedRange(asked, stop, question),
+            ProtectedRange(first, asked, before),
+            head,
+        ]
+        assert question_ranges(7, stop, paragraphs) == expected
     # a long one
     for asked in (435, stop - LONGEST_QUESTION):
-        expected = [end, Span(asked, stop - 32, of_head), head]
-        assert question_spans(7, stop, [asked, asked - 9]) == expected
+        expected = [end, ProtectedRange(asked, stop - 32, of_head), head]
+        assert question_ranges(7, stop, [asked, asked - 9]) == expected
     # none to be seen
     for paragraphs in ([], [stop - LONGEST_QUESTION - 1]):
-        tail = Span(stop - QUESTION_TAIL, stop - 32, Priority.TAIL)
-        assert question_spans(7, stop, paragraphs) == [end, head, tail]
+        tail = ProtectedRange(stop - QUESTION_TAIL, stop - 32, Priority.TAIL)
+        assert question_ranges(7, stop, paragraphs) == [end, head, tail]
 
 
 @pytest.mark.parametrize("num_tokens", [1, QUESTION_TAIL, 1000])
 @pytest.mark.parametrize("has_bos", [True, False])
 def test_a_plain_prompt_keeps_bos_and_its_ends(num_tokens: int, has_bos: bool) -> None:
-    chosen = protected_positions(plain_spans(num_tokens, has_bos), num_tokens, num_tokens)
+    chosen = protected_positions(plain_ranges(num_tokens, has_bos), num_tokens, num_tokens)
     is_short = num_tokens <= QUESTION_HEAD + QUESTION_TAIL
     tail = range(0 if is_short else num_tokens - QUESTION_TAIL, num_tokens)
     head = range(min(num_tokens, QUESTION_HEAD + has_bos))

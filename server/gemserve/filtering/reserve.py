@@ -1,0 +1,59 @@
+"""How much of a budget the protected ranges of a prompt get: positions kept whatever the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemserve.types import Priority, ProtectedRange
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Positions kept before any is chosen, most important first; `rest` may matter."""
+
+    firm: list[int]
+    rest: list[int]
+
+    @property
+    def positions(self) -> list[int]:
+        return [*self.firm, *self.rest]
+
+
+def reserve(
+    protected: Sequence[ProtectedRange], num_tokens: int, budget: int, low: int
+) -> Reserved:
+    """The positions that a filter of `low` to `budget` tokens keeps before it chooses any.
+
+    The question comes first; then system messages, tools and the template, up to three quarters of
+    the budget; then the rest, up to a quarter of `low`. So a filter always has tokens to choose.
+    """
+    chosen: list[int] = []
+    sizes: list[int] = []
+    limits = (
+        (Priority.QUESTION, budget),
+        (Priority.FRAME, int(0.75 * budget)),
+        (Priority.TAIL, int(0.25 * low)),
+    )
+    for last, limit in limits:
+        allowed = [r for r in protected if r.priority <= last]
+        chosen = protected_positions(allowed, num_tokens, max(len(chosen), limit))
+        sizes.append(len(chosen))
+    return Reserved(chosen[: sizes[1]], chosen[sizes[1] :])
+
+
+def protected_positions(
+    protected: Sequence[ProtectedRange], num_tokens: int, budget: int
+) -> list[int]:
+    """Positions to keep, at most `budget`, most important first.
+
+    Within a range its end is the most important, but in a `HEAD` its start.
+    """
+    chosen: dict[int, None] = {}
+    for found in sorted(protected, key=lambda r: (r.priority, -r.start)):
+        positions = range(max(0, found.start), min(found.stop, num_tokens))
+        for position in positions if found.priority is Priority.HEAD else reversed(positions):
+            if len(chosen) == budget:
+                return list(chosen)
+            chosen.setdefault(position)
+    return list(chosen)

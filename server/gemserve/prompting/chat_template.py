@@ -1,0 +1,93 @@
+"""Messages through a model's chat template, and where each message stands in the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gemserve.errors import RequestError
+from gemserve.prompting.tools import Message, Tool
+
+_MARK = re.compile("\ue000(\\d+)\ue001")
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Messages through the model's chat template.
+
+    With `add_generation_prompt` the text goes up to where the answer begins. Pass `tools` only for
+    a template that takes them. Raises `RequestError` if there is no template, or
+    if it refuses the messages.
+    """
+    if tokenizer.chat_template is None:
+        raise RequestError(
+            "messages: this model has no chat template; send a prompt (/v1/completions)",
+            param="messages",
+        )
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except Exception as error:  # templates raise whatever their author chose
+        raise RequestError(
+            f"messages: the model's chat template refuses them: {error}", param="messages"
+        ) from error
+    return text
+
+
+def find_messages(
+    tokenizer: Any,
+    text: str,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> list[tuple[int, int, int]]:
+    """(index, start, end) of every message that the template shows, in characters of `text`.
+
+    The template is rendered once more with a mark in place of each message. What stands between
+    the marks is scaffolding, and it also stands between the messages in `text`, even where the
+    template changed a message. Nothing is found if the template treats marks unlike messages.
+    """
+    marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
+    marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
+    try:
+        frame = render_chat(tokenizer, marked, tools, add_generation_prompt=add_generation_prompt)
+    except RequestError:
+        return []
+    found = list(_MARK.finditer(frame))
+    shown = [int(mark[1]) for mark in found]
+    if len(shown) != len(set(shown)):  # a template that repeats messages
+        return []
+    ends = [0, *(mark.end() for mark in found)]
+    starts = [*(mark.start() for mark in found), len(frame)]
+    pieces = [frame[low:high] for low, high in zip(ends, starts, strict=True)]
+
+    places: list[tuple[int, int, int]] = []
+    if not shown or not text.startswith(pieces[0]):
+        return places
+    at = len(pieces[0])
+    for i, after in zip(shown, pieces[1:], strict=True):
+        end = _message_end(text, at, messages[i]["content"], after, is_last=i == shown[-1])
+        if end < at:
+            return []
+        places.append((i, at, end))
+        at = end + len(after)
+    return places
+
+
+def _message_end(text: str, at: int, content: str, after: str, *, is_last: bool) -> int:
+    for variant in (content, content.strip(), content.lstrip(), content.rstrip()):
+        if text.startswith(variant + after, at):
+            return at + len(variant)
+    # the template has rewritten the message: it ends where the next scaffolding begins
+    return len(text) - len(after) if is_last else text.find(after, at)

@@ -16,7 +16,8 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import gemserve
-from gemserve.config import EngineConfig
+from gemserve.calibration import Calibration
+from gemserve.config import EngineConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
 
@@ -66,9 +67,14 @@ def twin(model: Any) -> Any:
 
 def build_core(model: Any, **settings: Any) -> Core:
     """An engine core over `model` that filters every prompt it is asked to."""
-    config = EngineConfig(filter_min_tokens=0, filter_layer=FILTER_LAYER, **settings)
-    core = CausalModel(model)
-    return Core(core, NoText(model.config.vocab_size), config, eos_ids=frozenset())
+    causal = CausalModel(model)
+    config = resolve_engine(
+        EngineConfig(filter_min_tokens=0, filter_layer=FILTER_LAYER, **settings),
+        Calibration(layer=FILTER_LAYER),
+        num_layers=causal.num_layers,
+        context_tokens=causal.context_tokens,
+    )
+    return Core(causal, NoText(model.config.vocab_size), config, eos_ids=frozenset())
 
 
 def random_ids(count: int, vocab_size: int, seed: int) -> list[int]:

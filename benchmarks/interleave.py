@@ -14,7 +14,8 @@ from typing import Any
 import harness
 import numpy as np
 
-from gemserve.engine.core import Core, Job
+from gemserve.engine.core import Core
+from gemserve.engine.job import Job
 from gemserve.types import FilterMethod, FilterParams, Request, SamplingParams, TextDelta
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import harness
 
 from gemserve.cli.options import read_bytes
-from gemserve.engine.core import Core, Job
+from gemserve.engine.core import Core
+from gemserve.engine.job import Job
 from gemserve.types import FilterMethod, FilterParams, Finished, Request, SamplingParams
 
 

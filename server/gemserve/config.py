@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from gemserve.calibration import Calibration
@@ -86,6 +86,16 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedEngineConfig(EngineConfig):
+    """Settings with nothing automatic left: what `resolve_engine` returns."""
+
+    filter_layer: int
+    filter_keep: Keep
+    max_prompt_tokens: int
+    offload_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Where and how the HTTP server listens.
 
@@ -130,11 +140,10 @@ class ServerConfig:
 
 def resolve_engine(
     config: EngineConfig, calibration: Calibration, *, num_layers: int, context_tokens: int
-) -> EngineConfig:
-    """`config` with nothing automatic left, and every limit checked.
+) -> ResolvedEngineConfig:
+    """Choose everything automatic in `config`, and check every limit.
 
-    `max_prompt_tokens` may be above the model's context: such prompts can be filtered, not read
-    whole.
+    `max_prompt_tokens` may be above the model's context: a filter can make such prompts shorter.
     """
     layer, keep, limit = calibration.layer, config.filter_keep, config.max_prompt_tokens
     if keep is None:
@@ -145,13 +154,14 @@ def resolve_engine(
     if limit < 1:
         raise ConfigError(f"max_prompt_tokens={limit}: must be at least 1")
     offloaded = find_offload_layers(config.offload_layers, num_layers, layer)
-    return replace(
-        config,
-        filter_layer=layer,
-        filter_keep=keep,
-        max_prompt_tokens=limit,
-        offload_layers=offloaded,
-    )
+    known = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
+    known |= {
+        "filter_layer": layer,
+        "filter_keep": keep,
+        "max_prompt_tokens": limit,
+        "offload_layers": offloaded,
+    }
+    return ResolvedEngineConfig(**known)
 
 
 def choose_calibration(
@@ -163,10 +173,10 @@ def choose_calibration(
     vocab_size: int,
     sliding_windows: Sequence[int | None],
 ) -> Calibration:
-    """The given layer; else what was found by calibration; else a guess, which `source` says.
+    """The given layer, else the calibration that was found, else a guess; `source` tells which.
 
-    A guess is the papers' layer for a model of this shape, else the one at 40% of the depth. It is
-    never a layer with a sliding window, unless all have one.
+    A guess is the papers' layer for a model of this shape, else the layer at 40% of the depth. It
+    never has a sliding window, unless all layers have one.
     """
     if given_layer is not None:
         if not 0 <= given_layer < num_layers:
@@ -188,7 +198,7 @@ def choose_calibration(
 
 
 def find_offload_layers(given: int | Literal["auto"], num_layers: int, filter_layer: int) -> int:
-    """How many of the upper layers rest on the host; layers that filter a prompt never do."""
+    """How many upper layers rest on the host. The layers that filter prompts stay on the device."""
     limit = num_layers - filter_layer - 1
     count = limit if given == "auto" else given
     if count != 0 and not FEWEST_OFFLOADED <= count <= limit:

@@ -20,10 +20,10 @@ import pytest
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ServerConfig
-from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
 from tests import adapters, models
 from tests.contract.schemathesis_checks import ADAPTER, FOLDER, MODEL
+from tests.cores import core_over
 from tests.described import Described
 from tests.fakes import CHAT, COMPLETIONS, live_server
 
@@ -47,7 +47,7 @@ def url(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         max_prompt_tokens=80,
         max_queue=1000,
     )
-    core = Core(
+    core = core_over(
         model=CausalModel(model), tokenizer=tokenizer, config=config, eos_ids=frozenset({2})
     )
     folder = tmp_path_factory.mktemp("server")

@@ -16,9 +16,9 @@ import pytest
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ServerConfig
-from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
 from tests import models
+from tests.cores import core_over
 from tests.fakes import CHAT, COMPLETIONS, data_of, live_server, text_of
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ def url(tokenizer: Any) -> Any:
         kv_memory_bytes=64 << 20, filter_layer=1, max_prompt_tokens=1000, max_queue=1000
     )
     model = CausalModel(models.build("llama"))
-    core = Core(model=model, tokenizer=tokenizer, config=config, eos_ids=frozenset({EOS}))
+    core = core_over(model=model, tokenizer=tokenizer, config=config, eos_ids=frozenset({EOS}))
     serving = build_serving(core, model_name="random", config=ServerConfig())
     with live_server(serving) as address:
         yield address

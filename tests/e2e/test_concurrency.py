@@ -28,6 +28,7 @@ from gemserve.types import (
     TextDelta,
 )
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText
 
 REQUESTS = int(os.environ.get("GEMSERVE_TEST_REQUESTS", "32"))
@@ -53,7 +54,7 @@ class Answer:
 
 
 def new_core() -> Core:
-    return Core(CausalModel(models.build("llama")), NoText(), CONFIG, eos_ids=frozenset({2}))
+    return core_over(CausalModel(models.build("llama")), NoText(), CONFIG, eos_ids=frozenset({2}))
 
 
 def mixed_requests(rng: random.Random, count: int) -> list[Request]:

@@ -18,6 +18,7 @@ from gemserve.model.adapter import Adapter
 from gemserve.model.causal import CausalModel
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import adapters, models
+from tests.cores import core_over
 from tests.kernels.test_ntk import features64
 from tests.model.test_selection import NoText
 
@@ -27,7 +28,7 @@ NONE = FilterParams(method="none", keep=16)
 
 
 def core_of(model: CausalModel) -> Core:
-    return Core(model, NoText(), CONFIG, eos_ids=frozenset())
+    return core_over(model, NoText(), CONFIG, eos_ids=frozenset())
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:

@@ -28,6 +28,7 @@ from gemserve.types import (
     TextDelta,
 )
 from tests import models
+from tests.cores import core_over
 
 PARAMS = FilterParams(method="sieve", keep="auto", fallback=True)
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_PATH)
@@ -43,7 +44,7 @@ def build(units: int | None = None, **settings: Any) -> Core:
         max_prompt_tokens=8000,
         **settings,
     )
-    return Core(model=model, tokenizer=TOKENIZER, config=config, eos_ids=frozenset())
+    return core_over(model=model, tokenizer=TOKENIZER, config=config, eos_ids=frozenset())
 
 
 def serve(core: Core, params: FilterParams, count: int = 600) -> tuple[FilterReport, list[int]]:

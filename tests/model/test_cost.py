@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gemserve.config import EngineConfig
 from gemserve.cost import ModelShape, plan_methods
-from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
 from gemserve.model.shape import shape_of
 from gemserve.types import (
@@ -20,6 +19,7 @@ from gemserve.types import (
     SamplingParams,
 )
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText
 
 LLAMA_8B = ModelShape(
@@ -61,7 +61,7 @@ def test_chunks_cost_what_the_whole_costs() -> None:
 
 @pytest.mark.parametrize("method", FILTER_METHODS)
 def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
-    core = Core(
+    core = core_over(
         CausalModel(models.build("llama")),
         NoText(),
         EngineConfig(kv_memory_bytes=1 << 22, filter_min_tokens=0, filter_layer=2),

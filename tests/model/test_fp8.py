@@ -25,6 +25,7 @@ from gemserve.model.loader import Loaded, load
 from gemserve.types import Filtered, FilterParams, Request
 from gemserve_kernels.fp8 import reference_scaled_product
 from tests import adapters, models
+from tests.cores import core_over
 from tests.model.test_adapters import prompt, request, run
 from tests.model.test_selection import NoText
 
@@ -34,7 +35,7 @@ SIEVE = FilterParams(method="sieve", keep=48, return_selection=True)
 
 
 def core_of(model: CausalModel) -> Core:
-    return Core(model, NoText(), CONFIG, eos_ids=frozenset())
+    return core_over(model, NoText(), CONFIG, eos_ids=frozenset())
 
 
 def fp8(model: CausalModel) -> CausalModel:
@@ -104,7 +105,7 @@ def test_the_built_in_model_finds_what_it_found() -> None:
     config = EngineConfig(kv_memory_bytes=64 << 20, filter_min_tokens=0)
     theirs = assemble(loaded, config)
     model = with_fp8_filter(loaded.model, theirs.config, reference_scaled_product)
-    ours = Core(model, loaded.tokenizer, theirs.config, loaded.eos_ids, theirs.calibration)
+    ours = core_over(model, loaded.tokenizer, theirs.config, loaded.eos_ids, theirs.calibration)
     shared = total = 0
     params = FilterParams(method="sieve", keep=128, return_selection=True)
     for index in range(4):
@@ -125,7 +126,7 @@ def test_chunks_choose_as_the_whole_does() -> None:
     model = fp8(CausalModel(models.build("llama", scale=1.5)))
     one = request(prompt(500), None, params=SIEVE)
     sliced = replace(CONFIG, min_chunk_tokens=7, max_chunk_tokens=7)
-    assert kept(Core(model, NoText(), sliced, frozenset()), one) == kept(core_of(model), one)
+    assert kept(core_over(model, NoText(), sliced, frozenset()), one) == kept(core_of(model), one)
 
 
 @pytest.mark.parametrize("kind", ["ntk", "prefix", "activation"])

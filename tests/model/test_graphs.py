@@ -23,6 +23,7 @@ from gemserve.model.graphs import DecodeGraphs, build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 from gemserve.types import FilterParams, Request, SamplingParams, TextDelta
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText, random_ids
 
 CAPACITY = 160
@@ -181,7 +182,7 @@ def run_together(
     """Six requests that end at different times; their tokens. `record` None: without graphs."""
     model = CausalModel(models.build(name))
     config = EngineConfig(kv_memory_bytes=8 << 20, filter_min_tokens=4096, filter_layer=2)
-    core = Core(model, NoText(), config, eos_ids=frozenset())
+    core = core_over(model, NoText(), config, eos_ids=frozenset())
     assert not core.has_graphs
     if record is not None:
         runner = core._runner

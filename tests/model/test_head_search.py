@@ -27,6 +27,7 @@ from gemserve.model.causal import CausalModel
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import Priority, ProtectedRange
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText
 
 MEMORY = 64 << 20
@@ -35,7 +36,7 @@ TOKENS = 320  # of a hand-made document: 20 and 10 may be kept
 
 def core_of(model: CausalModel, **settings: Any) -> Core:
     config = EngineConfig(kv_memory_bytes=MEMORY, filter_min_tokens=0, filter_layer=2, **settings)
-    return Core(model, NoText(), config, frozenset())
+    return core_over(model, NoText(), config, frozenset())
 
 
 def seen(looks: dict[tuple[int, int], list[int]], gold: list[int]) -> Observation:

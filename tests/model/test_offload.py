@@ -24,6 +24,7 @@ from gemserve.model.loader import load, place
 from gemserve.model.offload import HostLayers, Visiting
 from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams
 from tests import adapters, models
+from tests.cores import core_over
 from tests.model.test_adapters import prompt, request, run
 from tests.model.test_selection import NoText
 from tests.unit.test_passes import answers
@@ -40,7 +41,7 @@ def offloaded(name: str = "llama", count: int = 3) -> CausalModel:
 def core_of(model: CausalModel, **settings: Any) -> Core:
     given = {"kv_memory_bytes": 64 * MIB, "filter_min_tokens": 0, "filter_layer": 0, **settings}
     config = EngineConfig(**given)
-    return Core(model, NoText(), config, eos_ids=frozenset())
+    return core_over(model, NoText(), config, eos_ids=frozenset())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -88,7 +89,7 @@ def test_passes_that_pause_in_the_middle_of_layers(count: int) -> None:
         offloaded(count=count), kv_memory_bytes=2 * MIB, step_target_s=1e-9, min_chunk_tokens=64
     )
     assert answers(sliced, asked) == expected
-    assert not sliced._runner._passes
+    assert not sliced._runner._states
 
 
 @pytest.mark.parametrize("does_return", [True, False])

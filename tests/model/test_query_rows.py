@@ -29,6 +29,7 @@ from gemserve.types import (
     SamplingParams,
 )
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText
 
 NUM_TOKENS = 150
@@ -110,7 +111,7 @@ def test_layers_and_rows_that_nobody_watches_are_not_stored() -> None:
 def core_of(calibration: Calibration = FOUND, **settings: Any) -> Core:
     given = {"kv_memory_bytes": 16 << 20, "filter_min_tokens": 0, "filter_layer": 2, **settings}
     model = CausalModel(models.build(given.pop("name", "llama")))
-    return Core(model, NoText(), EngineConfig(**given), frozenset(), calibration)
+    return core_over(model, NoText(), EngineConfig(**given), frozenset(), calibration)
 
 
 def request(ids: list[int], question: tuple[tuple[int, int], ...], **more: Any) -> Request:
@@ -234,7 +235,7 @@ def test_neighbours_read_on_undisturbed() -> None:
                 found[job] = [p for start, stop in ranges for p in range(start, stop)]
         core.check_integrity()
     assert [found[job] for job in jobs] == expected
-    assert not core._runner._taps
+    assert not core._runner._states
 
 
 def test_what_is_read_is_the_prompt_and_then_the_question() -> None:

@@ -11,7 +11,6 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
-from gemserve.engine.core import Core
 from gemserve.errors import ModelError
 from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
@@ -20,6 +19,7 @@ from gemserve.model.causal import CausalModel
 from gemserve.model.query_tap import FilterTap
 from gemserve.types import FilterParams, Request, SamplingParams
 from tests import models
+from tests.cores import core_over
 
 LAYER = 2
 KEEP = 48
@@ -205,7 +205,7 @@ def test_generation_equals_transformers(name: str) -> None:
             hf.config._attn_implementation = "eager"
             logits = hf(input_ids=torch.tensor([expected]), use_cache=False).logits[0, -1]
         expected.append(int(logits.argmax()))
-    core = Core(
+    core = core_over(
         CausalModel(models.build(name)),
         NoText(),
         EngineConfig(min_chunk_tokens=32, kv_memory_bytes=1 << 20, filter_layer=LAYER),

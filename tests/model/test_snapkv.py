@@ -9,12 +9,12 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
-from gemserve.engine.core import Core
 from gemserve.engine.eviction import evict
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal import CausalModel
 from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText
 
 
@@ -94,7 +94,7 @@ def test_greedy_answers_equal_the_transcription(name: str, keep: int, max_tokens
     """Also where the answer may grow longer than the prompt, so that the packed copy does."""
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(6, models.VOCAB, (300,), generator=generator).tolist()
-    core = Core(
+    core = core_over(
         CausalModel(models.build(name)),
         NoText(),
         EngineConfig(

@@ -20,6 +20,7 @@ from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.types import Filtered, FilterOptions, FilterReport, Request, SamplingParams
 from tests import models
 from tests.chat_templates import shaped_like
+from tests.cores import core_over
 
 WINDOW = 64
 # Template, and the shape of the models that have it.
@@ -148,7 +149,7 @@ def test_what_is_chosen_does_not_depend_on_chunks(family: str) -> None:
             min_chunk_tokens=size,
             max_chunk_tokens=size,
         )
-        other = Core(core.model, core.tokenizer, config, frozenset(), core.calibration)
+        other = core_over(core.model, core.tokenizer, config, frozenset(), core.calibration)
         prompt = chat(other, *CHATS["in front"])
         seen.append(report_of(other, request_of(other, prompt)).selection)
     assert seen[0] == seen[1]

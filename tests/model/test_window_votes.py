@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
-from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
 from gemserve.types import Filtered, FilterMethod, FilterParams, Request, SamplingParams
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText, assert_same_up_to_ties, random_ids
 
 KEEP = 48
@@ -44,7 +44,7 @@ def chosen(name: str, ids: list[int], method: FilterMethod, layer: int, size: in
         min_chunk_tokens=size,
         max_chunk_tokens=size,
     )
-    core = Core(CausalModel(models.build(name)), NoText(), config, frozenset())
+    core = core_over(CausalModel(models.build(name)), NoText(), config, frozenset())
     request = Request(
         request_id="r",
         prompt_ids=ids,

@@ -17,6 +17,7 @@ from gemserve.errors import RequestError
 from gemserve.model.causal import Breaks, CausalModel
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
+from tests.cores import core_over
 from tests.model.test_selection import NoText
 
 no_device = device_queue(torch.device("cpu"))
@@ -126,7 +127,7 @@ def answers(core: Core, requests: list[Request]) -> dict[str, list[int]]:
 
 def new_core(**settings: Any) -> Core:
     config = EngineConfig(filter_min_tokens=0, filter_layer=2, **settings)
-    return Core(CausalModel(models.build("llama")), NoText(), config, eos_ids=frozenset())
+    return core_over(CausalModel(models.build("llama")), NoText(), config, eos_ids=frozenset())
 
 
 def test_slices_of_any_length_give_the_same_answers() -> None:
@@ -148,9 +149,7 @@ def test_slices_of_any_length_give_the_same_answers() -> None:
     sliced = new_core(kv_memory_bytes=2 << 20, step_target_s=1e-9, min_chunk_tokens=64)
     assert answers(sliced, requests) == expected
     assert sliced.kv_usage_ratio == 0
-    assert not sliced._runner._passes
-    assert not sliced._runner._taps
-    assert not sliced._runner._query_taps
+    assert not sliced._runner._states
 
 
 def test_an_eviction_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +175,7 @@ def test_an_eviction_that_fails_ends_its_request_alone(monkeypatch: pytest.Monke
 def test_eviction_is_refused_where_layers_have_windows() -> None:
     config = EngineConfig(filter_min_tokens=0, filter_layer=2, kv_memory_bytes=8 << 20)
     model = CausalModel(models.build("mistral-window"))
-    core = Core(model, NoText(), config, eos_ids=frozenset())
+    core = core_over(model, NoText(), config, eos_ids=frozenset())
     request = Request(
         request_id="r",
         prompt_ids=list(range(6, 96)),

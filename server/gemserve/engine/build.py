@@ -1,4 +1,4 @@
-"""From settings to an engine core ready to run requests."""
+"""Builds an engine core from settings: loads the model, resolves and checks the settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gemserve.calibration import Calibration, find_calibration, read_calibration
 from gemserve.config import (
     EngineConfig,
     ModelConfig,
+    ResolvedEngineConfig,
     choose_calibration,
     find_offload_layers,
     resolve_engine,
@@ -29,7 +30,7 @@ from gemserve_kernels.fp8 import scaled_product
 
 
 def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
-    """Load the model and resolve what is automatic. Raises `ModelError` or `ConfigError`."""
+    """A core for these settings. Raises `ModelError` or `ConfigError`."""
     return assemble(load_for(model, engine), engine)
 
 
@@ -42,7 +43,7 @@ def load_for(model: ModelConfig, engine: EngineConfig) -> Loaded:
 
 
 def assemble(loaded: Loaded, engine: EngineConfig, calibration: Calibration | None = None) -> Core:
-    """An engine core over a loaded model. `calibration` None: what is found, or a guess."""
+    """A core over a loaded model. `calibration` None: the one that is found, else a guess."""
     causal = loaded.model
     if calibration is None:
         calibration = calibration_for(loaded, engine)
@@ -100,10 +101,8 @@ def calibration_path(loaded: Loaded, engine: EngineConfig) -> Path | None:
     )
 
 
-def planned_weights(model: CausalModel, config: EngineConfig) -> WeightPlan:
-    """Where a loaded model's weights are under settings with nothing automatic left."""
-    assert config.filter_layer is not None
-    assert config.offload_layers != "auto"
+def planned_weights(model: CausalModel, config: ResolvedEngineConfig) -> WeightPlan:
+    """Where a loaded model's weights are."""
     return weights_of(
         model.hf,
         model.dtype,
@@ -114,10 +113,9 @@ def planned_weights(model: CausalModel, config: EngineConfig) -> WeightPlan:
 
 
 def with_fp8_filter(
-    model: CausalModel, config: EngineConfig, product: Product = scaled_product
+    model: CausalModel, config: ResolvedEngineConfig, product: Product = scaled_product
 ) -> CausalModel:
     """The model with FP8 products in its filter passes. Raises `ConfigError` or `ModelError`."""
-    assert config.filter_layer is not None
     layers = model.lower_layers(config.filter_layer)
     if product is scaled_product:
         fp8.check_sizes(layers)
@@ -137,7 +135,7 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
         )
     shape, source = shape_from_config(model)
     path = None
-    if engine.calibrate == "auto":  # weights are not there yet: the model's name must tell
+    if engine.calibrate == "auto":  # without weights to hash, by the model's name
         path = find_calibration(source, model=model.model, weights=None)
     elif engine.calibrate != "off":
         path = Path(engine.calibrate)
@@ -155,10 +153,9 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
     return find_offload_layers(engine.offload_layers, shape.num_layers, layer)
 
 
-def _check_longest(model: CausalModel, config: EngineConfig) -> None:
+def _check_longest(model: CausalModel, config: ResolvedEngineConfig) -> None:
     """Refuse prompts beyond the model's context where no filter would make them shorter."""
     limit, context = config.max_prompt_tokens, model.context_tokens
-    assert limit is not None
     if limit >= context and METHODS[config.filter_method].selector is None:
         raise ConfigError(
             f"max_prompt_tokens={limit}: must be from 1 to {context - 1}, one less than the "
@@ -166,11 +163,9 @@ def _check_longest(model: CausalModel, config: EngineConfig) -> None:
         )
 
 
-def _check_filter_layer(model: CausalModel, config: EngineConfig) -> None:
+def _check_filter_layer(model: CausalModel, config: ResolvedEngineConfig) -> None:
     """Refuse a filter layer that cannot see the start of the prompts it would filter."""
     layer, limit = config.filter_layer, config.max_prompt_tokens
-    assert layer is not None
-    assert limit is not None
     window = model.window_of(layer)
     if METHODS[config.filter_method].selector is None or window is None or window >= limit:
         return

@@ -1,4 +1,4 @@
-"""What an evictor leaves of a prompt that all layers have read."""
+"""Dropping keys and values of a prompt that all layers have read."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def evict(
     target: KVSpan,
     backend: Backend,
 ) -> None:
-    """Pack into `target`, as 0..keep−1, what `evictor` chooses in each layer of `source`.
+    """Pack what `evictor` chooses of `source` into slots 0..keep−1 of `target`, layer by layer.
 
-    `query_tap` has listened to the whole prompt of `num_tokens` in all layers; `keep` is below
-    that. The spans may begin at the same place in memory.
+    `query_tap` has the queries of all layers, from a pass over the
+    whole prompt of `num_tokens` tokens; `keep` is below that. Both spans may begin at the same
+    place in memory.
     """
     chosen = torch.stack(
         [

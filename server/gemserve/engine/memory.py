@@ -1,9 +1,9 @@
 """One pool of memory for every request's keys and values, handed out in contiguous spans.
 
-Counted in units: one unit holds the keys, or the values, of one token in one layer. Both storeys
-come from here: what a filter pass holds (few layers, all tokens) and what generation holds (all
-layers, few tokens). A span may shrink in place; what it gives up is free at once. When free units
-lie scattered, `compact` closes the gaps, so that whatever fits the free units can be had.
+The pool counts in units: one unit holds the keys, or the values, of one token in one layer. A
+filter pass takes few layers of all tokens, generation takes all layers of few tokens; both take
+spans from this pool. A span may shrink in place, and the units it gives up are free at once. When
+free units are scattered, `compact` closes the gaps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, order=True)
 class Span:
-    """`size` units from `start` on. `start` moves when the pool is compacted: don't keep it."""
+    """`size` units from `start` on. Compaction changes `start`, so do not keep it."""
 
     start: int
     size: int = field(compare=False)

@@ -1,23 +1,40 @@
-"""How prompt work and decoding share the time, so that running streams keep their rhythm. No torch.
+"""How prompts and decoding share the time, so that running streams keep their rhythm. No torch.
 
-Between two decode steps prompts may be read for `CHUNK_PER_DECODE` times what a decode step takes:
-the gap between a stream's tokens grows by that factor and no further.
+Between two decode steps, prompts are read for at most `CHUNK_PER_DECODE` times the duration of a
+decode step. So the gap between a stream's tokens grows by that factor and no further.
 """
 
 from __future__ import annotations
 
-# Prompt work beside decoding may take this many times as long as the decoding itself.
+from dataclasses import dataclass
+
+# Beside decoding, prompts may take this many times as long as the decoding itself.
 CHUNK_PER_DECODE = 1.7
 # A decode step is due once this share of the time for prompts is used.
 _DUE = 0.9
-# Between two pieces a pass can be left: how long one should take, alone and beside streams.
+# How long one piece of a pass should take: alone, and beside running streams.
 _PIECE_ALONE_S = 0.06
 _PIECE_S = 0.02
 _SMOOTHING = 0.2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """How much one step may do.
+
+    `chunk_tokens`: tokens of a chunk that begins now. `slice_s`: seconds of reading a prompt.
+    `piece`: query-key pairs after which a chunk's pass can be left. `is_decode_due`: running
+    streams get their next token before prompts are read on.
+    """
+
+    chunk_tokens: int
+    slice_s: float
+    piece: int
+    is_decode_due: bool
+
+
 class Pace:
-    """Learns how long a decode step and a unit of cost take, and divides the time by it."""
+    """Learns how long a decode step and a FLOP take, and divides the time by it."""
 
     def __init__(self, target_s: float) -> None:
         self._target_s = target_s
@@ -26,7 +43,7 @@ class Pace:
         self._since_decode_s = 0.0
 
     def is_decode_due(self) -> bool:
-        """Have prompts had their time since the last decode step?"""
+        """Have prompts used up their time since the last decode step?"""
         return self._since_decode_s >= _DUE * self._share(is_decoding=True)
 
     def slice_s(self, is_decoding: bool) -> float:
@@ -35,7 +52,7 @@ class Pace:
         return max(0.0, self._share(is_decoding) - used)
 
     def piece_cost(self, is_decoding: bool) -> float:
-        """What a piece of a chunk's pass may cost; 0 until known."""
+        """FLOPs of one piece of a chunk's pass; 0 until the first pass was measured."""
         if self._seconds_per_cost is None:
             return 0.0
         return (_PIECE_S if is_decoding else _PIECE_ALONE_S) / self._seconds_per_cost
@@ -45,11 +62,11 @@ class Pace:
         self._since_decode_s = 0.0
 
     def observe_slice(self, seconds: float) -> None:
-        """Prompts were read for `seconds`."""
+        """Note that prompts were read for `seconds`."""
         self._since_decode_s += seconds
 
     def observe_pass(self, seconds: float, cost: float) -> None:
-        """A whole chunk, worth `cost`, took `seconds`."""
+        """Note that the pass of a whole chunk, of `cost` FLOPs, took `seconds`."""
         if cost > 0:
             self._seconds_per_cost = _smoothed(self._seconds_per_cost, seconds / cost)
 

@@ -1,8 +1,8 @@
-"""A chunk's forward pass that can be left in any layer and taken up again later.
+"""A chunk's forward pass that can be left in any layer and resumed later.
 
-Big chunks keep the processor busy; short steps keep streams fluent and cancellations quick. A pass
-is a coroutine: the attention function calls `ForwardContext.pause` in every layer, several times
-where a prompt is long, and there the pass hands control back once its time is up.
+Large chunks keep the processor busy; short steps keep streams fluent and cancellations quick. So a
+pass is a coroutine: in every layer the attention function calls `ForwardContext.pause`, several
+times where a prompt is long. There the pass hands control back once its time is up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pass:
     def abandon(self) -> None:
         """Unwind the pass where it stands. Idempotent."""
         if self._greenlet:  # started, and not ended
-            # the modes that the pass leaves on its way out are put back to what they were
+            # unwinding restores the modes that were set when the pass began
             with torch.inference_mode():
                 self._greenlet.throw()
 
@@ -69,10 +69,10 @@ class Pass:
 
 
 def device_queue(device: torch.device) -> Callable[[], None]:
-    """Each call waits for what `device` was given before the last one, so that clocks tell work.
+    """A function to call between pieces; it waits until `device` has run all but the last piece.
 
-    A GPU runs what it is given later. Without waiting the time of a piece would be what asking for
-    it takes; waiting for all of it would leave the GPU idle.
+    A GPU runs a piece after the call that launches it. Without waiting, the clock would measure
+    the launch alone; waiting for the last piece as well would leave the GPU idle.
     """
     if device.type != "cuda":
         return lambda: None

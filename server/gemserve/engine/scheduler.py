@@ -1,9 +1,9 @@
-"""What runs next: decode steps when they are due, and between them pieces of prompts. No torch.
+"""What runs next: decode steps when they are due, and slices of prompts between them. No torch.
 
-A step is one token of every decoding sequence, or a slice of one prompt's pass: over a chunk of
-tokens, which may take several steps to get through its layers. Admission reserves a request's peak
-memory, so nothing that runs can starve for it and no two requests can wait for each other. One that
-turns out to need more gives back what it has, and is admitted again.
+A step is one token of every decoding sequence, or a slice of one prompt's pass. A pass goes over a
+chunk of tokens, which may take several steps to get through its layers. Admission reserves a
+request's peak memory. So no running request lacks memory, and no two requests wait for each other.
+A request that turns out to need more gives back its memory and is admitted again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gemserve.engine.sequence import Sequence, State
 
 # A waiting request that this many later ones have overtaken is overtaken no more.
 MAX_TIMES_PASSED = 64
-# Of a prompt whose every token is scored: a row of logits each.
+# Tokens of a chunk whose every token is scored, which takes a row of logits for each.
 MAX_SCORED_TOKENS = 256
 
 
@@ -32,10 +32,15 @@ class Chunk:
     is_filter: bool
     is_last: bool
 
+    @property
+    def filter_layer(self) -> int | None:
+        """The layer at which this chunk's pass ends; None: a prefill pass, through all layers."""
+        return self.sequence.filter_layer if self.is_filter else None
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: `decodes` or `chunk`. `moves` are carried out before."""
+    """One step: either `decodes` or `chunk`. The moves of memory come first."""
 
     moves: tuple[Move, ...]
     decodes: tuple[Sequence, ...]
@@ -48,11 +53,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced. Every sequence that decoded advanced, unless it is in `failures`.
+    """What a step produced. Every sequence that decoded advances, unless it is in `failures`.
 
-    `is_chunk_done`: the plan's chunk got through all its layers, and need not be planned again.
-    `tokens`: drawn for decoding sequences and for prefills that ended; `kept`: positions chosen by
-    filter passes that ended, ascending; `finished`: sequences that ended with this step's token.
+    `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
+    `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: the ascending
+    positions that a filter pass chose. `finished`: sequences that ended with this step.
     """
 
     is_chunk_done: bool = True
@@ -121,9 +126,7 @@ class Scheduler:
         else:
             self.running.remove(sequence)
         sequence.state = State.FINISHED
-        if sequence.span is not None:
-            self.pool.release(sequence.span)
-            sequence.span = None
+        self._release(sequence)
 
     def check_integrity(self) -> None:
         """Prove that states, queues and memory agree. Raises `AssertionError`."""
@@ -133,12 +136,11 @@ class Scheduler:
         held = 0
         for sequence in self.running:
             assert sequence.state in (State.FILTERING, State.PREFILLING, State.DECODING)
-            assert sequence.span is not None
-            held += sequence.span.size
+            held += sequence.memory.size
             needed = sequence.kept_units(self._num_layers)
             if sequence.is_reading:
                 needed = sequence.peak_units(self._num_layers)
-            assert sequence.span.size == needed, (sequence.span, needed)
+            assert sequence.memory.size == needed, (sequence.memory, needed)
             assert 0 <= sequence.done <= sequence.pass_length
             assert len(sequence.generated) <= sequence.request.sampling.max_tokens
         for sequence in self.waiting:
@@ -147,10 +149,10 @@ class Scheduler:
         assert held == self.pool.used, f"running sequences hold {held}, the pool {self.pool.used}"
 
     def _admit(self) -> list[Move]:
-        """Admit by priority and arrival whatever fits; what does not is overtaken, for a while.
+        """Admit whatever fits, by priority and arrival. What does not fit is overtaken for a while.
 
-        Where the free units suffice but lie scattered, the pool is compacted: as soon as no chunk
-        is under way, since its pass points to where things are.
+        Where enough units are free but scattered, the pool is compacted. That waits until no chunk
+        is under way: its pass holds views of the memory where it is now.
         """
         moves: list[Move] = []
         self._awaits_compaction = False
@@ -184,10 +186,10 @@ class Scheduler:
         return moves
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
-        """In turn of the unfinished prompt that is first by rank and of the one nearest its end.
+        """A chunk of the first unfinished prompt by rank and of the one nearest its end, in turn.
 
-        So a huge prompt always advances, and short ones do not wait behind it. A chunk under way is
-        brought to its end before another prompt's begins: what passes hold stays bounded.
+        So a huge prompt always advances, and short ones do not wait behind it. A chunk that has
+        begun is finished before another prompt's begins, so few passes hold memory at once.
         """
         unfinished = [s for s in self.running if s.state in (State.FILTERING, State.PREFILLING)]
         if self._awaits_compaction:
@@ -215,31 +217,34 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.done += chunk.count
         sequence.open_tokens = 0
-        if sequence in output.kept:  # without the rest of its pass, if that has failed
+        if sequence in output.kept:  # even before its last chunk, if the filter has failed
             self._keep(sequence, output.kept[sequence])
         elif chunk.is_last:
             sequence.generated.append(output.tokens[sequence])
             sequence.state = State.DECODING
             if sequence.evicts:
-                assert sequence.span is not None
                 sequence.done = sequence.num_kept
-                self.pool.shrink(sequence.span, sequence.kept_units(self._num_layers))
+                self.pool.shrink(sequence.memory, sequence.kept_units(self._num_layers))
 
     def _keep(self, sequence: Sequence, kept: Ids[int]) -> None:
-        """Go on with what a filter has chosen; with more than was reserved for, once that fits."""
-        assert sequence.span is not None
+        """Go on with the positions that a filter chose; wait if they need more than is reserved."""
         assert 0 < len(kept) <= sequence.plan.budget.limit
         sequence.chosen = kept
         sequence.num_kept = len(kept)
         sequence.ids = [sequence.request.prompt_ids[p] for p in kept]
         sequence.done = 0
         needed = sequence.kept_units(self._num_layers)
-        if needed <= sequence.span.size:
+        if needed <= sequence.memory.size:
             sequence.state = State.PREFILLING
-            self.pool.shrink(sequence.span, needed)
+            self.pool.shrink(sequence.memory, needed)
             return
-        self.pool.release(sequence.span)
-        sequence.span = None
+        self._release(sequence)
         sequence.state = State.WAITING
         self.running.remove(sequence)
         insort(self.waiting, sequence, key=lambda s: s.rank)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Free a sequence's memory, if it has any."""
+        if sequence.span is not None:
+            self.pool.release(sequence.span)
+            sequence.span = None

@@ -23,9 +23,9 @@ class State(Enum):
 class Sequence:
     """A request and how far it has come.
 
-    `num_kept`: tokens the answer is generated from; until a filter has chosen, those that its plan
-    says. `done`: tokens of the current pass (filter or prefill) already run. `ids`: what the full
-    pass reads: the prompt, or what was chosen of it.
+    `num_kept`: tokens the answer is generated from; before a filter has chosen, the plan's number.
+    `done`: tokens that the current pass (filter or prefill) has run. `ids`: what the prefill pass
+    reads: the prompt, or the tokens chosen from it. `span`: its memory, from admission to its end.
     """
 
     request: Request
@@ -33,11 +33,11 @@ class Sequence:
     order: int
     state: State = State.WAITING
     done: int = 0
-    open_tokens: int = 0  # of a chunk begun in an earlier step and not yet through all layers
+    open_tokens: int = 0  # of a chunk that an earlier step began, and no step has finished
     num_kept: int = field(init=False)
     ids: Ids[int] = field(init=False)
     generated: list[int] = field(default_factory=list)
-    chosen: Ids[int] | None = field(init=False)  # positions kept, by a filter pass or without one
+    chosen: Ids[int] | None = field(init=False)  # positions kept; None: not chosen yet, or all
     span: Span | None = None
     most_held: int = 0  # units of memory, at any time so far
     times_passed: int = 0  # requests behind this one that were admitted before it
@@ -48,13 +48,19 @@ class Sequence:
         self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
 
     @property
+    def memory(self) -> Span:
+        """Its part of the pool. Only a running sequence has one."""
+        assert self.span is not None, "a sequence that does not run has no memory"
+        return self.span
+
+    @property
     def filter_layer(self) -> int | None:
-        """Where its filter pass ends; None: there is none."""
+        """The layer where its filter pass ends; None: it has no filter pass."""
         return self.plan.layer
 
     @property
     def evicts(self) -> bool:
-        """Is the whole prompt read first, and are keys and values dropped after that?"""
+        """Is the whole prompt read by all layers, and are keys and values dropped after that?"""
         return self.plan.evicts
 
     @property
@@ -63,11 +69,11 @@ class Sequence:
 
     @property
     def num_read(self) -> int:
-        """Tokens of a pass over the whole prompt, with a question that is repeated behind it."""
+        """Tokens of a pass over the whole prompt and the question repeated behind it, if any."""
         return self.num_prompt + len(self.plan.repeated)
 
     def read_ids(self, start: int, count: int) -> Ids[int]:
-        """Tokens start..start+count−1 of such a pass."""
+        """Tokens start..start+count−1 of a pass over the whole prompt."""
         ids = self.request.prompt_ids[start : start + count]
         if len(ids) == count:
             return ids
@@ -76,33 +82,33 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its turn among others, lowest first: by priority, then by arrival."""
+        """Its place in the queue, lowest first: by priority, then by arrival."""
         return self.request.priority, self.order
 
     @property
     def max_length(self) -> int:
-        """Keys and values that generation may need."""
+        """Tokens whose keys and values generation may need."""
         return self.num_kept + self.request.sampling.max_tokens
 
     @property
     def capacity(self) -> int:
-        """Tokens there is room for in the layers of the current full pass."""
+        """Tokens that each layer of the current pass has room for."""
         return self.num_read if self.is_reading else self.max_length
 
     @property
     def is_reading(self) -> bool:
-        """Does the current pass read the whole prompt, of which only a part is kept?"""
+        """Does the current pass read the whole prompt, to keep only a part of it?"""
         is_evicting = self.evicts and self.state is State.PREFILLING
         return is_evicting or self.state is State.FILTERING
 
     @property
     def num_evicted(self) -> int:
-        """By how much positions are ahead of the keys and values kept, while decoding."""
+        """How far positions are ahead of slots in the KV cache while decoding."""
         return self.num_prompt - self.num_kept if self.evicts else 0
 
     @property
     def rope_length(self) -> int:
-        """Positions up to the longest answer, which fixes length-dependent rope."""
+        """Positions up to the end of the longest answer; length-dependent rope needs this."""
         return self.request.adapter_positions + self.max_length + self.num_evicted
 
     @property
@@ -112,19 +118,19 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens of the current pass not yet run."""
+        """Tokens that the current pass has yet to run."""
         return self.pass_length - self.done
 
     @property
     def next_slot(self) -> int:
-        """Where the newest generated token's keys and values go; they are not yet computed."""
+        """The slot for the newest token's keys and values, which the next step computes."""
         return self.num_kept + len(self.generated) - 1
 
     def reading_units(self, num_layers: int) -> int:
-        """Memory of reading the prompt where it is not that of generation.
+        """Memory of a pass over the whole prompt, if only a part is kept.
 
-        Of a filter pass K and V below the filter layer, and that layer's keys; before eviction K
-        and V of all layers.
+        A filter pass holds K and V of the layers below the filter layer, and that layer's keys.
+        Before eviction it is K and V of all layers.
         """
         if self.evicts:
             return 2 * num_layers * self.num_prompt
@@ -137,11 +143,11 @@ class Sequence:
         return 2 * num_layers * self.max_length
 
     def peak_units(self, num_layers: int) -> int:
-        """The most it needs at any time: generation reuses the memory of reading."""
+        """The most memory it needs at any time; generation reuses the memory of reading."""
         return max(self.reading_units(num_layers), self.kept_units(num_layers))
 
     def reserved_units(self, num_layers: int) -> int:
-        """What admission reserves: its peak, from here on."""
+        """What admission reserves: the most memory it needs from here on."""
         if self.chosen is not None:
             return self.kept_units(num_layers)
         return self.peak_units(num_layers)

@@ -1,4 +1,14 @@
-"""The engine: one worker thread owns the core; requests go in, event streams come out."""
+"""The engine: one worker thread owns the core; requests go in, event streams come out.
+
+What the event loop calls never touches what the worker owns. The worker owns the core and its
+sequences, memory and tensors, and the streams of the requests in the core. The two sides share:
+
+- the inbox, a list of streams that only changes under the lock `_changed`;
+- `Load`, a frozen snapshot that the worker replaces after everything it does, before it emits the
+  events of that, so that whoever reads an event finds the load as it was afterwards;
+- `Core.plan`, which reads nothing that ever changes;
+- each `Stream`, whose events reach its event loop through `call_soon_threadsafe`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +18,7 @@ import logging
 import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
@@ -19,7 +30,8 @@ log = logging.getLogger("gemserve.engine")
 class Steps(Protocol):
     """What the engine needs of a core; tests put a fake here.
 
-    A plan is whatever `plan` returns, which any thread may call; a job is what `add` returns.
+    A plan is whatever `plan` returns, a job whatever `add` returns. Any thread may call `plan`; all
+    else is for the worker.
     """
 
     @property
@@ -34,6 +46,15 @@ class Steps(Protocol):
     def add(self, request: Request, plan: Any) -> Any: ...
     def cancel(self, job: Any) -> list[tuple[Any, Event]]: ...
     def step(self) -> list[tuple[Any, Event]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the core was when the worker last looked."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage_ratio: float = 0.0
 
 
 class Stream:
@@ -57,7 +78,7 @@ class Stream:
         return self._cancelled.is_set()
 
     def emit(self, event: Event) -> None:
-        """Called by the worker; a loop that is closed has no reader left."""
+        """Hand an event to the reader's loop. Called by the worker; a closed loop has no reader."""
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:
@@ -82,6 +103,7 @@ class Engine:
         self._core = core
         self._max_queue = max_queue
         self._inbox: list[Stream] = []
+        self._load = Load()
         self._jobs: dict[Any, Stream] = {}
         self._changed = threading.Condition()
         self._is_draining = False
@@ -93,19 +115,19 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return 0 if self._death is not None else self._core.num_running
+        return self._load.num_running
 
     @property
     def num_waiting(self) -> int:
-        return 0 if self._death is not None else self._core.num_waiting + len(self._inbox)
+        return self._load.num_waiting + len(self._inbox)
 
     @property
     def kv_usage_ratio(self) -> float:
-        return 0.0 if self._death is not None else self._core.kv_usage_ratio
+        return self._load.kv_usage_ratio
 
     @property
     def death(self) -> str | None:
-        """Why the worker is dead, or None while it lives."""
+        """Why the worker has ended; None while it runs."""
         return self._death
 
     def check_room(self, count: int = 1) -> None:
@@ -143,7 +165,7 @@ class Engine:
 
     @property
     def is_draining(self) -> bool:
-        """New requests are refused; those that run may finish."""
+        """Whether new requests are refused while those that run may finish."""
         return self._is_draining
 
     def drain(self, timeout_s: float) -> None:
@@ -183,19 +205,27 @@ class Engine:
             self._changed.wait_for(
                 lambda: self._inbox or self._is_stopping or not self._core.is_idle
             )
-            arrivals, self._inbox = self._inbox, []
             if self._is_stopping:
-                self._inbox = arrivals
                 return False
+            arrivals = list(self._inbox)
         for stream in arrivals:
-            if stream.is_cancelled():
-                stream.emit(Finished(reason="abort", completion_tokens=0))
-                continue
-            try:
-                self._jobs[self._core.add(stream.request, stream.plan)] = stream
-            except (GemserveError, ValueError) as error:
-                stream.emit(Finished(reason="error", completion_tokens=0, error=str(error)))
+            end = self._add(stream)
+            with self._changed:  # until now the stream counted as waiting
+                self._inbox.remove(stream)
+                self._publish_load()
+            if end is not None:
+                stream.emit(end)
         return True
+
+    def _add(self, stream: Stream) -> Finished | None:
+        """Add one arrival to the core; returns its end if it cannot be added."""
+        if stream.is_cancelled():
+            return Finished(reason="abort", completion_tokens=0)
+        try:
+            self._jobs[self._core.add(stream.request, stream.plan)] = stream
+        except (GemserveError, ValueError) as error:
+            return Finished(reason="error", completion_tokens=0, error=str(error))
+        return None
 
     def _drop_cancelled(self) -> None:
         for job, stream in list(self._jobs.items()):
@@ -203,10 +233,15 @@ class Engine:
                 self._emit(self._core.cancel(job))
 
     def _emit(self, emitted: list[tuple[Any, Event]]) -> None:
+        self._publish_load()
         for job, event in emitted:
             self._jobs[job].emit(event)
             if isinstance(event, Finished):
                 del self._jobs[job]
+
+    def _publish_load(self) -> None:
+        core = self._core
+        self._load = Load(core.num_running, core.num_waiting, core.kv_usage_ratio)
 
     def _die(self, cause: str, reason: Literal["abort", "error"]) -> None:
         with self._changed:
@@ -214,6 +249,7 @@ class Engine:
             orphans = [*self._jobs.values(), *self._inbox]
             self._inbox = []
             self._jobs = {}
+            self._load = Load()
         error = cause if reason == "error" else None
         for stream in orphans:
             stream.emit(Finished(reason=reason, completion_tokens=0, error=error))

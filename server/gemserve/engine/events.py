@@ -1,0 +1,157 @@
+"""Events from the results of a step: what each request's client gets to read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Ids
+
+from gemserve.cost import ModelShape
+from gemserve.decoding.sampling import Draw
+from gemserve.engine.job import Emitted, Job
+from gemserve.engine.run_output import RunOutput
+from gemserve.engine.scheduler import Plan, StepOutput
+from gemserve.engine.sequence import Sequence
+from gemserve.filtering.selector import Choice
+from gemserve.ranges import as_ranges
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterReport,
+    Finished,
+    FinishReason,
+    PromptScored,
+    TextDelta,
+)
+
+
+class EventMaker:
+    """Makes the events of one model's requests. A `Finished` event ends its request."""
+
+    def __init__(self, shape: ModelShape, eos_ids: frozenset[int]) -> None:
+        self._shape = shape
+        self._eos_ids = eos_ids
+
+    def of_step(self, plan: Plan, out: RunOutput, jobs: Mapping[Sequence, Job]) -> Emitted:
+        """The events of a step, before the scheduler commits it; in each request's order."""
+        emitted: Emitted = []
+        now_s = time.monotonic()
+        if plan.chunk is not None:
+            job = jobs[plan.chunk.sequence]
+            emitted += [(job, event) for event in self._of_first_step(job, out.started_s)]
+        for sequence, choice in out.chosen.items():
+            job = jobs[sequence]
+            emitted.append((job, self._of_choice(job, choice, now_s)))
+            if job.request.selects_only:
+                emitted.append((job, self.finished(job, "stop", 0)))
+        for sequence, logprobs in out.scored.items():
+            emitted.append((jobs[sequence], PromptScored(logprobs)))
+        for sequence in out.evicted:
+            emitted.append((jobs[sequence], _filtered(jobs[sequence], None, now_s)))
+        for sequence, drawn in out.draws.items():
+            job = jobs[sequence]
+            emitted += [(job, event) for event in self._of_token(job, drawn, now_s)]
+        for sequence, error in out.failures.items():
+            message = f"{type(error).__name__}: {error}"
+            count = len(sequence.generated)
+            emitted.append((jobs[sequence], self.finished(jobs[sequence], "error", count, message)))
+        return emitted
+
+    def of_decided(self, job: Job) -> list[Event]:
+        """All events of a request for a selection that needed no pass."""
+        job.started_s = time.monotonic()
+        filtered = _filtered(job, job.sequence.chosen, job.started_s)
+        return [filtered, self.finished(job, "stop", 0)]
+
+    def finished(
+        self, job: Job, reason: FinishReason, count: int, error: str | None = None
+    ) -> Finished:
+        """The end of a request that has drawn `count` tokens."""
+        unit, layers = self._shape.unit_bytes, self._shape.num_layers
+        is_generating = bool(job.sequence.generated)
+        return Finished(
+            reason=reason,
+            completion_tokens=count,
+            peak_kv_bytes=job.sequence.most_held * unit,
+            decode_kv_bytes=job.sequence.kept_units(layers) * unit if is_generating else 0,
+            error=error,
+        )
+
+    def _of_first_step(self, job: Job, started_s: float) -> list[Event]:
+        """In a prompt's first step: what its filter has decided, where that needs no pass."""
+        if job.started_s is not None:
+            return []
+        job.started_s = started_s
+        if job.reason is None and job.sequence.chosen is None:
+            return []
+        return [_filtered(job, job.sequence.chosen, started_s)]
+
+    def _of_choice(self, job: Job, choice: Choice, now_s: float) -> Filtered:
+        """What a filter pass has chosen; notes in the job if that is not what was asked for."""
+        kept = choice.positions.tolist()
+        if choice.has_failed:
+            job.reason = "error"
+        elif choice.is_diffuse:
+            is_whole = len(kept) == job.sequence.num_prompt
+            job.reason = "diffuse_attention" if is_whole else "widened"
+        return _filtered(job, kept, now_s, choice.coverage)
+
+    def _of_token(self, job: Job, drawn: Draw, now_s: float) -> list[Event]:
+        """One token's text, and the end of the request if this was its last token."""
+        sampling, token, matcher = job.request.sampling, drawn.token, job.sampler.matcher
+        count = len(job.sequence.generated) + 1
+        reason: FinishReason | None = None
+        text = ""
+        # a grammar allows the end only where the answer is whole, and may then allow nothing else
+        is_eos = token in self._eos_ids and (matcher is not None or not sampling.ignore_eos)
+        if is_eos or token in sampling.stop_token_ids:
+            reason = "stop"
+        else:
+            text = job.text.push(token, may_stop=count >= sampling.min_tokens)
+            if job.text.is_stopped or (matcher is not None and matcher.is_complete):
+                reason = "stop"
+            elif count == sampling.max_tokens:
+                reason = "length"
+        if reason is not None:
+            text += job.text.flush()
+            if job.text.is_stopped:
+                reason = "stop"
+        logprobs = () if drawn.logprob is None else (drawn.logprob,)
+        delta = TextDelta(text=text, token_ids=(token,), drawn_s=now_s, logprobs=logprobs)
+        return [delta] if reason is None else [delta, self.finished(job, reason, count)]
+
+
+def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
+    """What the scheduler must know of a step."""
+    ended = {job.sequence for job, event in emitted if isinstance(event, Finished)}
+    return StepOutput(
+        is_chunk_done=out.is_chunk_done,
+        tokens={sequence: drawn.token for sequence, drawn in out.draws.items()},
+        kept={sequence: choice.positions.tolist() for sequence, choice in out.chosen.items()},
+        finished=frozenset(ended - set(out.failures)),
+        failures=frozenset(out.failures),
+    )
+
+
+def _filtered(
+    job: Job, kept: Ids[int] | None, now_s: float, coverage: float | None = None
+) -> Filtered:
+    """The filter's report. `kept` None: all positions, or each layer keeps others."""
+    params, sequence = job.request.filter, job.sequence
+    assert job.started_s is not None, "a filter has decided before the first step"
+    selection = None
+    if params.return_selection and not sequence.evicts:
+        selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
+    report = FilterReport(
+        method=params.method,
+        applied=job.reason in (None, "widened"),
+        reason=job.reason,
+        layer=sequence.filter_layer,
+        prompt_tokens=sequence.num_prompt,
+        kept_tokens=sequence.num_kept if kept is None else len(kept),
+        cached_tokens=0,
+        filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
+        selection=selection,
+        coverage=coverage,
+    )
+    return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)

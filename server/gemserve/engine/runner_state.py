@@ -1,0 +1,34 @@
+"""What the runner holds of one sequence from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gemserve.engine.passes import Pass
+from gemserve.model.kv import KVSpan
+from gemserve.model.query_tap import FilterTap, QueryTap
+from gemserve.types import TokenLogprob
+
+
+@dataclass(slots=True)
+class ChunkPass:
+    """A chunk's pass that has begun. `filter_tap` None: a prefill pass."""
+
+    forward: Pass
+    filter_tap: FilterTap | None = None
+
+
+@dataclass(slots=True)
+class RunnerState:
+    """One sequence's unfinished pass, and what its passes have collected.
+
+    `query_tap` collects queries for a filter or an evictor, until that has chosen. `scores` are
+    the log-probabilities of the prompt so far. `kv` has the keys and values of all layers, valid
+    while the sequence's memory begins at `kv_start`.
+    """
+
+    chunk_pass: ChunkPass | None = None
+    query_tap: QueryTap | None = None
+    scores: list[TokenLogprob] = field(default_factory=list)
+    kv: KVSpan | None = None
+    kv_start: int = 0

@@ -1,0 +1,29 @@
+"""Engine cores over small models, without a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gemserve.calibration import Calibration
+from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
+from gemserve.engine.core import Core
+from gemserve.model.causal import CausalModel
+
+
+def core_over(
+    model: CausalModel,
+    tokenizer: Any,
+    config: EngineConfig,
+    eos_ids: frozenset[int],
+    calibration: Calibration | None = None,
+) -> Core:
+    """A core with these settings; without a filter layer, layer 0 filters."""
+    found = calibration or Calibration(layer=config.filter_layer or 0)
+    resolved = resolve_engine(
+        replace(config, filter_keep=config.filter_keep or DEFAULT_KEEP),
+        found,
+        num_layers=model.num_layers,
+        context_tokens=model.context_tokens,
+    )
+    return Core(model, tokenizer, resolved, eos_ids, calibration)

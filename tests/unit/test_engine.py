@@ -305,3 +305,81 @@ async def test_an_engine_that_has_stopped_is_let_go() -> None:
     del engine
     gc.collect()
     assert known() is None
+
+
+class SlowToAdd(FakeCore):
+    """Takes in a request only when it is let: as one whose grammar is compiled for seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_adding, self.may_add = threading.Event(), threading.Event()
+
+    def add(self, request: Request, plan: None = None) -> FakeJob:
+        self.is_adding.set()
+        assert self.may_add.wait(10)
+        return super().add(request, plan)
+
+
+async def test_the_queue_is_bounded_while_a_request_is_added() -> None:
+    """One on its way into the core was counted nowhere, and the queue took one too many."""
+    core = SlowToAdd()
+    engine = Engine(core, max_queue=1)
+    try:
+        first = engine.submit(request("first"))
+        assert core.is_adding.wait(10)
+        assert engine.num_waiting == 1
+        with pytest.raises(QueueFull):
+            engine.submit(request("second"))
+        core.may_add.set()
+        assert_one_terminal(await read(first), "stop")
+    finally:
+        core.may_add.set()
+        engine.stop(5.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_worker_that_dies_while_it_adds_ends_every_arrival() -> None:
+    """Arrivals had left the queue and were not in the core: their clients waited for ever."""
+
+    class FailsToAdd(SlowToAdd):
+        def add(self, request: Request, plan: None = None) -> FakeJob:
+            super().add(request, plan)
+            raise RuntimeError("no grammar can be tried")
+
+    core = FailsToAdd()
+    engine = Engine(core, max_queue=4)
+    streams = engine.submit_all([request("first"), request("second")])
+    core.may_add.set()
+    for stream in streams:
+        assert "no grammar" in (assert_one_terminal(await read(stream), "error").error or "")
+    assert (engine.num_waiting, engine.num_running) == (0, 0)
+    engine.stop(5.0)
+
+
+async def test_only_the_worker_looks_into_the_core() -> None:
+    """Metrics read queues while the worker changed them."""
+    callers: set[int] = set()
+
+    class Watched(FakeCore):
+        @property
+        def num_running(self) -> int:
+            callers.add(threading.get_ident())
+            return super().num_running
+
+        @property
+        def num_waiting(self) -> int:
+            callers.add(threading.get_ident())
+            return super().num_waiting
+
+    engine = Engine(Watched(FILTERED, threading.Event()), max_queue=4)
+    try:
+        stream = engine.submit(request())
+        await wait_for_async(lambda: engine.num_running == 1)
+        assert (engine.num_waiting, engine.kv_usage_ratio) == (0, 0.0)
+        engine.check_room()
+        stream.cancel()
+        assert_one_terminal(await read(stream), "abort")
+        assert engine.num_running == 0
+    finally:
+        engine.stop(5.0)
+    assert callers == {engine._worker.ident}

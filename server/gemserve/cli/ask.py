@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gemserve.cli.options import (
     read_options,
 )
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.errors import AdapterError, GemserveError, PromptTooLong, RequestError
+from gemserve.errors import AdapterError, GemserveError, RequestError
 from gemserve.types import FilterReason, FilterReport
 
 WHY: dict[FilterReason, str] = {
@@ -42,16 +41,8 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.evaluation.calibrated import build_calibrated_core
-    from gemserve.prompting.prompt import chat_prompt, text_prompt
-    from gemserve.types import (
-        Filtered,
-        FilterOptions,
-        Finished,
-        Request,
-        SamplingParams,
-        TextDelta,
-    )
+    from gemserve.llm import LLM
+    from gemserve.types import Filtered, FilterOptions, Finished, SamplingParams, TextDelta
 
     if arguments.max_tokens < 1:
         raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
@@ -61,37 +52,18 @@ def run(arguments: argparse.Namespace) -> int:
             raise RequestError(f"{name}: must not be empty", param=None)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
-    core = build_calibrated_core(model, engine)
-    adapter = None if arguments.adapters is None else _load(arguments.adapters, core.model)
+    llm = LLM(model, engine)
+    adapter = None if arguments.adapters is None else _load(arguments.adapters, llm.core.model)
     text = f"{document}\n\n{arguments.question}"
-    if core.tokenizer.chat_template is None:
-        prompt = text_prompt(core.tokenizer, f"{text}\nAnswer:")
-    else:
-        prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": text}])
-    config = core.config
-    assert config.max_prompt_tokens is not None
-    taken = 0 if adapter is None else adapter.num_positions
-    limit = min(config.max_prompt_tokens, core.model.context_tokens - taken - 1)
-    if len(prompt.ids) > limit:
-        raise PromptTooLong(tokens=len(prompt.ids), limit=limit, param="FILE")
-    request = Request(
-        request_id=uuid.uuid4().hex,
-        prompt_ids=prompt.ids,
-        sampling=SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0),
-        filter=core.planner.resolve(FilterOptions(return_selection=True)),
-        protected=prompt.protected,
-        code_blocks=prompt.code_blocks,
-        question=prompt.question,
-        adapter=adapter,
-    )
-    for event in core.run_alone(request):
+    prompt = llm.prompt(text if llm.has_chat_template else f"{text}\nAnswer:")
+    sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
+    options = FilterOptions(return_selection=True)
+    for event in llm.stream(prompt, sampling, filter=options, adapter=adapter, field="FILE"):
         if isinstance(event, Filtered):
-            report = event.report
-            print(summary_of(report), file=sys.stderr)
-            if arguments.show_kept and report.selection is not None:
-                for start, stop in report.selection:
-                    passage = core.tokenizer.decode(prompt.ids[start:stop])
-                    print(f"[{start}:{stop}] {passage!r}", file=sys.stderr)
+            print(summary_of(event.report), file=sys.stderr)
+            if arguments.show_kept:
+                for kept in llm.passages(prompt, event.report):
+                    print(f"[{kept.start}:{kept.stop}] {kept.text!r}", file=sys.stderr)
         elif isinstance(event, TextDelta):
             print(event.text, end="", flush=True)
         elif isinstance(event, Finished):
@@ -121,7 +93,7 @@ def _read(name: str) -> str:
 
 
 def summary_of(report: FilterReport) -> str:
-    """What the filter did, and where it did not choose, why: one line."""
+    """One line: what the filter did or, where it chose nothing, why."""
     seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
     if report.reason is not None:
         why = WHY[report.reason]

@@ -1,0 +1,233 @@
+"""A model and its prompt filter in this process: for scripts and notebooks, without a server.
+
+Answer a question about a long document:
+
+    from gemserve.llm import LLM
+
+    llm = LLM("smollm2")
+    answer = llm.generate(f"{document}\\n\\nWho wrote the letter?", max_tokens=32)
+    print(answer.text, answer.filter.kept_tokens)
+
+Look at what the filter keeps, without an answer:
+
+    for passage in llm.select(f"{document}\\n\\nWho wrote the letter?").passages:
+        print(passage.start, passage.text)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.core import Core
+from gemserve.errors import GemserveError, PromptTooLong, RequestError
+from gemserve.evaluation.calibrated import build_calibrated_core
+from gemserve.filtering.methods import METHODS
+from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
+from gemserve.prompting.tools import Message
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterOptions,
+    FilterReport,
+    Finished,
+    FinishReason,
+    LoadedAdapter,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
+
+_DEFAULT_FILTER = FilterOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the model generated, and what the filter did to its prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    filter: FilterReport
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Tokens start..stop−1 of a prompt, as text."""
+
+    start: int
+    stop: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What the filter keeps of a prompt, in its order."""
+
+    passages: tuple[Passage, ...]
+    filter: FilterReport
+
+
+class LLM:
+    """One model, which answers one prompt at a time. Not for use from several threads at once.
+
+    >>> llm = LLM("builtin")
+    >>> llm = LLM("smollm2", EngineConfig(filter_min_tokens=512))
+    >>> llm = LLM(ModelConfig(model="path/to/checkpoint", dtype="bfloat16"))
+
+    A prompt is a string, a list of chat messages, or a `Prompt`. A string becomes a user message
+    if the model has a chat template; otherwise the model goes on where the string ends.
+    """
+
+    def __init__(self, model: str | ModelConfig, engine: EngineConfig | None = None) -> None:
+        """Load the model. A model that is used for the first time is calibrated, as `serve` does.
+
+        Raises `ModelError` or `ConfigError`.
+        """
+        chosen = ModelConfig(model=model) if isinstance(model, str) else model
+        self.core: Core = build_calibrated_core(chosen, engine or EngineConfig())
+        self.tokenizer = self.core.tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.tokenizer.chat_template is not None
+
+    def prompt(self, prompt: str | Sequence[Message] | Prompt) -> Prompt:
+        """The prompt's token ids, and what a filter should keep of it.
+
+        >>> num_tokens = len(llm.prompt("What is the capital of France?").ids)
+        """
+        if isinstance(prompt, Prompt):
+            return prompt
+        if not isinstance(prompt, str):
+            return chat_prompt(self.tokenizer, prompt)
+        if self.has_chat_template:
+            return chat_prompt(self.tokenizer, [{"role": "user", "content": prompt}])
+        return text_prompt(self.tokenizer, prompt)
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message] | Prompt,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        filter: FilterOptions = _DEFAULT_FILTER,
+        adapter: LoadedAdapter | None = None,
+    ) -> Answer:
+        """Answer a prompt; greedily, unless `temperature` is above 0.
+
+        >>> print(llm.generate("What is the capital of France?", max_tokens=8).text)
+        >>> llm.generate(long_prompt, filter=FilterOptions(method="none")).filter.reason
+        'disabled'
+
+        Raises `RequestError`, or `GemserveError` if the model fails.
+        """
+        sampling = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, seed=seed, stop=tuple(stop)
+        )
+        events = list(self.stream(prompt, sampling, filter=filter, adapter=adapter))
+        report = _report_of(events)
+        deltas = [event for event in events if isinstance(event, TextDelta)]
+        (end,) = [event for event in events if isinstance(event, Finished)]
+        return Answer(
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+            finish_reason=end.reason,
+            filter=report,
+        )
+
+    def select(
+        self,
+        prompt: str | Sequence[Message] | Prompt,
+        *,
+        filter: FilterOptions = _DEFAULT_FILTER,
+        adapter: LoadedAdapter | None = None,
+    ) -> Selection:
+        """What the filter keeps of a prompt; no answer is generated.
+
+        >>> selection = llm.select(long_prompt, filter=FilterOptions(keep=256, fallback=False))
+        >>> selection.filter.kept_tokens
+        256
+        >>> print(*(passage.text for passage in selection.passages), sep="\\n")
+
+        Raises `RequestError`, or `GemserveError` if the filter fails.
+        """
+        method = filter.method or self.core.config.filter_method
+        if METHODS[method].evictor is not None:
+            raise RequestError(
+                f"filter.method={method}: keeps other tokens in every layer, so there is no "
+                "selection",
+                param="filter.method",
+            )
+        prompt = self.prompt(prompt)
+        request = self._request(
+            prompt, SamplingParams(max_tokens=1), replace(filter, return_selection=True), adapter
+        )
+        request = replace(request, selects_only=True)
+        report = _report_of(list(self.core.run_alone(request)))
+        return Selection(passages=self.passages(prompt, report), filter=report)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message] | Prompt,
+        sampling: SamplingParams,
+        *,
+        filter: FilterOptions = _DEFAULT_FILTER,
+        adapter: LoadedAdapter | None = None,
+        field: str = "prompt",
+    ) -> Iterator[Event]:
+        """The events of an answer as they come: `Filtered`, `TextDelta`s and one `Finished`.
+
+        >>> for event in llm.stream("Tell me a story.", SamplingParams(max_tokens=64)):
+        ...     if isinstance(event, TextDelta):
+        ...         print(event.text, end="", flush=True)
+
+        The model answers one prompt at a time: read the events to the end. A model that fails says
+        so in `Finished`. Raises `RequestError`, naming `field` if the prompt is too long.
+        """
+        request = self._request(self.prompt(prompt), sampling, filter, adapter, field)
+        return self.core.run_alone(request)
+
+    def passages(self, prompt: Prompt, report: FilterReport) -> tuple[Passage, ...]:
+        """The text of a report's selection; none, if the report has no selection."""
+        return tuple(
+            Passage(start, stop, self.tokenizer.decode(prompt.ids[start:stop]))
+            for start, stop in report.selection or ()
+        )
+
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        filter: FilterOptions,
+        adapter: LoadedAdapter | None,
+        field: str = "prompt",
+    ) -> Request:
+        num_positions = 0 if adapter is None else adapter.num_positions
+        longest = self.core.model.context_tokens - num_positions - 1
+        limit = min(self.core.config.max_prompt_tokens, longest)
+        if len(prompt.ids) > limit:
+            raise PromptTooLong(tokens=len(prompt.ids), limit=limit, param=field)
+        return Request(
+            request_id=uuid.uuid4().hex,
+            prompt_ids=prompt.ids,
+            sampling=sampling,
+            filter=self.core.planner.resolve(filter),
+            protected=prompt.protected,
+            code_blocks=prompt.code_blocks,
+            question=prompt.question,
+            adapter=adapter,
+        )
+
+
+def _report_of(events: Sequence[Event]) -> FilterReport:
+    """What the filter of a finished request did. Raises `GemserveError` if the request failed."""
+    end = events[-1]
+    if isinstance(end, Finished) and end.error is not None:
+        raise GemserveError(f"the request failed: {end.error}")
+    (report,) = [event.report for event in events if isinstance(event, Filtered)]
+    return report

@@ -1,0 +1,59 @@
+"""The offline interface answers like the engine beneath it, and says what its filter did."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemserve.config import EngineConfig
+from gemserve.errors import PromptTooLong, RequestError
+from gemserve.llm import LLM
+from gemserve.types import FilterOptions, Finished, SamplingParams, TextDelta
+
+KEEP_64 = FilterOptions(keep=64, fallback=False)
+DOCUMENT = " ".join(f"The colour of box {n} is blue." for n in range(40))
+PROMPT = f"{DOCUMENT}\n\nWhat is the colour of box 7?"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("builtin", EngineConfig(filter_min_tokens=0, kv_memory_bytes=64 << 20))
+
+
+def test_an_answer_is_what_was_streamed(llm: LLM) -> None:
+    answer = llm.generate(PROMPT, max_tokens=8, filter=KEEP_64)
+    events = list(
+        llm.stream(
+            llm.prompt(PROMPT),
+            SamplingParams(max_tokens=8, temperature=0.0),
+            filter=KEEP_64,
+        )
+    )
+    assert answer.text == "".join(e.text for e in events if isinstance(e, TextDelta))
+    assert isinstance(events[-1], Finished)
+    assert answer.finish_reason == events[-1].reason
+    assert len(answer.token_ids) == events[-1].completion_tokens
+    assert answer.filter.applied
+
+
+def test_a_selection_is_the_text_that_was_kept(llm: LLM) -> None:
+    prompt = llm.prompt(PROMPT)
+    selection = llm.select(PROMPT, filter=KEEP_64)
+    assert selection.filter.kept_tokens == sum(p.stop - p.start for p in selection.passages) == 64
+    assert "box 7?" in selection.passages[-1].text
+    for passage in selection.passages:
+        assert passage.text == llm.tokenizer.decode(prompt.ids[passage.start : passage.stop])
+    whole = llm.select(PROMPT, filter=FilterOptions(method="none"))
+    assert [(p.start, p.stop) for p in whole.passages] == [(0, len(prompt.ids))]
+
+
+def test_messages_and_strings_are_the_same_prompt(llm: LLM) -> None:
+    assert llm.has_chat_template
+    assert llm.prompt("Hello").ids == llm.prompt([{"role": "user", "content": "Hello"}]).ids
+
+
+def test_what_cannot_be_done_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="keeps other tokens in every layer"):
+        llm.select(PROMPT, filter=FilterOptions(method="snapkv", keep=64))
+    with pytest.raises(PromptTooLong) as refused:
+        llm.generate("word " * (llm.core.config.max_prompt_tokens + 1))
+    assert refused.value.param == "prompt"

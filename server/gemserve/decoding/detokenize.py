@@ -1,4 +1,4 @@
-"""From token ids to text that may be sent: whole characters, and nothing of a stop string."""
+"""From token ids to text that a client may get: whole characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 class TextStream:
     """Decodes one request's tokens as they come.
 
-    `push` returns text that is final. Bytes of an unfinished character and a tail that may yet
-    become a stop string are held back; `flush` returns what of that is text after all.
+    `push` returns final text. It holds back the bytes of an unfinished character, and an end of
+    the text that may become a stop string. `flush` returns the text that was held back.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ class TextStream:
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """Add a token; returns new final text, possibly empty. Sets `is_stopped`.
 
-        Where it may not stop, stop strings are text like any other.
+        Without `may_stop`, stop strings are ordinary text.
         """
         self._ids.append(token_id)
         new = self._stream.step(self._backend, token_id) or ""
@@ -38,7 +38,7 @@ class TextStream:
         return self._release(new)
 
     def flush(self) -> str:
-        """The rest of the text. An unfinished character is dropped, never sent as U+FFFD."""
+        """The rest of the text, without an unfinished character (which would be U+FFFD)."""
         if self.is_stopped:
             return ""
         whole: str = self._backend.decode(self._ids, skip_special_tokens=True)
@@ -63,7 +63,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest end of `text` that `stop` begins with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,4 +1,4 @@
-"""Answers held to a grammar: which tokens may come next. Needs no torch."""
+"""Which tokens a grammar allows next. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUM_CACHED = 64
 
 
 class GrammarFailed(RuntimeError):
-    """A matcher has run into a limit, or was given a token its grammar does not allow."""
+    """A matcher has reached a limit, or got a token that its grammar does not allow."""
 
 
 class Matcher:
@@ -37,17 +37,17 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Is nothing but the end allowed any more?"""
+        """Whether the grammar allows nothing but the end."""
         return self._matcher.is_stopped()
 
     def allowed(self) -> NDArray[np.bool_]:
-        """What may be drawn next [at least vocab], the tokens that end an answer among it."""
+        """Which tokens may be drawn next [at least vocab], including those that end an answer."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         return np.unpackbits(bits, bitorder="little").view(np.bool_)
 
     def advance(self, token: int) -> None:
-        """Go on by a drawn token."""
+        """Advance by a drawn token."""
         self._matcher.consume_token(token)
         self._check()
 
@@ -57,9 +57,9 @@ class Matcher:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, whose tables are built once, when first needed.
+    """Compiles grammars for one tokenizer, whose tables are built when first needed.
 
-    Used by the worker and by the threads that build requests.
+    The worker and the threads that build requests may use it at once.
     """
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_ids: Iterable[int]) -> None:
@@ -68,32 +68,32 @@ class Grammars:
         self._end_ids = tuple(sorted(end_ids))
         self._tables: tuple[Vocabulary, LLTokenizer] | None = None
         self._lock = threading.Lock()
-        self._tried = lru_cache(maxsize=_NUM_CACHED)(self._try)
+        self._compiled = lru_cache(maxsize=_NUM_CACHED)(self._compile_or_refuse)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """At the grammar's start, sharing nothing that changes with any other matcher.
+        """A matcher at the grammar's start, independent of all others.
 
         Raises `InvalidGrammar`. Slow for a grammar not seen lately.
         """
-        tried = self._tried(grammar)
-        if isinstance(tried, InvalidGrammar):
-            raise tried.with_traceback(None)
-        return Matcher(tried.deep_copy())
+        compiled = self._compiled(grammar)
+        if isinstance(compiled, InvalidGrammar):
+            raise compiled.with_traceback(None)
+        return Matcher(compiled.deep_copy())
 
-    def _try(self, grammar: Grammar) -> LLMatcher | InvalidGrammar:
-        """What is refused is remembered too: it may be what took longest."""
+    def _compile_or_refuse(self, grammar: Grammar) -> LLMatcher | InvalidGrammar:
+        """A refusal is a result, so that the cache keeps it: a bad grammar may take the longest."""
         try:
             return self._compile(grammar)
         except InvalidGrammar as error:
             return error
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        vocabulary, tables = self._known()
+        vocabulary, tables = self._vocabulary_tables()
         if grammar != ANY_OBJECT:
             check(grammar.schema, vocabulary)
         return compile_schema(grammar.schema, tables)
 
-    def _known(self) -> tuple[Vocabulary, LLTokenizer]:
+    def _vocabulary_tables(self) -> tuple[Vocabulary, LLTokenizer]:
         with self._lock:
             if self._tables is None:
                 vocabulary = Vocabulary(

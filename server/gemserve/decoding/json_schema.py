@@ -1,8 +1,8 @@
-"""A JSON schema as a grammar for llguidance, refused where compiling it could hold up the server.
+"""A JSON schema as a grammar for llguidance. A schema that takes too long to compile is refused.
 
-The library limits much of what a schema can ask for, but not the intersection of many patterns, nor
-what remainders of several numbers multiply to. So a schema is first compiled, and a few tokens are
-drawn, in a process of its own, which is this module run as a program.
+The library limits most of what a schema can demand, but not the intersection of many patterns, nor
+the product of several `multipleOf`. So a separate process first compiles a schema and draws a few
+tokens. That process runs this module as a program.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 MAX_SCHEMA_BYTES = 64 << 10
 _CPU_S = 2
-_WALL_S = 30.0  # on a machine so busy that two seconds of processor time take longer
+_WALL_S = 30.0  # two seconds of processor time may take so long on a busy machine
 _MEMORY_BYTES = 1 << 30
 _SHOWN_CHARS = 300
 _TRIED_TOKENS = 32
-_TRIALS = threading.BoundedSemaphore(4)  # at once: each may take a processor
+_TRIALS = threading.BoundedSemaphore(4)  # each may take a processor
 
 
 class InvalidGrammar(ValueError):
-    """No answer can be held to this grammar; the message says why."""
+    """This grammar cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What masks are made for: a tokenizer as JSON, tokens in all, those that end an answer."""
+    """A tokenizer as JSON, the number of its tokens, and the tokens that end an answer."""
 
     tokenizer: str
     size: int
     end_ids: tuple[int, ...]
 
     def tables(self) -> LLTokenizer:
-        """As the library needs it; 0.7 s for 128,000 tokens. Raises `ValueError`."""
+        """The library's tables; 0.7 s for 128,000 tokens. Raises `ValueError`."""
         from llguidance import LLTokenizer
 
         return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.end_ids) or None)
@@ -53,19 +53,19 @@ class Vocabulary:
 def check(schema: str, vocabulary: Vocabulary) -> None:
     """Prove that compiling a schema's JSON text ends soon. Raises `InvalidGrammar`.
 
-    Takes 0.1 s for an ordinary schema, `_CPU_S` seconds at most, and what the tables take.
+    Takes 0.1 s for an ordinary schema, at most `_CPU_S` seconds, and the time of the tables.
     """
     size = len(schema.encode())
     if size > MAX_SCHEMA_BYTES:
         raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_SCHEMA_BYTES}")
     command = [sys.executable, "-P", "-m", __name__]
-    # or numpy alone reserves more than the limit on memory, where there are many processors
+    # with a thread per processor, numpy alone reserves more than the limit on memory
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     try:
         with _TRIALS:
-            told = json.dumps([schema, *astuple(vocabulary)]).encode()
+            trial_input = json.dumps([schema, *astuple(vocabulary)]).encode()
             trial = subprocess.run(
-                command, input=told, capture_output=True, timeout=_WALL_S, env=environment
+                command, input=trial_input, capture_output=True, timeout=_WALL_S, env=environment
             )
     except subprocess.TimeoutExpired as error:
         raise InvalidGrammar("takes too long to compile") from error
@@ -83,7 +83,7 @@ def compile_schema(schema: str, tables: LLTokenizer) -> LLMatcher:
 
     compiled = LLMatcher(tables, to_grammar(schema), log_level=0, limits=limits())
     if not compiled.is_error():
-        compiled.compute_bitmask()  # finds what only a tokenizer's first step meets
+        compiled.compute_bitmask()  # some errors only show at the first step
     if compiled.is_error():
         message = reason(compiled.get_error())
         raise InvalidGrammar("nothing matches it" if "NoExt" in message else message)
@@ -91,14 +91,14 @@ def compile_schema(schema: str, tables: LLTokenizer) -> LLMatcher:
 
 
 def to_grammar(schema: str) -> str:
-    """llguidance's own form of a schema's JSON text. Raises `InvalidGrammar`."""
+    """A schema's JSON text in llguidance's format. Raises `InvalidGrammar`."""
     from llguidance import LLMatcher
 
     try:
         return LLMatcher.grammar_from_json_schema(
             schema,
             overrides={
-                # bounded, or a bounded schema would have answers of any length
+                # with flexible whitespace even a bounded schema has answers of any length
                 "whitespace_flexible": False,
                 "item_separator": ", ?",
                 "key_separator": ": ?",
@@ -111,7 +111,7 @@ def to_grammar(schema: str) -> str:
 
 
 def limits() -> LLParserLimits:
-    """What a grammar may take while it is compiled, and for each token."""
+    """Limits of a grammar while it is compiled, and at each token."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_items_in_row=20_000, max_lexer_states=30_000, verbose_errors=False)
@@ -139,7 +139,7 @@ def _main() -> None:
 
 
 def _walk(matcher: LLMatcher, end_ids: list[int]) -> None:
-    """Draw what is allowed, for a while: some schemas meet their limits only then."""
+    """Draw some tokens that are allowed: some schemas reach a limit only then."""
     rng = Random(0)
     for _ in range(_TRIED_TOKENS):
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)

@@ -1,9 +1,8 @@
-"""Drawing the next tokens of a batch. Each request's draws depend on its own seed alone.
+"""Draws the next tokens of a batch. A request's draws depend on its seed alone.
 
-Order, as in vLLM: logit bias and penalties, then what the grammar allows, minimum tokens,
-temperature, top_k, top_p, min_p.
-One uniform number per drawn token, from the request's own generator, picks by inverse cumulative
-probability, best token first; everything else is done for all rows at once.
+The order is vLLM's: logit bias and penalties, then the grammar, minimum tokens, temperature, top_k,
+top_p, min_p. The request's generator gives one uniform number per token, which picks a token by
+inverse cumulative probability, the best token first. All else is done for all rows at once.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Draw:
 
 
 class SamplerState:
-    """One request's generator, what its penalties remember, and its place in its grammar."""
+    """One request's generator, its token counts for penalties, and its place in its grammar."""
 
     def __init__(
         self,
@@ -65,14 +64,14 @@ class SamplerState:
             self.matcher.advance(token)
 
     def touched(self) -> list[int]:
-        """Tokens whose logits bias and penalties change, or may."""
+        """Tokens whose logits bias or penalties may change."""
         params = self.params
         is_penal = params.presence_penalty or params.frequency_penalty
         counted = self._counts if is_penal or params.repetition_penalty != 1 else ()
         return sorted({*(t for t, _ in params.logit_bias), *counted, *self._prompt})
 
     def changed(self, values: Mapping[int, float]) -> dict[int, float]:
-        """What bias and penalties make of the logits of `touched` tokens, where they differ."""
+        """New logits of `touched` tokens after bias and penalties, where they differ."""
         params = self.params
         changes: dict[int, float] = {}
 
@@ -93,7 +92,7 @@ class SamplerState:
         return changes
 
     def allowed(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` [vocab] with −inf for what may not come next; the input is untouched."""
+        """`logits` [vocab] with −inf for tokens that may not come next; the input is untouched."""
         if self.matcher is not None:
             allowed = torch.from_numpy(self.matcher.allowed())[: len(logits)].to(logits.device)
             logits = logits.masked_fill(~allowed, -torch.inf)
@@ -107,7 +106,7 @@ class SamplerState:
 
 
 def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Exception]:
-    """One token for each row of `logits` [rows, vocab], float32; a row that fails, its error.
+    """One token for each row of `logits` [rows, vocab], float32, or the error of a row that fails.
 
     The input is untouched. Rows without penalties or a grammar wait for the device once, together.
     """
@@ -172,10 +171,10 @@ def _places(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[tor
 
 
 def _allowed(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Exception | None:
-    """None: the row as it is."""
+    """The row without tokens that may not come next; None if that changes nothing."""
     try:
         allowed = state.allowed(logits)
-    except Exception as error:  # its grammar's; others in the batch go on
+    except Exception as error:  # from its grammar; other rows go on
         return error
     return None if allowed is logits else allowed
 
@@ -183,7 +182,7 @@ def _allowed(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Except
 def _noted(state: SamplerState, token: int) -> Draw | Exception:
     try:
         state.note(token)
-    except Exception as error:  # likewise
+    except Exception as error:  # from its grammar, too
         return error
     return Draw(token, None)
 
@@ -191,7 +190,7 @@ def _noted(state: SamplerState, token: int) -> Draw | Exception:
 def _with_logprobs(
     logits: torch.Tensor, states: Sequence[SamplerState], results: list[Draw | Exception]
 ) -> list[Draw | Exception]:
-    """Rows that want as many log-probabilities get them together."""
+    """Add log-probabilities; rows that want the same number get them together."""
     rows_of: dict[int, list[int]] = {}
     for row, state in enumerate(states):
         if state.params.logprobs is not None and isinstance(results[row], Draw):
@@ -209,7 +208,7 @@ def _with_logprobs(
 def sorted_probabilities(
     logits: torch.Tensor, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What may be drawn and how likely: probabilities [rows, vocab], best first, and token ids.
+    """Probabilities of the tokens that may be drawn [rows, vocab], best first, and their ids.
 
     Of equal logits the lower id comes first. At least the best token always stays.
     """
@@ -260,9 +259,9 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], count: int) -> lis
     logprobs = logits.log_softmax(-1)
     top = logprobs.topk(count)
     wanted = sent(tokens, torch.long, logits.device)
-    own = logprobs.gather(-1, wanted[:, None])[:, 0].tolist()
+    values_of_tokens = logprobs.gather(-1, wanted[:, None])[:, 0].tolist()
     tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return [
         TokenLogprob(token, value, tuple(zip(ids, values, strict=True)))
-        for token, value, (ids, values) in zip(tokens, own, tops, strict=True)
+        for token, value, (ids, values) in zip(tokens, values_of_tokens, tops, strict=True)
     ]

@@ -87,7 +87,7 @@ class EventMaker:
         return [_filtered(job, job.sequence.chosen, started_s)]
 
     def _of_choice(self, job: Job, choice: Choice, now_s: float) -> Filtered:
-        """What a filter pass has chosen; notes in the job if that is not what was asked for."""
+        """What a filter pass has chosen; the job remembers if that is more than requested."""
         kept = choice.positions.tolist()
         if choice.has_failed:
             job.reason = "error"

@@ -50,7 +50,7 @@ class Runner:
     def has_graphs(self) -> bool:
         return self._graphs is not None
 
-    # one inference mode around all passes: a pass may be left and resumed in the middle of its own
+    # one inference mode around all passes, since a pass is left and resumed in the middle
     @torch.inference_mode()
     def run(
         self, plan: Plan, samplers: Mapping[Sequence, SamplerState], limits: StepLimits

@@ -132,7 +132,7 @@ class Scheduler:
         """Prove that states, queues and memory agree. Raises `AssertionError`."""
         self.pool.check_integrity()
         owners = {id(sequence.span) for sequence in self.running}
-        assert len(owners) == len(self.running), "two sequences own one span"
+        assert len(owners) == len(self.running), "two sequences share one span"
         held = 0
         for sequence in self.running:
             assert sequence.state in (State.FILTERING, State.PREFILLING, State.DECODING)

@@ -1,4 +1,4 @@
-"""Finds fenced code, whose lines a filter should keep or drop whole."""
+"""Finds fenced code. A filter should keep or drop whole lines of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FENCE = re.compile(r"[ \t]*(?:(```+)[^`\r\n]*$|(~~~+))", re.MULTILINE)
 def find_code_blocks(
     texts: Sequence[tuple[int, str]], encoding: Any
 ) -> tuple[tuple[int, ...], ...]:
-    """Of each fenced block (Markdown's ``` or ~~~), the tokens its lines start at, and its end.
+    """For each block fenced by ``` or ~~~: the first token of each line, and the block's end.
 
-    `texts`: parts of what was encoded, each with its first character's offset. A fence that nothing
-    closes goes on to the end of its part.
+    `texts`: parts of the encoded text, each with the offset of its first character. A fence that
+    is not closed goes on to the end of its part.
     """
     blocks = [block for at, text in texts for block in _code_lines(at, text)]
     if not blocks:

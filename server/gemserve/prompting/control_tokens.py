@@ -1,7 +1,7 @@
-"""Control tokens are the chat template's to write: a message that spells one has written text.
+"""Keeps messages from writing control tokens: only the chat template may.
 
-A tokenizer finds "<|user|>" wherever it stands, so a question, or a document quoted in it, could
-end its own turn and open one of the system's.
+A tokenizer finds "<|user|>" wherever it stands. So a question, or a document quoted in it, could
+end the user's turn and begin a system message.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
-    """In place of a `tokenizers.Encoding`: a token's `offsets` are a range of characters."""
+class TokenOffsets:
+    """Stands in for a `tokenizers.Encoding`. `offsets`: each token's range of characters."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -33,11 +33,11 @@ def control_ids(tokenizer: Any) -> set[int]:
 def spell_out(
     tokenizer: Any, text: str, encoding: Any, places: Sequence[tuple[int, int, int]]
 ) -> Any:
-    """`encoding` of `text`, but control tokens within `places` replaced by those of their spelling.
+    """`encoding` of `text`, with control tokens in `places` replaced by those of their spelling.
 
-    The same object if there are none; all other tokens are left as they are. `places`: (index,
-    start, end) in characters, ascending. Control tokens are those the tokenizer calls special: of
-    other added ones, such as <think>, a message may make use.
+    Returns the same object if there are none. `places`: (index, start, end) in characters,
+    ascending. Control tokens are those that the tokenizer calls special; a message may use other
+    added tokens, such as <think>.
     """
     backend = tokenizer.backend_tokenizer
     control = control_ids(tokenizer)
@@ -50,44 +50,45 @@ def spell_out(
     if not forged:
         return encoding
 
-    @cache  # a text of nothing else has many of them
-    def spelling(said: str) -> list[int]:
-        spelled = _plain_ids(backend, said)
+    @cache  # a hostile text may have many
+    def spelling(control_text: str) -> list[int]:
+        spelled = _plain_ids(backend, control_text)
         if control.isdisjoint(spelled):
             return spelled
-        # a vocabulary that has it as a word too
-        return [token for character in said for token in _plain_ids(backend, character)]
+        # the vocabulary has the same text as an ordinary token, too
+        return [token for character in control_text for token in _plain_ids(backend, character)]
 
     offsets = encoding.offsets
-    found = Spelled([], [])
+    result = TokenOffsets([], [])
     at = 0
     for index in forged:
         low, high = offsets[index]
         spelled = spelling(text[low:high])
-        found.ids.extend(ids[at:index] + spelled)
-        found.offsets.extend(offsets[at:index] + [(low, high)] * len(spelled))
+        result.ids.extend(ids[at:index] + spelled)
+        result.offsets.extend(offsets[at:index] + [(low, high)] * len(spelled))
         at = index + 1
-    found.ids.extend(ids[at:])
-    found.offsets.extend(offsets[at:])
-    return found
+    result.ids.extend(ids[at:])
+    result.offsets.extend(offsets[at:])
+    return result
 
 
 def _is_within(
     places: Sequence[tuple[int, int, int]], text: str, characters: tuple[int, int] | None
 ) -> bool:
-    """None: of no text, as a BOS that the tokenizer adds."""
+    """Does a token stand in one of `places`? `characters` None: it has no text, like a BOS."""
     if characters is None:
         return False
     low, high = characters
-    said = text[low:high]  # some tokens take the blanks around them, whosever these are
-    low, high = low + len(said) - len(said.lstrip()), high - len(said) + len(said.rstrip())
+    token_text = text[low:high]  # some tokens include the blanks around them
+    low += len(token_text) - len(token_text.lstrip())
+    high -= len(token_text) - len(token_text.rstrip())
     before = bisect_right(places, low, key=lambda place: place[1])
     return before > 0 and high <= places[before - 1][2]
 
 
 def _plain_ids(backend: Any, text: str) -> list[int]:
-    """As the tokenizer would have it if it knew no added tokens."""
-    # its parts one by one: the switch for this (`encode_special_tokens`) is shared by all threads
+    """The ids of `text` for a tokenizer without added tokens."""
+    # step by step: the tokenizer's switch for this (`encode_special_tokens`) affects all threads
     if backend.normalizer is not None:
         text = backend.normalizer.normalize_str(text)
     pieces = [text]

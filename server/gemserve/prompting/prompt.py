@@ -24,8 +24,8 @@ _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many ther
 class Prompt:
     """Token ids as the model sees them, and the ranges worth protecting.
 
-    `text` is what was tokenized, and `encoding` its `tokenizers.Encoding` or `Spelled`. Both are
-    empty for a prompt of token ids. `question`: see `types.Request`.
+    `text` is what was tokenized, and `encoding` its `tokenizers.Encoding` or `TokenOffsets`. Both
+    are empty for a prompt of token ids. `question`: see `types.Request`.
     """
 
     ids: Sequence[int]

@@ -1,7 +1,7 @@
-"""The tokens of a prompt that ask, in a chat, in a text, and in token ids.
+"""Finds the tokens of a prompt that ask a question: in a chat, in a text, and in token ids.
 
-A filter looks at the prompt with their attention. What a chat template puts after the question
-looks at nothing, and what a document ends in looks at itself.
+A filter ranks the prompt by what these tokens attend to. The tokens that a chat template puts after
+the question attend to nothing in particular, and the end of a document attends to itself.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
-from gemserve.prompting.control_tokens import Spelled, control_ids
+from gemserve.prompting.control_tokens import TokenOffsets, control_ids
 from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_text import find_question
 from gemserve.prompting.question_words import Range
 from gemserve.ranges import Ranges, as_ranges
 from gemserve.types import MAX_QUESTION_TOKENS
 
-_NEAR_AN_END = 8192  # tokens at either end of a text, more than are looked at
+_NEAR_AN_END = 8192  # tokens at either end of a text; the rules look at fewer
 _NUM_DECODED = LONGEST_QUESTION + 128  # of a prompt of token ids
-# what stands beside control tokens in a chat that was rendered before it was sent
+# roles beside control tokens, in a chat that the client has rendered itself
 _ROLE = re.compile(r"(?:system|developer|user|assistant|model|tool|ipython)[ \t]*(?=[\r\n]|$)")
-_SHORTEST_FOUND = 12  # characters of a message that the template does not have by chance
+_SHORTEST_FOUND = 12  # characters of a message that do not occur in a template by chance
 
 
 class _Tokens:
@@ -34,7 +34,7 @@ class _Tokens:
         self._num_chars = num_chars
 
     def chars(self, index: int) -> Range:
-        if isinstance(self._encoding, Spelled):
+        if isinstance(self._encoding, TokenOffsets):
             return self._encoding.offsets[index]
         # `Encoding.offsets` of a long prompt is slow to read
         found: Range | None = self._encoding.token_to_chars(index)
@@ -57,20 +57,20 @@ def chat_question(
     text: str,
     encoding: Any,
 ) -> Ranges:
-    """What the last user turn asks, whatever follows it. `places`: see `prompt.find_messages`."""
+    """The question of the last user turn. `places`: see `chat_template.find_messages`."""
     users = [place for place in places if messages[place[0]]["role"] == "user"]
     if users:
         _, low, high = max(users)
         return _find(text, low, high, encoding)
     if places or not messages or messages[-1]["role"] != "user":
         return ()
-    said = messages[-1]["content"].strip()  # a template that repeats messages, or changes them
-    low = text.rfind(said) if len(said) >= _SHORTEST_FOUND else -1
-    return () if low < 0 else _find(text, low, low + len(said), encoding)
+    content = messages[-1]["content"].strip()  # the template repeats or changes messages
+    low = text.rfind(content) if len(content) >= _SHORTEST_FOUND else -1
+    return () if low < 0 else _find(text, low, low + len(content), encoding)
 
 
 def text_question(tokenizer: Any, text: str, encoding: Any) -> Ranges:
-    """What a plain prompt asks. Control tokens in it are taken for ends of paragraphs."""
+    """The question of a plain prompt. Control tokens in it count as ends of paragraphs."""
     control = control_ids(tokenizer)
     ids = encoding.ids
     ends = {*range(min(_NEAR_AN_END, len(ids))), *range(max(0, len(ids) - _NEAR_AN_END), len(ids))}
@@ -80,14 +80,14 @@ def text_question(tokenizer: Any, text: str, encoding: Any) -> Ranges:
 
 
 def ids_question(tokenizer: Any, ids: Sequence[int]) -> Ranges:
-    """What the end of a prompt of token ids asks; nothing where it cannot be decoded."""
+    """The question at the end of a prompt of token ids; none if they cannot be decoded."""
     last = list(ids[-_NUM_DECODED:])
     try:
         text, offsets = _decoded(tokenizer, last)
-    except Exception:  # decoders raise whatever their author chose, at ids of no token
+    except Exception:  # of any type: a decoder may get ids that are no tokens
         return ()
     skipped = len(ids) - len(last)
-    found = text_question(tokenizer, text, Spelled(last, offsets))
+    found = text_question(tokenizer, text, TokenOffsets(last, offsets))
     return tuple((start + skipped, stop + skipped) for start, stop in found)
 
 
@@ -100,7 +100,7 @@ def _find(
     is_plain: bool = False,
     omitted: Collection[int] = (),
 ) -> Ranges:
-    """The tokens of text[low:high] that ask, at most `MAX_QUESTION_TOKENS`; none of `omitted`."""
+    """The question in text[low:high]: at most `MAX_QUESTION_TOKENS` tokens, none of `omitted`."""
     tokens = _Tokens(encoding, len(text))
 
     def count_tokens(start: int, stop: int) -> int:
@@ -118,7 +118,7 @@ def _find(
 
 
 def _without_control(text: str, encoding: Any, control: Sequence[int]) -> str:
-    """`text` with line ends for each control token and each role beside one; it stays as long."""
+    """`text` with line ends in place of control tokens and roles beside them; as long as before."""
     tokens = _Tokens(encoding, len(text))
     pieces: list[str] = []
     at = 0
@@ -134,16 +134,16 @@ def _without_role(text: str, *, after_control: bool) -> str:
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> tuple[str, list[Range]]:
-    """The text of `ids`, and of each its range of characters."""
+    """The text of `ids`, and the range of characters of each."""
     backend = tokenizer.backend_tokenizer
     heads = [ids[:stop] for stop in range(1, len(ids) + 1)]
     texts: list[str] = backend.decode_batch(heads, skip_special_tokens=False)
     text = texts[-1] if texts else ""
     ends: list[int] = [0]
     for head in texts:
-        said = head.rstrip("\ufffd")  # of a character that is not whole yet
-        if not text.startswith(said):
+        start = head.rstrip("\ufffd")  # which stands for an unfinished character
+        if not text.startswith(start):
             raise ValueError("the tokens' texts are not parts of the text")
-        ends.append(max(ends[-1], len(said)))
+        ends.append(max(ends[-1], len(start)))
     offsets = [(low, max(high, low + 1)) for low, high in pairwise(ends)]
     return text, offsets

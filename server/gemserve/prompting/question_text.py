@@ -3,18 +3,19 @@
 A short text is a question as a whole. A longer one is a document with a question at one of its
 ends, and these rules find it:
 
-1. After a label: what follows the last "Question:", up to an "Answer:", if it is short.
-2. At the end: the last paragraph, past paragraphs of a word or two ("Answer:", "Thanks!") and past
-   closed blocks of code. If it has no question mark, it belongs to one before it that ends in a
-   question mark, with all between them, if these are short; if it asks nothing itself, the one
-   before belongs to it. Of several lines, those from the last ones that end in question marks.
-3. At the end of a paragraph that is a document itself: its last question or request, or else as
-   many of its last sentences as are short.
-4. In front: the first paragraph or its first line, past a greeting, if it is short and asks.
+1. After a label: the text after the last "Question:", up to an "Answer:", if it is short.
+2. At the end: the last paragraph. Paragraphs of a word or two ("Answer:", "Thanks!") and closed
+   blocks of code after it are skipped. If it has no question mark, an earlier paragraph that ends
+   in a question mark belongs to it, with all between them, if these are short. If it asks nothing,
+   the paragraph before it belongs to it. If it has several lines, the last lines that end in
+   question marks are the question, with all lines after them.
+3. At the end of a paragraph that is a document itself: its last question or request, else its
+   last sentences, as many as are short together.
+4. In front: the first paragraph or its first line, after a greeting, if it is short and asks.
 
-The end is preferred unless only the front asks. A text surely asks if it ends in a question mark.
-It may be asking if it begins with a question word or an imperative: documents do so too. These
-words are known in English only, question marks in other scripts as well.
+The end is preferred unless only the front asks. A text that ends in a question mark surely asks. A
+text that begins with a question word or an imperative may be asking; so may a document. The rules
+know these words in English only, but question marks of other scripts as well.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from gemserve.types import MAX_QUESTION_TOKENS
 
 CountTokens = Callable[[int, int], int]  # of a range of characters
 
-_WINDOW = 4096  # characters at an end of the text that are looked at
+_END_CHARS = 4096  # the rules look at so many characters at either end of the text
 _MOST_PARAGRAPHS = 8
 _TAIL_CHARS = 80
 _TINY_CHARS = 12
@@ -61,8 +62,8 @@ class _Asks(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Ranges of a question, the most important first."""
+class _Candidate:
+    """Ranges that may be the question, the most important first."""
 
     ranges: list[Range]
     asks: _Asks
@@ -71,8 +72,8 @@ class _Found:
 def find_question(text: str, count_tokens: CountTokens, *, is_plain: bool = False) -> list[Range]:
     """The ranges of `text` that ask, the most important first; they may overlap.
 
-    They can come to more tokens than `MAX_QUESTION_TOKENS`: of each range its end matters most.
-    `is_plain`: a tail such as "Answer:" is where the model goes on, and not part of the question.
+    They may have more than `MAX_QUESTION_TOKENS` tokens; the end of each range matters most.
+    `is_plain`: the model goes on after a tail such as "Answer:", which is no part of the question.
     """
     whole = stripped(text, 0, len(text))
     if is_plain:
@@ -87,7 +88,7 @@ def find_question(text: str, count_tokens: CountTokens, *, is_plain: bool = Fals
     front = None if after.asks is _Asks.SURELY else finder.in_front()
     if front is None:
         return after.ranges
-    if front.asks is _Asks.NO:  # no more than a colon, as in "Read this:"
+    if front.asks is _Asks.NO:  # it only ends in a colon, as in "Read this:"
         return after.ranges if after.asks else [after.ranges[0], *front.ranges]
     return [*front.ranges, *after.ranges] if after.asks else front.ranges
 
@@ -98,66 +99,68 @@ class _Finder:
     whole: Range
     count_tokens: CountTokens
 
-    def labelled(self) -> _Found | None:
-        """What follows the last "Question:", up to an answer, if it is short enough."""
+    def labelled(self) -> _Candidate | None:
+        """The text after the last "Question:", up to an answer, if it is short enough."""
         start, end = _without_tail(self.text, self.whole)
-        start = max(start, end - _WINDOW)
+        start = max(start, end - _END_CHARS)
         labels = list(LABEL.finditer(self.text[start:end]))
         if not labels:
             return None
-        asked = stripped(self.text, start + labels[-1].end(), end)
-        if self.count_tokens(*asked) > LONGEST_QUESTION:
+        question = stripped(self.text, start + labels[-1].end(), end)
+        if self.count_tokens(*question) > LONGEST_QUESTION:
             return None
-        answer = ANSWER_LABEL.search(self.at(asked))  # it is begun, or a document's own
+        # the client has begun the answer, or the document contains it
+        answer = ANSWER_LABEL.search(self.at(question))
         if answer:
-            asked = stripped(self.text, asked[0], asked[0] + answer.start())
-        if asked[0] == asked[1]:
+            question = stripped(self.text, question[0], question[0] + answer.start())
+        if question[0] == question[1]:
             return None
-        return _Found(self._parts(asked), _Asks.MAYBE if answer else _Asks.SURELY)
+        return _Candidate(self._parts(question), _Asks.MAYBE if answer else _Asks.SURELY)
 
-    def at_end(self) -> _Found:
-        """What the text's end asks, or else what it ends in."""
+    def at_end(self) -> _Candidate:
+        """The question at the end of the text, else its last words."""
         labelled = self.labelled()
         if labelled is not None:
             return labelled
         paragraphs = self._last_paragraphs()
-        passed = list(takewhile(lambda place: is_tiny(self.at(place)), paragraphs))
-        if len(passed) == len(paragraphs):
-            return _Found(passed, _Asks.NO)
-        last, *others = paragraphs[len(passed) :]
+        skipped = list(takewhile(lambda place: is_tiny(self.at(place)), paragraphs))
+        if len(skipped) == len(paragraphs):
+            return _Candidate(skipped, _Asks.NO)
+        last, *others = paragraphs[len(skipped) :]
         code_end = max((high for _, high in closed_blocks(self.text)), default=0)
-        passed = [place for place in passed if place[0] >= code_end]  # no captions of code
+        # a caption of code is no part of the question
+        skipped = [place for place in skipped if place[0] >= code_end]
         if self.count_tokens(*last) > LONGEST_QUESTION:
             found = self._end_of_document(last)
             if found.asks:
-                return _Found([*found.ranges, *passed], found.asks)
-            return _Found([*passed, *found.ranges], found.asks)
+                return _Candidate([*found.ranges, *skipped], found.asks)
+            return _Candidate([*skipped, *found.ranges], found.asks)
         lines = self._last_lines(last)
         if lines is not None:
-            return _Found([*lines.ranges, *passed], lines.asks)
+            return _Candidate([*lines.ranges, *skipped], lines.asks)
         asks = asks_of(self.at(last))
         before = self._before(last, others)
         if before and not asks:
             asks = min(_Asks.MAYBE, asks_of(self.at(before[-1])))
-        asked = [last, *passed, *before]
-        if sum(self.count_tokens(*place) for place in asked) > MAX_QUESTION_TOKENS:
-            asked = [part for place in asked for part in self._parts(place)]
-        return _Found(asked, asks)
+        question = [last, *skipped, *before]
+        if sum(self.count_tokens(*place) for place in question) > MAX_QUESTION_TOKENS:
+            question = [part for place in question for part in self._parts(place)]
+        return _Candidate(question, asks)
 
-    def in_front(self) -> _Found | None:
-        """The first paragraph or its first line, past a greeting, if it is short and asks."""
-        start, end = self.whole[0], min(self.whole[0] + _WINDOW, self.whole[1])
+    def in_front(self) -> _Candidate | None:
+        """The first paragraph or its first line, after a greeting, if it is short and asks."""
+        start, end = self.whole[0], min(self.whole[0] + _END_CHARS, self.whole[1])
         end = min([end, *(start + low for low, _ in closed_blocks(self.text[start:end]))])
         for paragraph in split(BLANK_LINE, self.text, start, end)[:3]:
             line = split(LINE_END, self.text, *paragraph)[0]
-            said = self.at(paragraph)
-            is_one = MARK_AT_END.search(said) or COLON_AT_END.search(said)
+            part = self.at(paragraph)
+            is_one = MARK_AT_END.search(part) or COLON_AT_END.search(part)
             for place in (paragraph, line) if is_one else (line,):
-                said = self.at(place)
-                asks = asks_of(said)
-                is_asking = bool(asks or COLON_AT_END.search(said)) and not is_tiny(said)
+                part = self.at(place)
+                asks = asks_of(part)
+                is_asking = bool(asks or COLON_AT_END.search(part)) and not is_tiny(part)
                 if is_asking and self.is_short(place):
-                    return _Found([place], asks)
+                    return _Candidate([place], asks)
             if not is_tiny(self.at(paragraph)):
                 break
         return None
@@ -174,7 +177,7 @@ class _Finder:
         found: list[Range] = []
         blocks = [(low, high) for low, high in closed_blocks(self.text) if start <= low < end]
         for low, high in [*reversed(blocks), (start, start)]:
-            prose = max(high, end - _WINDOW), end
+            prose = max(high, end - _END_CHARS), end
             if prose[0] < prose[1]:
                 found += reversed(split(BLANK_LINE, self.text, *prose))
             if len(found) >= _MOST_PARAGRAPHS or prose[0] > high:
@@ -198,8 +201,8 @@ class _Finder:
         is_part = not asks_of(self.at(last)) and both <= MAX_QUESTION_TOKENS
         return others[:1] if is_part else []
 
-    def _last_lines(self, paragraph: Range) -> _Found | None:
-        """Of several lines, those from the last one that asks, if they are short."""
+    def _last_lines(self, paragraph: Range) -> _Candidate | None:
+        """The lines from the last one that asks to the end of the paragraph, if they are short."""
         lines = split(LINE_END, self.text, *paragraph)
         short = [line for line in lines[1:] if self.is_short((line[0], paragraph[1]))]
         for line in reversed(short):
@@ -208,28 +211,28 @@ class _Finder:
             if MARK_AT_END.search(self.at(line)) and not is_wrapped:
                 asks = _Asks.SURELY if line == lines[-1] else _Asks.MAYBE
                 earlier = reversed(short[: short.index(line)])
-                asked = [line, *takewhile(lambda p: MARK_AT_END.search(self.at(p)), earlier)]
-                return _Found([(asked[-1][0], paragraph[1])], asks)
+                question = [line, *takewhile(lambda p: MARK_AT_END.search(self.at(p)), earlier)]
+                return _Candidate([(question[-1][0], paragraph[1])], asks)
         if short and not self.is_short(paragraph) and asks_of(self.at(lines[-1])):
-            return _Found([lines[-1]], _Asks.MAYBE)
+            return _Candidate([lines[-1]], _Asks.MAYBE)
         return None
 
-    def _end_of_document(self, paragraph: Range) -> _Found:
+    def _end_of_document(self, paragraph: Range) -> _Candidate:
         """See rule 3 of the module's docstring."""
         low, high = paragraph
         lines = self._last_lines(paragraph)
         if lines is not None:
             return lines
-        sentences = find_sentences(self.text, max(low, high - _WINDOW), high)
+        sentences = find_sentences(self.text, max(low, high - _END_CHARS), high)
         short = [s for s in sentences if self.is_short((s[0], high))]
         if not short:
-            return _Found(sentences[-1:], asks_of(self.at(sentences[-1])))
+            return _Candidate(sentences[-1:], asks_of(self.at(sentences[-1])))
         found = max(short, key=lambda s: (asks_of(self.at(s)), s))
         asks = asks_of(self.at(found))
-        return _Found([(found[0] if asks else short[0][0], high)], asks)
+        return _Candidate([(found[0] if asks else short[0][0], high)], asks)
 
     def _parts(self, place: Range) -> list[Range]:
-        """Of a long question: its sentences that end in a question mark, then all of it."""
+        """The sentences of a long question that end in a question mark, then all of it."""
         if self.is_short(place):
             return [place]
         sentences = reversed(find_sentences(self.text, *place))
@@ -238,27 +241,27 @@ class _Finder:
 
 def asks_of(text: str) -> _Asks:
     """See the module's docstring."""
-    said = text.strip()
-    if MARK_AT_END.search(said):
+    text = text.strip()
+    if MARK_AT_END.search(text):
         return _Asks.SURELY
-    is_open = bool(QUESTION_WORD.match(said)) and not said.endswith((".", "!", ":", ";", ","))
-    if is_open or MARK.search(said) or IMPERATIVE.match(said) or WISH.search(said):
+    is_open = bool(QUESTION_WORD.match(text)) and not text.endswith((".", "!", ":", ";", ","))
+    if is_open or MARK.search(text) or IMPERATIVE.match(text) or WISH.search(text):
         return _Asks.MAYBE
     return _Asks.NO
 
 
 def is_tiny(text: str) -> bool:
-    """Is it no more than a word or two such as "Answer:"? A question or a request never is."""
-    said = text.strip()
-    words = len(said.split())
-    is_request = IMPERATIVE.match(said) and words > 1 and not COLON_AT_END.search(said)
-    if MARK_AT_END.search(said) or is_request:
+    """Is the text only a word or two, such as "Answer:", and neither question nor request?"""
+    text = text.strip()
+    words = len(text.split())
+    is_request = IMPERATIVE.match(text) and words > 1 and not COLON_AT_END.search(text)
+    if MARK_AT_END.search(text) or is_request:
         return False
-    return len(said) < _TINY_CHARS or (words <= _TINY_WORDS and len(said) < _TINY_WORDS_CHARS)
+    return len(text) < _TINY_CHARS or (words <= _TINY_WORDS and len(text) < _TINY_WORDS_CHARS)
 
 
 def _without_tail(text: str, whole: Range) -> Range:
-    """`whole` without an "Answer:" at its end, if that is not all of it."""
+    """`whole` without an "Answer:" at its end, unless nothing else is left."""
     low, high = whole
     at = max(low, high - _TAIL_CHARS)
     tail = TAIL.search(text[at:high])

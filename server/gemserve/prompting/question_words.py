@@ -1,4 +1,4 @@
-"""Patterns of what asks, and the parts of a text: paragraphs, lines and sentences."""
+"""Patterns of questions and requests, and the paragraphs, lines and sentences of a text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TAIL = re.compile(
 _GLUED = "|".join(word.capitalize() for word in _QUESTION_WORDS.split("|"))
 _SENTENCE_END = re.compile(
     rf"[.!?…]{_CLOSING}\s+|[。！？؟]{_CLOSING}\s*|[\n\r]\s*"
-    # text parts that a client sends one after the other have nothing between them
+    # a client may send several texts, which are joined without a blank
     rf"|(?<=[a-z0-9)][.!?])(?=(?:{_GLUED})\b)"
 )
 _ABBREVIATION = re.compile(
@@ -58,7 +58,7 @@ _ABBREVIATION = re.compile(
 
 
 def find_sentences(text: str, low: int, high: int) -> list[Range]:
-    """The sentences of text[low:high]; what begins with a small letter goes on with one."""
+    """The sentences of text[low:high]. A small letter continues a sentence, whatever is before."""
     starts = [low]
     for end in _SENTENCE_END.finditer(text, low, high):
         is_abbreviation = _ABBREVIATION.search(text, max(low, end.start() - 8), end.end())
@@ -77,9 +77,9 @@ def split(separator: re.Pattern[str], text: str, low: int, high: int) -> list[Ra
 
 def stripped(text: str, low: int, high: int) -> Range:
     """The range low..high−1 without the blanks at its ends."""
-    said = text[low:high]
-    start = low + len(said) - len(said.lstrip())
-    return start, max(start, low + len(said.rstrip()))
+    part = text[low:high]
+    start = low + len(part) - len(part.lstrip())
+    return start, max(start, low + len(part.rstrip()))
 
 
 def _parts(text: str, starts: list[int], ends: list[int]) -> list[Range]:

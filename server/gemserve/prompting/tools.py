@@ -1,4 +1,4 @@
-"""Tools and calls as a chat template takes them: its own way, or in words."""
+"""Tools and tool calls as a chat template takes them: as data, or written into messages."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _SYSTEM = ("system", "developer")
 def for_template(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
 ) -> tuple[Sequence[Message], Sequence[Tool]]:
-    """What the model's chat template can take of them.
+    """Messages and tools as the model's chat template takes them.
 
-    If that is messages alone, tools are told in the system message, and calls become content.
+    If it takes messages alone, the system message describes the tools, and calls become content.
     """
     if _takes_tools(tokenizer):
         return messages, tools
-    return _in_words(messages, tools), ()
+    return _as_messages(messages, tools), ()
 
 
-def _in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    spoken = [_spoken(message) for message in messages]
+def _as_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    plain = [_plain_message(message) for message in messages]
     if not tools:
-        return spoken
+        return plain
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    told = _INTRODUCTION.format(functions=functions)
-    if spoken and spoken[0]["role"] in _SYSTEM:
-        first = spoken[0]
-        return [{**first, "content": f"{first['content']}\n\n{told}"}, *spoken[1:]]
-    return [{"role": "system", "content": told}, *spoken]
+    introduction = _INTRODUCTION.format(functions=functions)
+    if plain and plain[0]["role"] in _SYSTEM:
+        first = plain[0]
+        return [{**first, "content": f"{first['content']}\n\n{introduction}"}, *plain[1:]]
+    return [{"role": "system", "content": introduction}, *plain]
 
 
-def _spoken(message: Message) -> Message:
+def _plain_message(message: Message) -> Message:
     if "tool_calls" not in message:
         return message
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]

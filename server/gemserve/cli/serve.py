@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.options import (
     ENGINE_OPTIONS,
@@ -20,7 +20,10 @@ from gemserve.cli.options import (
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 
-DRAIN_S = 25  # after SIGTERM, what runs may take this long to finish
+if TYPE_CHECKING:
+    from gemserve.engine.core import Core
+
+DRAIN_S = 25  # after SIGTERM, running requests may take this long to finish
 
 
 def add_command(commands: Any) -> None:
@@ -30,44 +33,25 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # as process 1 of a container, Python would ignore SIGTERM until the server has started
+    # as process 1 of a container, Python ignores SIGTERM until the server has started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import uvicorn
 
     from gemserve.api.app import create_app
     from gemserve.api.keys import open_keys
     from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.engine.build import planned_weights
     from gemserve.evaluation.calibrated import build_calibrated_core
-    from gemserve.filtering.methods import METHODS
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    open_keys(server)  # this and the next two: before minutes are spent on loading
+    open_keys(server)  # this and the next two fail early: loading a model may take minutes
     check_adapters(server)
     _check_free(server)
     core = build_calibrated_core(model, engine)
     name = server.served_model_name or model.model
-    shown, backend = core.config, core.model.backend
-    dtype = str(core.model.dtype).removeprefix("torch.")
-    print(
-        f"gemserve: serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
-        f"tokens of context) on {core.model.device} in {dtype}, attention by {backend.name}, "
-        f"kernels in {backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default "
-        f"filter {shown.filter_method}, layer {shown.filter_layer}, keep {shown.filter_keep} above "
-        f"{shown.filter_min_tokens} tokens; KV memory {shown.kv_memory_bytes:,} bytes",
-        flush=True,
-    )
-    if METHODS[shown.filter_method].selector is not None:
-        print(f"gemserve: {core.calibration.describe()}", flush=True)
-    weights = planned_weights(core.model, shown)
-    print(
-        f"gemserve: weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "
-        f"FP8 copies for the filter pass), {weights.host:,} bytes on the host",
-        flush=True,
-    )
+    _print_settings(core, name)
     serving = build_serving(core, model_name=name, config=server)
     for adapter in serving.adapters.list():
         print(
@@ -94,6 +78,31 @@ def run(arguments: argparse.Namespace) -> int:
         )
     ).run()
     return 0
+
+
+def _print_settings(core: Core, name: str) -> None:
+    """What is served, and with which settings."""
+    from gemserve.engine.build import planned_weights
+    from gemserve.filtering.methods import METHODS
+
+    config, backend = core.config, core.model.backend
+    dtype = str(core.model.dtype).removeprefix("torch.")
+    print(
+        f"gemserve: serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
+        f"tokens of context) on {core.model.device} in {dtype}, attention by {backend.name}, "
+        f"kernels in {backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default "
+        f"filter {config.filter_method}, layer {config.filter_layer}, keep {config.filter_keep} "
+        f"above {config.filter_min_tokens} tokens; KV memory {config.kv_memory_bytes:,} bytes",
+        flush=True,
+    )
+    if METHODS[config.filter_method].selector is not None:
+        print(f"gemserve: {core.calibration.describe()}", flush=True)
+    weights = planned_weights(core.model, config)
+    print(
+        f"gemserve: weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "
+        f"FP8 copies for the filter pass), {weights.host:,} bytes on the host",
+        flush=True,
+    )
 
 
 def _check_free(server: ServerConfig) -> None:

@@ -20,7 +20,7 @@ import uvicorn
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.app import Serving, create_app
-from gemserve.api.prompts import PromptBuilder
+from gemserve.api.requests.request_builder import PromptBuilder
 from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.engine import Engine

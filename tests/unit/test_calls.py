@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.api.calls import CallReader, CallRules
+from gemserve.api.replies.tool_call_reader import CallReader, CallRules
 
 AUTO: dict[str, Any] = {"is_forced": False, "is_named": False, "is_parallel": True}
 NAMES = frozenset({"find", "add_two"})

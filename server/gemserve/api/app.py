@@ -19,29 +19,29 @@ from starlette.requests import ClientDisconnect
 
 import gemserve
 from gemserve.adapters.store import AdapterStore
-from gemserve.api.adapters import adapter_routes
-from gemserve.api.asked import Asked
-from gemserve.api.call_format import CallFormat
-from gemserve.api.chat_body import ChatBody
-from gemserve.api.errors import error_body, error_response
-from gemserve.api.exchange import reply, reply_selection
-from gemserve.api.formats import ChatFormat, CompletionFormat, Format
-from gemserve.api.gate import Gate
-from gemserve.api.keys import open_keys
-from gemserve.api.limits import BodyLimit, RequestId, request_id_of
-from gemserve.api.logprobs import Vocabulary
-from gemserve.api.metrics import Metrics
-from gemserve.api.models import Models, model_routes
+from gemserve.api.access.body_limit import BodyLimit, RequestId, request_id_of
+from gemserve.api.access.gate import Gate
+from gemserve.api.access.keys import open_keys
+from gemserve.api.access.quota import Quota
+from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.openapi import document
-from gemserve.api.operations import Json
-from gemserve.api.parsing import parse
-from gemserve.api.prompts import PromptBuilder
-from gemserve.api.quota import Quota
-from gemserve.api.response_body import ResponsesBody
-from gemserve.api.responses import reply_response
-from gemserve.api.schemas import CompletionBody, Filterable, Generation, SelectionBody
-from gemserve.api.tokenizing import tokenizing_routes
-from gemserve.api.tools import call_rules
+from gemserve.api.replies.choices_reply import reply, reply_selection
+from gemserve.api.replies.completion_format import ChatFormat, CompletionFormat, Format
+from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.responses_reply import reply_response
+from gemserve.api.replies.tool_call_format import CallFormat
+from gemserve.api.requests.base_bodies import CompletionBody, Filterable, Generation, SelectionBody
+from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.engine_requests import Asked
+from gemserve.api.requests.json_body import parse
+from gemserve.api.requests.model_names import Models, model_routes
+from gemserve.api.requests.request_builder import PromptBuilder
+from gemserve.api.requests.responses_body import ResponsesBody
+from gemserve.api.requests.tool_choice import call_rules
+from gemserve.api.routes.adapters import adapter_routes
+from gemserve.api.routes.operation import Json
+from gemserve.api.routes.tokenizing import tokenizing_routes
+from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.config import ServerConfig
 from gemserve.engine.engine import Engine, Stream
 from gemserve.engine.prompt import decode

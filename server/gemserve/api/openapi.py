@@ -16,10 +16,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 import gemserve
-from gemserve.api import replies
-from gemserve.api.gate import OPEN_PATHS
-from gemserve.api.operations import OPERATIONS, Json, Operation
-from gemserve.api.schemas import Generation
+from gemserve.api.access.gate import OPEN_PATHS
+from gemserve.api.replies import reply_types
+from gemserve.api.requests.base_bodies import Generation
+from gemserve.api.routes.operation import OPERATIONS, Json, Operation
 from gemserve.config import ServerConfig
 from gemserve.types import ADAPTER_NAME
 
@@ -52,7 +52,7 @@ def document(config: ServerConfig, model_name: str) -> Json:
 @cache
 def _schemas() -> tuple[dict[Any, Json], Json]:
     """Of every type in `OPERATIONS`; and what these refer to, by name."""
-    types: dict[Any, None] = {replies.Error: None}  # in order, and once
+    types: dict[Any, None] = {reply_types.Error: None}  # in order, and once
     for operation in OPERATIONS.values():
         for kind in (operation.body, operation.reply, operation.event, operation.unavailable):
             if kind is not None:
@@ -144,7 +144,7 @@ class _Writer:
             return _reply("Metrics", {_PLAIN: {"schema": {"type": "string"}}}, {})
         content = {_JSON: {"schema": self._schemas[operation.reply]}}
         headers: Json = {}
-        if operation.reply is replies.Selection:
+        if operation.reply is reply_types.Selection:
             headers = _COUNTS
         if operation.event is not None:
             content[_EVENTS] = {"schema": self._event(operation)}
@@ -170,7 +170,9 @@ class _Writer:
         }
 
     def _error(self, description: str, headers: Json | None = None) -> Json:
-        return _reply(description, {_JSON: {"schema": self._schemas[replies.Error]}}, headers or {})
+        return _reply(
+            description, {_JSON: {"schema": self._schemas[reply_types.Error]}}, headers or {}
+        )
 
 
 _TEXT: Json = {"type": "string"}

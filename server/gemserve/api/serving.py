@@ -7,7 +7,7 @@ from pathlib import Path
 from gemserve.adapters.folder import find_folder
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.app import Serving
-from gemserve.api.prompts import PromptBuilder
+from gemserve.api.requests.request_builder import PromptBuilder
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.engine.engine import Engine

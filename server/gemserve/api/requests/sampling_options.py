@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gemserve.api.schemas import Sampled
+from gemserve.api.requests.base_bodies import Sampled
 from gemserve.errors import RequestError, shown
 from gemserve.types import SamplingParams
 

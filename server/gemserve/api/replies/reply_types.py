@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-from gemserve.api.schemas import ToolCall
+from gemserve.api.requests.base_bodies import ToolCall
 from gemserve.types import FilterReport
 
 Whole = Annotated[int, Field(ge=0)]

@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter
 
 from gemserve.adapters.store import AdapterStore, Registered
-from gemserve.api.schemas import Filterable
+from gemserve.api.requests.base_bodies import Filterable
 from gemserve.errors import (
     AdapterError,
     AdapterNotFound,

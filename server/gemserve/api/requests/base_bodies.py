@@ -19,8 +19,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
-from gemserve.api import declared
-from gemserve.api.integers import WHOLE, WHOLE_ITEMS, Count, Natural, Seed, TokenId, TokenIds
+from gemserve.api.requests import field_schemas
+from gemserve.api.requests.integers import (
+    WHOLE,
+    WHOLE_ITEMS,
+    Count,
+    Natural,
+    Seed,
+    TokenId,
+    TokenIds,
+)
 from gemserve.types import (
     ADAPTER_NAME,
     FILTER_METHODS,
@@ -53,7 +61,7 @@ class FilterBody(Body):
     """The `filter` object. What is omitted falls back to the server's settings."""
 
     method: ServedMethod | None = None
-    keep: Annotated[Any, WithJsonSchema(declared.KEEP)] = None
+    keep: Annotated[Any, WithJsonSchema(field_schemas.KEEP)] = None
     fallback: bool | None = None
     layer: Natural | Literal["auto"] = "auto"
     pooling: Literal["mean", "max"] | None = None
@@ -114,7 +122,7 @@ class JsonSchema(Body):
 
 class ResponseFormat(Body):
     model_config = ConfigDict(
-        json_schema_extra=declared.either(
+        json_schema_extra=field_schemas.either(
             {"type": {"enum": ["text", "json_object"]}, "json_schema": None},
             {"type": {"enum": ["json_schema"]}, "json_schema": {}},
         )
@@ -143,7 +151,7 @@ class Sampled(Filterable):
     logit_bias: (
         Annotated[
             dict[str, Annotated[float, Field(ge=-100, le=100)]],
-            Field(json_schema_extra={"maxProperties": MAX_BIASES, **declared.TOKEN_KEYS}),
+            Field(json_schema_extra={"maxProperties": MAX_BIASES, **field_schemas.TOKEN_KEYS}),
         ]
         | None
     ) = None
@@ -154,7 +162,7 @@ class Sampled(Filterable):
     seed: Seed | None = None
     stop: Annotated[
         str | Annotated[list[str], Field(fail_fast=True)] | None,
-        WithJsonSchema(declared.stops(MAX_STOPS)),
+        WithJsonSchema(field_schemas.stops(MAX_STOPS)),
     ] = None
     ignore_eos: bool = False
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), WHOLE] | None = None
@@ -195,13 +203,13 @@ UNSUPPORTED = (
 )
 
 
-Prompt = Annotated[str | TokenIds, WithJsonSchema({"anyOf": declared.PROMPTS})]
+Prompt = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
 Prompts = Annotated[
     str
     | TokenIds
     | Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
     | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)],
-    WithJsonSchema(declared.prompts(MAX_CHOICES)),
+    WithJsonSchema(field_schemas.prompts(MAX_CHOICES)),
 ]
 
 
@@ -242,7 +250,7 @@ class ToolCall(Body):
 
 class Message(Body):
     model_config = ConfigDict(
-        json_schema_extra=declared.either(
+        json_schema_extra=field_schemas.either(
             {"content": {}, "tool_calls": None},
             {"role": {"enum": ["assistant"]}, "tool_calls": {}},
         )
@@ -300,7 +308,7 @@ class SelectionBody(Filterable):
     """A prompt or messages to be filtered, and not answered."""
 
     model_config = ConfigDict(
-        json_schema_extra=declared.either(
+        json_schema_extra=field_schemas.either(
             {"prompt": {}, "messages": None}, {"messages": {}, "prompt": None}
         )
     )
@@ -316,7 +324,7 @@ class TokenizerBody(Body):
 
 class TokenizeBody(TokenizerBody):
     model_config = ConfigDict(
-        json_schema_extra=declared.either(
+        json_schema_extra=field_schemas.either(
             {"prompt": {}, "messages": None, "add_generation_prompt": None},
             {"messages": {}, "prompt": None},
         )

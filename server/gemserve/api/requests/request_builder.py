@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from gemserve.api.asked import Asked, ask
-from gemserve.api.chat_body import ChatBody
-from gemserve.api.response_body import ResponsesBody
-from gemserve.api.sampling import check_ids, read_sampling
-from gemserve.api.schemas import (
+from gemserve.api.requests.base_bodies import (
     CompletionBody,
     Filterable,
     FilterBody,
@@ -19,8 +15,12 @@ from gemserve.api.schemas import (
     Sampled,
     SelectionBody,
 )
-from gemserve.api.structured import compiled, response_grammar
-from gemserve.api.tools import call_grammar, call_rules, prompt_tools
+from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.engine_requests import Asked, ask
+from gemserve.api.requests.responses_body import ResponsesBody
+from gemserve.api.requests.sampling_options import check_ids, read_sampling
+from gemserve.api.requests.structured_output import compiled, response_grammar
+from gemserve.api.requests.tool_choice import call_grammar, call_rules, prompt_tools
 from gemserve.config import EngineConfig
 from gemserve.engine.grammar import Grammars
 from gemserve.engine.prompt import Prompt, chat_prompt, decode, ids_prompt, text_prompt

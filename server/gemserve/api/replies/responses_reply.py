@@ -9,7 +9,7 @@ from contextlib import aclosing
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from gemserve.api.exchange import (
+from gemserve.api.replies.choices_reply import (
     KEEP_ALIVE,
     STREAM_HEADERS,
     Arrival,
@@ -20,10 +20,10 @@ from gemserve.api.exchange import (
     is_failure,
     watched,
 )
-from gemserve.api.formats import Json, filter_json
-from gemserve.api.metrics import RequestObserver
-from gemserve.api.prompts import new_id
-from gemserve.api.response_body import ResponsesBody
+from gemserve.api.replies.completion_format import Json, filter_json
+from gemserve.api.requests.request_builder import new_id
+from gemserve.api.requests.responses_body import ResponsesBody
+from gemserve.api.telemetry.server_metrics import RequestObserver
 from gemserve.engine.engine import Stream
 from gemserve.types import Filtered, FilterReport, Finished, TextDelta
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from gemserve.api.errors import from_validation, unknown_field
-from gemserve.api.schemas import Body
+from gemserve.api.error_replies import from_validation, unknown_field
+from gemserve.api.requests.base_bodies import Body
 from gemserve.errors import RequestError
 
 BodyT = TypeVar("BodyT", bound=Body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gemserve.api.schemas import ResponseFormat
+from gemserve.api.requests.base_bodies import ResponseFormat
 from gemserve.engine.grammar import Grammars
 from gemserve.engine.json_schema import InvalidGrammar
 from gemserve.errors import RequestError

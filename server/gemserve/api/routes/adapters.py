@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gemserve.adapters.store import Registered
-from gemserve.api.keys import check_admin
-from gemserve.api.models import Models
-from gemserve.api.parsing import parse
-from gemserve.api.schemas import AdapterBody
+from gemserve.api.access.keys import check_admin
+from gemserve.api.requests.base_bodies import AdapterBody
+from gemserve.api.requests.json_body import parse
+from gemserve.api.requests.model_names import Models
 from gemserve.config import ServerConfig
 from gemserve.errors import AdapterError, AdapterNotFound, RequestError
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gemserve.api.replies import Whole
+from gemserve.api.replies.reply_types import Whole
 from gemserve.types import FilterReport
 
 Nothing = Annotated[list[Any], Field(max_length=0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gemserve.api.schemas import MAX_CHOICES
+from gemserve.api.requests.base_bodies import MAX_CHOICES
 from gemserve.errors import RequestError
 from gemserve.types import Request
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from gemserve.api.logprobs import CompletionLogprobs, Vocabulary, chat_logprobs
+from gemserve.api.replies.logprobs import CompletionLogprobs, Vocabulary, chat_logprobs
 from gemserve.types import FilterReport, Finished, PromptScored, TextDelta, TokenLogprob
 
 Json = dict[str, Any]

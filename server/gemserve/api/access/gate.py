@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gemserve.api.errors import error_response
-from gemserve.api.keys import Keys
-from gemserve.api.quota import Quota
+from gemserve.api.access.keys import Keys
+from gemserve.api.access.quota import Quota
+from gemserve.api.error_replies import error_response
 from gemserve.errors import InvalidKey, QuotaExceeded
 
 # what probes and Prometheus read; a path that is not here needs a key, existing or not

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gemserve.api import declared
+from gemserve.api.requests import field_schemas
 
 
 def _whole(value: object) -> object:
@@ -25,5 +25,5 @@ WHOLE_ITEMS = BeforeValidator(_whole_items)
 Natural = Annotated[int, Field(ge=0, le=1 << 31), WHOLE]
 Count = Annotated[int, Field(ge=1, le=1 << 31), WHOLE]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), WHOLE]
-TokenId = Annotated[int, WithJsonSchema(declared.TOKEN)]  # the vocabulary is checked later
+TokenId = Annotated[int, WithJsonSchema(field_schemas.TOKEN)]  # the vocabulary is checked later
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True), WHOLE_ITEMS]

@@ -13,12 +13,12 @@ from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from gemserve.api.asked import Asked
-from gemserve.api.errors import error_body
-from gemserve.api.formats import Choice, Format, Json, filter_json, usage_json
-from gemserve.api.metrics import RequestObserver
-from gemserve.api.prompts import new_id
-from gemserve.api.schemas import Generation
+from gemserve.api.error_replies import error_body
+from gemserve.api.replies.completion_format import Choice, Format, Json, filter_json, usage_json
+from gemserve.api.requests.base_bodies import Generation
+from gemserve.api.requests.engine_requests import Asked
+from gemserve.api.requests.request_builder import new_id
+from gemserve.api.telemetry.server_metrics import RequestObserver
 from gemserve.engine.engine import Stream
 from gemserve.types import Event, Filtered, FilterReport, Finished, PromptScored, TextDelta
 

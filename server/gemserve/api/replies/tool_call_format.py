@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from gemserve.api.calls import CallReader, CallRules
-from gemserve.api.formats import ChatFormat, Choice, Json
-from gemserve.api.logprobs import Vocabulary
+from gemserve.api.replies.completion_format import ChatFormat, Choice, Json
+from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.tool_call_reader import CallReader, CallRules
 from gemserve.types import TextDelta
 
 

@@ -13,11 +13,11 @@ from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
-from gemserve.api.models import Models
-from gemserve.api.parsing import parse
-from gemserve.api.prompts import PromptBuilder
-from gemserve.api.sampling import check_ids
-from gemserve.api.schemas import DetokenizeBody, TokenizeBody, TokenizerBody
+from gemserve.api.requests.base_bodies import DetokenizeBody, TokenizeBody, TokenizerBody
+from gemserve.api.requests.json_body import parse
+from gemserve.api.requests.model_names import Models
+from gemserve.api.requests.request_builder import PromptBuilder
+from gemserve.api.requests.sampling_options import check_ids
 from gemserve.engine.control_tokens import spell_out
 from gemserve.engine.prompt import decode, encode, find_messages, render_chat
 from gemserve.engine.tools import for_template

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gemserve.api.calls import CallRules
-from gemserve.api.chat_body import ChatBody, NamedTool, Tool
+from gemserve.api.replies.tool_call_reader import CallRules
+from gemserve.api.requests.chat_body import ChatBody, NamedTool, Tool
 from gemserve.errors import RequestError, shown
 from gemserve.types import Grammar
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from gemserve.api.integers import WHOLE, Count
-from gemserve.api.schemas import Body, Sampled, TextOr
+from gemserve.api.requests.base_bodies import Body, Sampled, TextOr
+from gemserve.api.requests.integers import WHOLE, Count
 
 
 def _check_false(value: bool) -> bool:

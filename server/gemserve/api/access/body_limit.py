@@ -10,8 +10,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gemserve.api.errors import error_body
-from gemserve.api.prompts import new_id
+from gemserve.api.error_replies import error_body
+from gemserve.api.requests.request_builder import new_id
 
 log = logging.getLogger("gemserve.api")
 _ACCEPTABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")

@@ -7,11 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemserve.api import replies
-from gemserve.api.chat_body import ChatBody
-from gemserve.api.reply_events import AnyEvent, Response
-from gemserve.api.response_body import ResponsesBody
-from gemserve.api.schemas import (
+from gemserve.api.replies import reply_types
+from gemserve.api.replies.response_types import AnyEvent, Response
+from gemserve.api.requests.base_bodies import (
     AdapterBody,
     Body,
     CompletionBody,
@@ -19,6 +17,8 @@ from gemserve.api.schemas import (
     SelectionBody,
     TokenizeBody,
 )
+from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.responses_body import ResponsesBody
 
 Json = dict[str, Any]
 
@@ -47,17 +47,17 @@ OPERATIONS: dict[str, Operation] = {
         summary="Complete prompts",
         body=CompletionBody,
         example={"prompt": "The capital of France is", "max_tokens": 8},
-        reply=replies.Completion,
-        event=replies.CompletionChunk | replies.Error,
-        unavailable=replies.Error,
+        reply=reply_types.Completion,
+        event=reply_types.CompletionChunk | reply_types.Error,
+        unavailable=reply_types.Error,
     ),
     "POST /v1/chat/completions": Operation(
         summary="Answer messages",
         body=ChatBody,
         example={"messages": _MESSAGES, "max_tokens": 32},
-        reply=replies.Chat,
-        event=replies.ChatChunk | replies.Error,
-        unavailable=replies.Error,
+        reply=reply_types.Chat,
+        event=reply_types.ChatChunk | reply_types.Error,
+        unavailable=reply_types.Error,
     ),
     "POST /v1/responses": Operation(
         summary="Answer, as a response",
@@ -65,20 +65,20 @@ OPERATIONS: dict[str, Operation] = {
         example={"input": _MESSAGES, "max_output_tokens": 32},
         reply=Response,
         event=AnyEvent,
-        unavailable=replies.Error,
+        unavailable=reply_types.Error,
     ),
     "POST /v1/filter": Operation(
         summary="Tell what would be kept of a prompt",
         body=SelectionBody,
         example={"messages": _MESSAGES, "filter": {"keep": 64, "return_selection": True}},
-        reply=replies.Selection,
-        unavailable=replies.Error,
+        reply=reply_types.Selection,
+        unavailable=reply_types.Error,
     ),
     "POST /tokenize": Operation(
         summary="Tokenize a prompt or messages",
         body=TokenizeBody,
         example={"prompt": "Hello"},
-        reply=replies.Tokens,
+        reply=reply_types.Tokens,
         links={
             "text": {
                 "operationId": "post_detokenize",
@@ -90,12 +90,14 @@ OPERATIONS: dict[str, Operation] = {
         summary="Turn tokens into text",
         body=DetokenizeBody,
         example={"tokens": [72, 105]},
-        reply=replies.Text,
+        reply=reply_types.Text,
     ),
-    "GET /tokenizer_info": Operation(summary="Describe the tokenizer", reply=replies.TokenizerInfo),
+    "GET /tokenizer_info": Operation(
+        summary="Describe the tokenizer", reply=reply_types.TokenizerInfo
+    ),
     "GET /v1/models": Operation(
         summary="List the model that is served, and it with each adapter",
-        reply=replies.Models,
+        reply=reply_types.Models,
         links={
             "model": {
                 "operationId": "get_v1_models_name",
@@ -103,25 +105,27 @@ OPERATIONS: dict[str, Operation] = {
             }
         },
     ),
-    "GET /v1/models/{name}": Operation(summary="Describe the model", reply=replies.Model),
-    "GET /v1/adapters": Operation(summary="List the adapters", reply=replies.Adapters),
+    "GET /v1/models/{name}": Operation(summary="Describe the model", reply=reply_types.Model),
+    "GET /v1/adapters": Operation(summary="List the adapters", reply=reply_types.Adapters),
     "POST /v1/adapters": Operation(
         summary="Load an adapter, in place of one with its name",
         body=AdapterBody,
         example={"name": "support", "path": "support"},
-        reply=replies.Adapter,
-        unavailable=replies.Error,
+        reply=reply_types.Adapter,
+        unavailable=reply_types.Error,
         is_admin=True,
     ),
     "DELETE /v1/adapters/{name}": Operation(
-        summary="Unload an adapter", reply=replies.AdapterDeleted, is_admin=True
+        summary="Unload an adapter", reply=reply_types.AdapterDeleted, is_admin=True
     ),
     "GET /health": Operation(
-        summary="Does the engine live?", reply=replies.Alive, unavailable=replies.NotAlive
+        summary="Does the engine live?", reply=reply_types.Alive, unavailable=reply_types.NotAlive
     ),
     "GET /ready": Operation(
-        summary="Does the server take requests?", reply=replies.Alive, unavailable=replies.NotAlive
+        summary="Does the server take requests?",
+        reply=reply_types.Alive,
+        unavailable=reply_types.NotAlive,
     ),
-    "GET /version": Operation(summary="The server's version", reply=replies.Version),
+    "GET /version": Operation(summary="The server's version", reply=reply_types.Version),
     "GET /metrics": Operation(summary="Prometheus metrics"),
 }

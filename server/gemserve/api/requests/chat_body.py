@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gemserve.api import declared
-from gemserve.api.integers import Count
-from gemserve.api.schemas import Body, Generation, Message, NumTop
+from gemserve.api.requests import field_schemas
+from gemserve.api.requests.base_bodies import Body, Generation, Message, NumTop
+from gemserve.api.requests.integers import Count
 
 MAX_TOOLS = 128
 
@@ -18,7 +18,9 @@ class Function(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
-    parameters: Annotated[dict[str, Any], Field(json_schema_extra=declared.OBJECT)] | None = None
+    parameters: Annotated[dict[str, Any], Field(json_schema_extra=field_schemas.OBJECT)] | None = (
+        None
+    )
     strict: bool | None = None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from gemserve.api.schemas import UNSUPPORTED
+from gemserve.api.requests.base_bodies import UNSUPPORTED
 from gemserve.errors import (
     AdapterBusy,
     AdapterNotFound,

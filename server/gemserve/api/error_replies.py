@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Literal
 
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
+from pydantic import Field
+from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-from gemserve.api.requests.base_bodies import UNSUPPORTED
 from gemserve.errors import (
     AdapterBusy,
     AdapterNotFound,
@@ -20,15 +20,25 @@ from gemserve.errors import (
     QueueFull,
     QuotaExceeded,
     RequestError,
-    shown,
 )
 
-_SHOWN = 200
+ErrorKind = Literal["invalid_request_error", "requests", "overloaded_error", "server_error"]
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: ErrorKind
+    param: Annotated[str | None, Field(description="The field at fault, with its path.")]
+    code: str | None
+
+
+class Error(TypedDict):
+    error: ErrorDetail
 
 
 def error_body(
-    message: str, *, kind: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
+    message: str, *, kind: ErrorKind, param: str | None = None, code: str | None = None
+) -> Error:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -61,38 +71,3 @@ def error_response(error: GemserveError) -> JSONResponse:
             error_body(str(error), kind="server_error", code="engine_dead"), status_code=503
         )
     return JSONResponse(error_body(str(error), kind="server_error"), status_code=500)
-
-
-def from_validation(error: ValidationError, body: object) -> RequestError:
-    """The first complaint of pydantic's about `body`, naming field, value and limit."""
-    first = error.errors(include_url=False)[0]
-    path = _path(first["loc"], body, is_missing=first["type"] == "missing")
-    if first["type"] == "extra_forbidden":
-        return unknown_field(path or "")
-    if first["type"] == "missing":
-        return RequestError(f"{path}: required", param=path, code="missing_field")
-    if path is not None and path.split(".")[0] in UNSUPPORTED:
-        return RequestError(f"{path}={shown(first['input'])}: not supported", param=path)
-    message = first["msg"].removeprefix("Value error, ")
-    message = message.removesuffix(" or instance of FilterBody")
-    return RequestError(f"{path}={shown(first['input'])}: {message}", param=path)
-
-
-def unknown_field(name: str) -> RequestError:
-    return RequestError(
-        f"{name[:_SHOWN]}: unknown field", param=name[:_SHOWN], code="unknown_field"
-    )
-
-
-def _path(location: tuple[int | str, ...], body: object, *, is_missing: bool) -> str | None:
-    """The field's path; pydantic's location also names the members of unions that were tried."""
-    parts: list[str] = []
-    for place, part in enumerate(location):
-        if (isinstance(body, dict) and part in body) or (
-            isinstance(body, list) and isinstance(part, int) and part < len(body)
-        ):
-            body = body[part]  # type: ignore[index]
-            parts.append(str(part))
-        elif is_missing and place == len(location) - 1:
-            parts.append(str(part))
-    return ".".join(parts)[:_SHOWN] or None

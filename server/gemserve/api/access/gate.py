@@ -1,4 +1,4 @@
-"""ASGI middleware: who may come in, and how often. It answers before a body is read."""
+"""ASGI middleware: checks the API key and its quota before a body is read."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from gemserve.api.access.quota import Quota
 from gemserve.api.error_replies import error_response
 from gemserve.errors import InvalidKey, QuotaExceeded
 
-# what probes and Prometheus read; a path that is not here needs a key, existing or not
+# Probes and Prometheus read these without a key. Every other path needs one, even if it is unknown.
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
 
 
 class Gate:
     """Answers 401 without a valid key, and 429 to a POST beyond what its key may do.
 
-    A POST holds its key's place until its reply has ended, however it ends. `refused` is told the
-    code of every refusal. Routes find the `Caller` in the request's state.
+    A POST counts as running until its reply has ended, however it ends. `on_refusal` is called with
+    the code of every refusal. Routes find the `Caller` in the request's state.
     """
 
     def __init__(
-        self, app: ASGIApp, *, keys: Keys, quota: Quota, refused: Callable[[str], None]
+        self, app: ASGIApp, *, keys: Keys, quota: Quota, on_refusal: Callable[[str], None]
     ) -> None:
         self._app = app
         self._keys = keys
         self._quota = quota
-        self._refused = refused
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -40,7 +40,7 @@ class Gate:
             if is_counted:
                 self._quota.enter(caller.key)
         except (InvalidKey, QuotaExceeded) as error:
-            self._refused(error.code)
+            self._on_refusal(error.code)
             await error_response(error)(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller

@@ -1,4 +1,4 @@
-"""API keys: read from files, held as hashes only, read again when their file changes."""
+"""API keys: the files that list them, and who may do what. Only hashes are held in memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _Version = tuple[int, int, int]
 
 
 class KeyFile:
-    """The keys of one file, at most a second behind it.
+    """The keys of one file, which is read again within a second of a change.
 
-    A file that can no longer be read, or has a bad line, leaves the keys as they were. That is
-    logged once; the file is tried again every second until it is right.
+    If the file can no longer be read, or has a bad line, the keys stay as they were. That is logged
+    once, and the file is tried again every second.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,12 +41,12 @@ class KeyFile:
         self._hashes, self._version = _read(path)
 
     def has(self, key_hash: bytes) -> bool:
-        """Takes the same time wherever in the file the key stands."""
-        self._follow()
+        """Takes the same time wherever in the file the key is."""
+        self._reload_if_changed()
         matches = [hmac.compare_digest(known, key_hash) for known in self._hashes]
         return any(matches)
 
-    def _follow(self) -> None:
+    def _reload_if_changed(self) -> None:
         now_s = self._clock()
         if now_s - self._checked_s < RECHECK_S:
             return
@@ -63,14 +63,14 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request. `key`: its key's hash."""
+    """Who sends a request. `key` is the hash of its API key."""
 
     key: bytes
     is_admin: bool
 
 
 class Keys:
-    """Whom the server answers. An administrator's key is accepted like any other, too."""
+    """The keys of users and of administrators. An administrator may do what a user may."""
 
     def __init__(self, users: KeyFile, admins: KeyFile | None = None) -> None:
         self._users, self._admins = users, admins
@@ -108,8 +108,8 @@ def open_keys(config: ServerConfig) -> Keys | None:
 def check_admin(http: Request, config: ServerConfig) -> None:
     """Raise `PermissionDenied` unless the request may change what the server serves.
 
-    Without keys whoever reaches the server may, but no page in a browser: a page of anybody's could
-    reach a server on its reader's machine.
+    On a server without keys everybody may, except for pages in a browser: any web page could reach
+    a server on the machine of its reader.
     """
     if config.api_key_file is None:
         if "origin" in http.headers:
@@ -136,7 +136,7 @@ def _version_of(status: os.stat_result) -> _Version:
 
 
 def _read(path: str) -> tuple[frozenset[bytes], _Version]:
-    """The hashes of a file's keys, and which version of the file they are from."""
+    """The hashes of a file's keys, and the version of the file that they were read from."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block
             raise ConfigError(f"{path}: must be a file")

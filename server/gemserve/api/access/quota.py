@@ -1,4 +1,4 @@
-"""How much one API key may do: requests a minute, requests at once."""
+"""How many requests one API key may send in a minute, and have running at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MINUTE_S = 60.0
 
 
 @dataclass(slots=True)
-class _Use:
+class _Usage:
     running: int = 0
     entered_s: deque[float] = field(default_factory=deque)  # of the last minute, oldest first
 
 
 class Quota:
-    """Counts each key's requests; `key` is whatever identifies one. None: no limit.
+    """Counts the requests of each key. A limit that is None does not apply.
 
-    Used on the event loop only, so it needs no lock.
+    It is used on the event loop only, so it needs no lock.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Quota:
         self._per_minute = requests_per_minute
         self._at_once = concurrency_per_key
         self._clock = clock
-        self._uses: dict[bytes, _Use] = {}  # one for every key that was ever valid and used
+        self._uses: dict[bytes, _Usage] = {}  # one for every key that was ever valid and used
 
     def enter(self, key: bytes) -> None:
-        """Count a request, which then owes one `leave`; or raise `QuotaExceeded`, counting none."""
-        use = self._uses.setdefault(key, _Use())
+        """Count a request, which must `leave` later. Raises `QuotaExceeded`, counting none."""
+        use = self._uses.setdefault(key, _Usage())
         if self._at_once is not None and use.running >= self._at_once:
             raise QuotaExceeded(
                 f"This API key has {use.running} requests under way, the limit is {self._at_once}.",

@@ -1,4 +1,4 @@
-"""Log-probabilities on the wire: tokens as texts and bytes, in OpenAI's two forms."""
+"""Log-probabilities in OpenAI's two forms, with tokens as texts and bytes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+from gemserve.api.replies.reply_types import ChatLogprobs, CompletionLogprobs, Token
 from gemserve.types import TokenLogprob
-
-Json = dict[str, Any]
 
 
 class Vocabulary:
-    """What each token of a tokenizer stands for."""
+    """The bytes and texts of a tokenizer's tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes a token adds to a text; of a special one, its name."""
+        """The bytes that a token adds to a text; for a special token, its name."""
         added = self._added.get(token)
         if added is not None:
             return str(added.content).encode()
@@ -42,11 +41,11 @@ class Vocabulary:
         return "ByteLevel" in repr(self._tokenizer.backend_tokenizer.decoder)
 
     def is_special(self, token: int) -> bool:
-        """Is it left out of texts?"""
+        """Is the token left out of texts?"""
         return token in self._added and bool(self._added[token].special)
 
     def text_of(self, token: int) -> str:
-        """A token's text; of one that ends inside a character, "bytes:" and those."""
+        """A token's text, or "bytes:" and its bytes if they are not whole characters."""
         raw = self.bytes_of(token)
         try:
             return raw.decode()
@@ -56,15 +55,18 @@ class Vocabulary:
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE writes bytes as: printable ones as themselves."""
+    """The byte for each character of byte-level BPE, which writes printable ones as themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
     return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-class CompletionLogprobs:
-    """One choice's `logprobs` object of /v1/completions, piece by piece; offsets in characters."""
+class CompletionLogprobWriter:
+    """Writes the `logprobs` of one choice of /v1/completions, part by part.
+
+    Offsets are counted in characters.
+    """
 
     def __init__(self, vocabulary: Vocabulary, echo: str = "") -> None:
         self._vocabulary = vocabulary
@@ -72,23 +74,16 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def opening(self, token: int) -> Json:
-        """Of a prompt's first token, which nothing precedes."""
-        return self._written([(token, None)])
-
-    def of(self, scored: Sequence[TokenLogprob]) -> Json:
-        """Of tokens that follow what was written so far."""
-        return self._written([(entry.token_id, entry) for entry in scored])
-
-    def _written(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> Json:
+    def write(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> CompletionLogprobs:
+        """The next tokens, each with its log-probability; a prompt's first one has none."""
         text_of = self._vocabulary.text_of
         offsets: list[int] = []
         for token, _ in tokens:
             offsets.append(self._offset)
             name = text_of(token)
-            # no text shows a special token, unless it was spelled out
-            is_shown = self._echo.startswith(name, self._offset)
-            if is_shown or not self._vocabulary.is_special(token):
+            # texts leave special tokens out, but an echoed prompt may spell them
+            is_in_echo = self._echo.startswith(name, self._offset)
+            if is_in_echo or not self._vocabulary.is_special(token):
                 self._offset += len(self._decoder.decode(self._vocabulary.bytes_of(token)))
         return {
             "tokens": [text_of(token) for token, _ in tokens],
@@ -103,18 +98,20 @@ class CompletionLogprobs:
         }
 
 
-def chat_logprobs(vocabulary: Vocabulary, scored: Sequence[TokenLogprob]) -> Json:
+def chat_logprobs(vocabulary: Vocabulary, scored: Sequence[TokenLogprob]) -> ChatLogprobs:
     """A `logprobs` object of /v1/chat/completions."""
 
-    def entry(token: int, logprob: float) -> Json:
+    def entry(token: int, logprob: float) -> Token:
         return {
             "token": vocabulary.text_of(token),
             "logprob": logprob,
             "bytes": list(vocabulary.bytes_of(token)),
         }
 
-    content = [
-        {**entry(s.token_id, s.logprob), "top_logprobs": [entry(t, p) for t, p in s.top]}
-        for s in scored
-    ]
-    return {"content": content, "refusal": None}
+    return {
+        "content": [
+            {**entry(s.token_id, s.logprob), "top_logprobs": [entry(t, p) for t, p in s.top]}
+            for s in scored
+        ],
+        "refusal": None,
+    }

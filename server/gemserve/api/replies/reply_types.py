@@ -1,44 +1,39 @@
-"""Replies as the OpenAPI document describes them. Nothing is built or checked with these types
-while serving: tests/contract holds real replies to them.
+"""The JSON of every reply but those of /v1/responses. The OpenAPI document is written from it too.
+
+Nothing is checked with these types while serving: mypy checks the code that builds replies.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, GetPydanticSchema
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-from gemserve.api.requests.base_bodies import ToolCall
 from gemserve.types import FilterReport
 
-Whole = Annotated[int, Field(ge=0)]
-Finish = Literal["stop", "length"]
-ChatFinish = Literal["stop", "length", "tool_calls"]
-
-
-class ErrorDetail(TypedDict):
-    message: str
-    type: Literal["invalid_request_error", "requests", "overloaded_error", "server_error"]
-    param: Annotated[str | None, Field(description="The field at fault, with its path.")]
-    code: str | None
-
-
-class Error(TypedDict):
-    error: ErrorDetail
+NonNegative = Annotated[int, Field(ge=0)]
+FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+# a `FilterReport` as a dictionary
+FilterObject = Annotated[
+    dict[str, Any], GetPydanticSchema(lambda _, handler: handler(FilterReport))
+]
 
 
 class Usage(TypedDict):
     """`prompt_tokens` counts what was sent, not what the filter kept."""
 
-    prompt_tokens: Whole
-    completion_tokens: Whole
-    total_tokens: Whole
+    prompt_tokens: NonNegative
+    completion_tokens: NonNegative
+    total_tokens: NonNegative
 
 
-class Answer(TypedDict):
+class ReplyHead(TypedDict):
+    """What the chunks of a stream have in common with each other, and with a whole reply."""
+
     id: str
-    created: Whole
+    created: NonNegative
     model: str
 
 
@@ -46,35 +41,39 @@ class CompletionLogprobs(TypedDict):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[Whole]
+    text_offset: list[NonNegative]
 
 
 class CompletionText(TypedDict):
-    index: Whole
+    index: NonNegative
     text: str
     logprobs: CompletionLogprobs | None
 
 
 class CompletionChoice(CompletionText):
-    finish_reason: Finish
+    finish_reason: FinishReason
 
 
 class CompletionPart(CompletionText):
-    finish_reason: Finish | None
+    finish_reason: FinishReason | None
 
 
-class Completion(Answer):
+class Completion(ReplyHead):
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionChoice], Field(min_length=1)]
     usage: Usage
-    filter: FilterReport | list[FilterReport]  # a list where several prompts were asked
+    filter: FilterObject | list[FilterObject]  # a list if there are several prompts
 
 
-class Chunk(Answer):
-    """A choice's first chunk has its `filter`. Usage comes last, and only if it was asked for."""
+class ChunkExtras(TypedDict):
+    """A choice's first chunk has its `filter`. Usage comes last, and only if it is requested."""
 
     usage: NotRequired[Usage | None]
-    filter: NotRequired[FilterReport]
+    filter: NotRequired[FilterObject]
+
+
+class Chunk(ReplyHead, ChunkExtras):
+    pass
 
 
 class CompletionChunk(Chunk):
@@ -97,6 +96,17 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
@@ -105,17 +115,17 @@ class ChatMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    index: Whole
+    index: NonNegative
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: ChatFinish
+    finish_reason: ChatFinishReason
 
 
-class Chat(Answer):
+class Chat(ReplyHead):
     object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], Field(min_length=1)]
     usage: Usage
-    filter: FilterReport
+    filter: FilterObject
 
 
 class FunctionPart(TypedDict):
@@ -126,7 +136,7 @@ class FunctionPart(TypedDict):
 class CallPart(TypedDict):
     """A call's first part has its id, type and name."""
 
-    index: Whole
+    index: NonNegative
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
     function: FunctionPart
@@ -139,10 +149,10 @@ class Delta(TypedDict):
 
 
 class ChatPart(TypedDict):
-    index: Whole
+    index: NonNegative
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: ChatFinish | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatChunk(Chunk):
@@ -151,15 +161,15 @@ class ChatChunk(Chunk):
 
 
 class Selection(TypedDict):
-    filter: FilterReport
+    filter: FilterObject
     text: str
     usage: Usage
 
 
 class Tokens(TypedDict):
-    count: Whole
-    max_model_len: Whole
-    tokens: list[Whole]
+    count: NonNegative
+    max_model_len: NonNegative
+    tokens: list[NonNegative]
     token_strs: list[str] | None
 
 
@@ -171,8 +181,8 @@ class TokenizerInfo(TypedDict):
     """As in the model's `tokenizer_config.json`."""
 
     tokenizer_class: str
-    vocab_size: Whole
-    model_max_length: Whole
+    vocab_size: NonNegative
+    model_max_length: NonNegative
     bos_token: str | None
     eos_token: str | None
     unk_token: str | None
@@ -189,9 +199,9 @@ class Model(TypedDict):
 
     id: str
     object: Literal["model"]
-    created: Whole
+    created: NonNegative
     owned_by: Literal["gemserve"]
-    max_model_len: Whole
+    max_model_len: NonNegative
     parent: str | None
 
 
@@ -209,8 +219,8 @@ class Adapter(TypedDict):
     path: str
     type: Annotated[str, Field(description="ntk, prefix, activation or lora")]
     version: str
-    bytes: Whole
-    positions: Whole
+    bytes: NonNegative
+    positions: NonNegative
     loaded: bool
     parent: str
 

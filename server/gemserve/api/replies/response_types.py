@@ -1,4 +1,4 @@
-"""`/v1/responses` as the OpenAPI document describes it: the response, and its stream's events."""
+"""The JSON of /v1/responses: the response, and the events of its stream."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gemserve.api.replies.reply_types import Whole
-from gemserve.types import FilterReport
+from gemserve.api.replies.reply_types import FilterObject, NonNegative
 
-Nothing = Annotated[list[Any], Field(max_length=0)]
+EmptyList = Annotated[list[Any], Field(max_length=0)]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
-    annotations: Nothing
-    logprobs: Nothing
+    annotations: EmptyList
+    logprobs: EmptyList
 
 
 class OutputMessage(TypedDict):
@@ -30,7 +29,7 @@ class OutputMessage(TypedDict):
 
 
 class CachedTokens(TypedDict):
-    cached_tokens: Whole
+    cached_tokens: NonNegative
 
 
 class ReasoningTokens(TypedDict):
@@ -38,11 +37,11 @@ class ReasoningTokens(TypedDict):
 
 
 class ResponseUsage(TypedDict):
-    input_tokens: Whole
+    input_tokens: NonNegative
     input_tokens_details: CachedTokens
-    output_tokens: Whole
+    output_tokens: NonNegative
     output_tokens_details: ReasoningTokens
-    total_tokens: Whole
+    total_tokens: NonNegative
 
 
 class Cut(TypedDict):
@@ -67,7 +66,7 @@ class Response(TypedDict):
 
     id: str
     object: Literal["response"]
-    created_at: Whole
+    created_at: NonNegative
     model: str
     status: Status
     error: ResponseError | None
@@ -75,7 +74,7 @@ class Response(TypedDict):
     output: Annotated[list[OutputMessage], Field(max_length=1)]
     usage: ResponseUsage | None
     instructions: str | None
-    max_output_tokens: Whole | None
+    max_output_tokens: NonNegative | None
     metadata: dict[str, Any]
     parallel_tool_calls: Literal[False]
     previous_response_id: None
@@ -85,15 +84,15 @@ class Response(TypedDict):
     temperature: float
     text: PlainText
     tool_choice: Literal["none"]
-    tools: Nothing
+    tools: EmptyList
     top_p: float
     truncation: Literal["disabled"]
     user: str | None
-    filter: NotRequired[FilterReport]
+    filter: NotRequired[FilterObject]
 
 
 class Event(TypedDict):
-    sequence_number: Whole
+    sequence_number: NonNegative
 
 
 class ResponseEvent(Event):
@@ -113,27 +112,27 @@ class ItemEvent(Event):
     item: OutputMessage
 
 
-class Place(Event):
+class Place(TypedDict):
     item_id: str
     output_index: Literal[0]
     content_index: Literal[0]
 
 
-class PartEvent(Place):
+class PartEvent(Event, Place):
     type: Literal["response.content_part.added", "response.content_part.done"]
     part: OutputText
 
 
-class DeltaEvent(Place):
+class DeltaEvent(Event, Place):
     type: Literal["response.output_text.delta"]
     delta: Annotated[str, Field(min_length=1)]
-    logprobs: Nothing
+    logprobs: EmptyList
 
 
-class TextEvent(Place):
+class TextEvent(Event, Place):
     type: Literal["response.output_text.done"]
     text: str
-    logprobs: Nothing
+    logprobs: EmptyList
 
 
 # The last one is response.completed, response.incomplete or response.failed.

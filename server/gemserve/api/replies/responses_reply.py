@@ -1,93 +1,64 @@
-"""`POST /v1/responses` in its plain text form: one answer, nothing stored, no tools."""
+"""The reply of /v1/responses in its plain text form: one answer, nothing stored, no tools."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from itertools import count
 
-from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi import Response as HttpResponse
+from fastapi.responses import JSONResponse
 
-from gemserve.api.replies.choices_reply import (
-    KEEP_ALIVE,
-    STREAM_HEADERS,
-    Arrival,
-    as_data,
-    counts,
-    failed,
-    failure,
+from gemserve.api.access.request_id import new_id
+from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.failures import (
+    ABORTED,
+    failure_body,
+    failure_response,
     is_failure,
-    watched,
 )
-from gemserve.api.replies.completion_format import Json, filter_json
-from gemserve.api.requests.request_builder import new_id
+from gemserve.api.replies.response_types import (
+    AnyEvent,
+    OutputMessage,
+    OutputText,
+    Place,
+    Response,
+    ResponseUsage,
+    Status,
+)
+from gemserve.api.replies.server_sent_events import KEEP_ALIVE, data_event, event_stream
+from gemserve.api.replies.token_counts import filter_object, token_headers
 from gemserve.api.requests.responses_body import ResponsesBody
-from gemserve.api.telemetry.server_metrics import RequestObserver
-from gemserve.engine.engine import Stream
-from gemserve.types import Filtered, FilterReport, Finished, TextDelta
+from gemserve.types import Event, Filtered, FilterReport, Finished, SamplingParams, TextDelta
 
 
-async def reply_response(
-    http: Request,
-    body: ResponsesBody,
-    stream: Stream,
-    observer: RequestObserver,
-    *,
-    keep_alive_s: float,
-    model: str,
-) -> Response:
-    """Answer `http` from `stream`. A client that goes away cancels it."""
-    answer = _Answer(body, stream, model)
+async def responses_reply(body: ResponsesBody, reader: EventReader) -> HttpResponse:
+    (stream,) = reader.streams
+    answer = _Answer(body, stream.request.sampling)
     if body.stream:
-        arrivals = watched(http, [stream], [observer], keep_alive_s)
-        return StreamingResponse(
-            _events(arrivals, answer), media_type="text/event-stream", headers=STREAM_HEADERS
-        )
-    async with aclosing(watched(http, [stream], [observer], pause_s=None)) as arrivals:
-        async for arrival in arrivals:
-            assert arrival is not None
-            answer.take(arrival)
-    assert answer.finished is not None
-    if is_failure(answer.finished) or answer.report is None:
-        return failed(answer.finished)
-    return JSONResponse(answer.response, headers=counts([answer.report]))
+        return event_stream(_events(reader, answer))
+    async with aclosing(reader.events()) as arrivals:
+        async for _, event in arrivals:
+            answer.add(event)
+    finished = answer.finished or ABORTED
+    if is_failure(finished) or answer.report is None:
+        return failure_response(finished)
+    return JSONResponse(answer.response, headers=token_headers([answer.report]))
 
 
 class _Answer:
-    """A response, as far as its events have come."""
+    """What is known of a response so far."""
 
-    def __init__(self, body: ResponsesBody, stream: Stream, model: str) -> None:
-        sampling = stream.request.sampling
+    def __init__(self, body: ResponsesBody, sampling: SamplingParams) -> None:
         self.id, self.item_id = new_id("resp"), new_id("msg")
         self.text = ""
         self.report: FilterReport | None = None
         self.finished: Finished | None = None
-        self._fixed: Json = {
-            "id": self.id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": model,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": False,
-            "previous_response_id": None,
-            "reasoning": None,
-            "service_tier": None,
-            "store": False,
-            "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
-            "top_p": sampling.top_p,
-            "truncation": "disabled",
-            "user": body.user,
-        }
+        self._body, self._sampling = body, sampling
+        self._created_s = int(time.time())
 
-    def take(self, arrival: Arrival) -> None:
-        assert arrival is not None
-        event = arrival[1]
+    def add(self, event: Event) -> None:
         if isinstance(event, Filtered):
             self.report = event.report
         elif isinstance(event, TextDelta):
@@ -96,95 +67,181 @@ class _Answer:
             self.finished = event
 
     @property
-    def opened(self) -> Json:
-        """As it was before anything was known of its end."""
-        undone: Json = {"output": [], "usage": None, "incomplete_details": None}
-        return {**self.response, "status": "in_progress", **undone}
-
-    @property
-    def part(self) -> Json:
+    def part(self) -> OutputText:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
 
     @property
-    def item(self) -> Json:
+    def item(self) -> OutputMessage:
         """The one message of the output."""
-        content = [self.part] if self.finished or self.text else []
         return {
             "type": "message",
             "id": self.item_id,
             "status": self._status,
             "role": "assistant",
-            "content": content,
+            "content": [self.part] if self.finished or self.text else [],
         }
 
     @property
-    def response(self) -> Json:
-        finished, report = self.finished, self.report
+    def response(self) -> Response:
+        finished, report, body = self.finished, self.report, self._body
         is_cut = self._status == "incomplete"
-        return {
-            **self._fixed,
+        response: Response = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created_s,
+            "model": body.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "reasoning": None,
+            "service_tier": None,
+            "store": False,
+            "temperature": self._sampling.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": self._sampling.top_p,
+            "truncation": "disabled",
+            "user": body.user,
             "status": self._status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": [self.item] if finished else [],
             "usage": _usage(report, finished) if report and finished else None,
-            **({"filter": filter_json(report)} if report else {}),
         }
-
-    def failed_response(self, finished: Finished) -> Json:
-        message = failure(finished)["error"]["message"]
-        error = {"code": "server_error", "message": message}
-        return {**self.response, "status": "failed", "output": [], "error": error}
+        if report:
+            response["filter"] = filter_object(report)
+        return response
 
     @property
-    def _status(self) -> str:
+    def unfinished_response(self) -> Response:
+        """The response as it was before its first event."""
+        return {
+            **self.response,
+            "status": "in_progress",
+            "output": [],
+            "usage": None,
+            "incomplete_details": None,
+        }
+
+    def failed_response(self, finished: Finished) -> Response:
+        message = failure_body(finished)["error"]["message"]
+        return {
+            **self.response,
+            "status": "failed",
+            "output": [],
+            "error": {"code": "server_error", "message": message},
+        }
+
+    @property
+    def _status(self) -> Status:
         if self.finished is None:
             return "in_progress"
         return "incomplete" if self.finished.reason == "length" else "completed"
 
 
-async def _events(arrivals: AsyncGenerator[Arrival], answer: _Answer) -> AsyncIterator[str]:
-    """Server-sent events, numbered; the last is response.completed, .incomplete or .failed."""
-    number = 0
-
-    def event(kind: str, content: Mapping[str, object]) -> str:
-        nonlocal number
-        data = as_data({"type": kind, "sequence_number": number, **content})
-        number += 1
-        return f"event: {kind}\n{data}"
-
+async def _events(reader: EventReader, answer: _Answer) -> AsyncIterator[str]:
+    """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed."""
+    numbers = count()
     is_created = False
-    place = {"item_id": answer.item_id, "output_index": 0, "content_index": 0}
-    async with aclosing(arrivals):
+    async with aclosing(reader.events_and_pauses()) as arrivals:
         async for arrival in arrivals:
             if arrival is None:
                 yield KEEP_ALIVE
                 continue
-            answer.take(arrival)
-            happened = arrival[1]
+            _, event = arrival
+            answer.add(event)
             if not is_created:
                 is_created = True
-                yield event("response.created", {"response": answer.opened})
-            if isinstance(happened, Filtered):
-                yield event("response.in_progress", {"response": answer.response})
-                yield event("response.output_item.added", {"output_index": 0, "item": answer.item})
-                yield event("response.content_part.added", {**place, "part": answer.part})
-            elif isinstance(happened, TextDelta):
-                if happened.text:
-                    delta = {**place, "delta": happened.text, "logprobs": []}
-                    yield event("response.output_text.delta", delta)
-            elif isinstance(happened, Finished) and is_failure(happened):
-                yield event("response.failed", {"response": answer.failed_response(happened)})
-            elif isinstance(happened, Finished):
-                done = {**place, "text": answer.text, "logprobs": []}
-                yield event("response.output_text.done", done)
-                yield event("response.content_part.done", {**place, "part": answer.part})
-                yield event("response.output_item.done", {"output_index": 0, "item": answer.item})
-                response = answer.response
-                yield event(f"response.{response['status']}", {"response": response})
+                yield _line(
+                    {
+                        "type": "response.created",
+                        "sequence_number": next(numbers),
+                        "response": answer.unfinished_response,
+                    }
+                )
+            for response_event in _response_events(event, answer, numbers):
+                yield _line(response_event)
 
 
-def _usage(report: FilterReport, finished: Finished) -> Json:
+def _response_events(event: Event, answer: _Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+    """What an event of the engine means to the client."""
+    place: Place = {"item_id": answer.item_id, "output_index": 0, "content_index": 0}
+    if isinstance(event, Filtered):
+        yield {
+            "type": "response.in_progress",
+            "sequence_number": next(numbers),
+            "response": answer.response,
+        }
+        yield {
+            "type": "response.output_item.added",
+            "sequence_number": next(numbers),
+            "output_index": 0,
+            "item": answer.item,
+        }
+        yield {
+            "type": "response.content_part.added",
+            "sequence_number": next(numbers),
+            **place,
+            "part": answer.part,
+        }
+    elif isinstance(event, TextDelta):
+        if event.text:
+            yield {
+                "type": "response.output_text.delta",
+                "sequence_number": next(numbers),
+                **place,
+                "delta": event.text,
+                "logprobs": [],
+            }
+    elif isinstance(event, Finished):
+        yield from _last_events(event, answer, place, numbers)
+
+
+def _last_events(
+    finished: Finished, answer: _Answer, place: Place, numbers: Iterator[int]
+) -> Iterator[AnyEvent]:
+    if is_failure(finished):
+        yield {
+            "type": "response.failed",
+            "sequence_number": next(numbers),
+            "response": answer.failed_response(finished),
+        }
+        return
+    yield {
+        "type": "response.output_text.done",
+        "sequence_number": next(numbers),
+        **place,
+        "text": answer.text,
+        "logprobs": [],
+    }
+    yield {
+        "type": "response.content_part.done",
+        "sequence_number": next(numbers),
+        **place,
+        "part": answer.part,
+    }
+    yield {
+        "type": "response.output_item.done",
+        "sequence_number": next(numbers),
+        "output_index": 0,
+        "item": answer.item,
+    }
+    is_cut = finished.reason == "length"
+    yield {
+        "type": "response.incomplete" if is_cut else "response.completed",
+        "sequence_number": next(numbers),
+        "response": answer.response,
+    }
+
+
+def _line(event: AnyEvent) -> str:
+    return f"event: {event['type']}\n{data_event(event)}"
+
+
+def _usage(report: FilterReport, finished: Finished) -> ResponseUsage:
     return {
         "input_tokens": report.prompt_tokens,
         "input_tokens_details": {"cached_tokens": report.cached_tokens},

@@ -1,5 +1,7 @@
-"""Request bodies. Unknown fields are refused by name; so are known ones that would do nothing
-where the caller expects something. `FieldsWithoutEffect` are accepted, documented, and ignored.
+"""The fields that the bodies of several endpoints share.
+
+An unknown field is an error, and so is a known one that would not do what its sender expects.
+`FieldsWithoutEffect` are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -12,22 +14,18 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.integers import (
-    WHOLE,
-    WHOLE_ITEMS,
-    Count,
+    INTEGRAL,
+    INTEGRAL_ITEMS,
     Natural,
     Seed,
     TokenId,
-    TokenIds,
 )
 from gemserve.types import (
     ADAPTER_NAME,
@@ -42,11 +40,11 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
-NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE]
-NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
+NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 T = TypeVar("T")
-# Errors in what is not a text are those of the other form alone.
+# A value that is no text is checked as T only, so that errors do not mention texts.
 TextOr = Annotated[
     Annotated[str, Tag("text")] | Annotated[T, Tag("other")],
     Discriminator(lambda value: "text" if isinstance(value, str) else "other"),
@@ -74,9 +72,9 @@ class FilterBody(Body):
 
     @property
     def options(self) -> FilterOptions:
-        """The same without what only the wire has."""
-        said = self.model_dump(exclude={"layer"})
-        return FilterOptions(layer=None if self.layer == "auto" else self.layer, **said)
+        """The filter's options as the engine takes them."""
+        fields = self.model_dump(exclude={"layer"})
+        return FilterOptions(layer=None if self.layer == "auto" else self.layer, **fields)
 
 
 class StreamOptions(Body):
@@ -92,8 +90,8 @@ class FieldsWithoutEffect(Body):
     prompt_cache_key: str | None = None
 
 
-class Filterable(FieldsWithoutEffect):
-    """What every endpoint that filters takes."""
+class FilteringBody(FieldsWithoutEffect):
+    """The fields of every endpoint that filters."""
 
     model: str
     filter: FilterBody | None = None  # null: the server's default filter, as if omitted
@@ -137,8 +135,8 @@ class ResponseFormat(Body):
         return self
 
 
-class Sampled(Filterable):
-    """What every endpoint that answers takes."""
+class SamplingBody(FilteringBody):
+    """The fields of every endpoint that generates."""
 
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -157,7 +155,7 @@ class Sampled(Filterable):
     ) = None
     min_tokens: Natural | None = None
     stop_token_ids: (
-        Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True), WHOLE_ITEMS] | None
+        Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True), INTEGRAL_ITEMS] | None
     ) = None
     seed: Seed | None = None
     stop: Annotated[
@@ -165,7 +163,7 @@ class Sampled(Filterable):
         WithJsonSchema(field_schemas.stops(MAX_STOPS)),
     ] = None
     ignore_eos: bool = False
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), WHOLE] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), INTEGRAL] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -186,162 +184,9 @@ class Sampled(Filterable):
         return stops
 
 
-class Generation(Sampled):
-    """What both completion endpoints take."""
+class GenerationBody(SamplingBody):
+    """The fields of both completion endpoints."""
 
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     n: NumChoices | None = None
-
-
-# Known fields, of which no value but null is served.
-UNSUPPORTED = (
-    "suffix",
-    "previous_response_id",
-    "conversation",
-    "reasoning",
-)
-
-
-Prompt = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
-Prompts = Annotated[
-    str
-    | TokenIds
-    | Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
-    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)],
-    WithJsonSchema(field_schemas.prompts(MAX_CHOICES)),
-]
-
-
-class CompletionBody(Generation):
-    prompt: Prompts
-    max_tokens: Count | None = None
-    echo: bool | None = None
-    best_of: NumChoices | None = None
-    logprobs: NumTop | None = None
-    suffix: None = None
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(Body):
-    name: str
-    arguments: str
-
-
-class ToolCall(Body):
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As chat templates take it: arguments parsed, if they can be."""
-        try:
-            arguments = from_json(self.function.arguments)
-        except ValueError:  # cut off, or made up
-            arguments = self.function.arguments
-        function = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": self.type, "function": function}
-
-
-class Message(Body):
-    model_config = ConfigDict(
-        json_schema_extra=field_schemas.either(
-            {"content": {}, "tool_calls": None},
-            {"role": {"enum": ["assistant"]}, "tool_calls": {}},
-        )
-    )
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
-    content: Annotated[
-        str | Annotated[list[TextPart], Field(fail_fast=True)] | None,
-        Field(validate_default=True),
-    ] = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    # null in what the SDKs make of a reply, which comes back as history
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-
-    @field_validator("tool_calls")
-    @classmethod
-    def _check_caller(
-        cls, value: list[ToolCall] | None, info: ValidationInfo
-    ) -> list[ToolCall] | None:
-        if value is not None and info.data.get("role") != "assistant":
-            raise ValueError("only the assistant's messages have them")
-        return value
-
-    @field_validator("content")
-    @classmethod
-    def _check_content(
-        cls, value: str | list[TextPart] | None, info: ValidationInfo
-    ) -> str | list[TextPart] | None:
-        if value is None and info.data.get("tool_calls") is None:
-            raise PydanticCustomError("missing", "Field required")
-        return value
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content or ())
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        message: dict[str, Any] = {"role": self.role, "content": self.text}
-        if self.tool_calls is not None:
-            message["tool_calls"] = [call.plain for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
-
-
-class SelectionBody(Filterable):
-    """A prompt or messages to be filtered, and not answered."""
-
-    model_config = ConfigDict(
-        json_schema_extra=field_schemas.either(
-            {"prompt": {}, "messages": None}, {"messages": {}, "prompt": None}
-        )
-    )
-    prompt: Prompt | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
-
-
-class TokenizerBody(Body):
-    """What the tokenizer's endpoints take. vLLM's clients may leave out the model."""
-
-    model: str | None = None
-
-
-class TokenizeBody(TokenizerBody):
-    model_config = ConfigDict(
-        json_schema_extra=field_schemas.either(
-            {"prompt": {}, "messages": None, "add_generation_prompt": None},
-            {"messages": {}, "prompt": None},
-        )
-    )
-    prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool = False
-
-
-class AdapterBody(Body):
-    """A folder to load, `path`, relative to the server's adapter folder."""
-
-    name: AdapterName
-    path: Annotated[str, Field(min_length=1, max_length=4096)]
-
-
-class DetokenizeBody(TokenizerBody):
-    tokens: TokenIds

@@ -1,4 +1,4 @@
-"""What one HTTP request asks of the engine: a request per choice."""
+"""The engine requests that one HTTP request becomes: one for every choice of every prompt."""
 
 from __future__ import annotations
 
@@ -11,41 +11,39 @@ from gemserve.types import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Requests, `n` for each prompt and those of one prompt together.
+class EngineRequests:
+    """`n` requests for each prompt; those of one prompt are next to each other.
 
-    `echoes`: what the text of each prompt's choices begins with; empty: with nothing.
+    `echoes`: the text that each prompt's choices begin with. It is empty if they begin with none.
     """
 
     requests: tuple[Request, ...]
     n: int = 1
     echoes: tuple[str, ...] = ()
 
-    @property
-    def is_one_prompt(self) -> bool:
-        return len(self.requests) == self.n
-
     def echo_of(self, choice: int) -> str:
         return self.echoes[choice // self.n] if self.echoes else ""
 
 
-def ask(requests: Sequence[Request], n: int, echoes: Sequence[str] = ()) -> Asked:
-    """`n` choices of each request, with seeds of their own. Raises `RequestError`."""
+def repeat_for_choices(
+    requests: Sequence[Request], n: int, echoes: Sequence[str] = ()
+) -> EngineRequests:
+    """`n` choices of each request, each with its own id and seed. Raises `RequestError`."""
     if len(requests) * n > MAX_CHOICES:
         raise RequestError(
             f"n={n}: with {len(requests)} prompts more than {MAX_CHOICES} choices", param="n"
         )
     if len(requests) * n == 1:
-        return Asked(requests=tuple(requests), echoes=tuple(echoes))
-    choices = [_choice(request, place) for request in requests for place in range(n)]
-    numbered = [
+        return EngineRequests(requests=tuple(requests), echoes=tuple(echoes))
+    choices = [_with_seed(request, place) for request in requests for place in range(n)]
+    with_ids = [
         replace(request, request_id=f"{request.request_id}-{index}")
         for index, request in enumerate(choices)
     ]
-    return Asked(requests=tuple(numbered), n=n, echoes=tuple(echoes))
+    return EngineRequests(requests=tuple(with_ids), n=n, echoes=tuple(echoes))
 
 
-def _choice(request: Request, place: int) -> Request:
+def _with_seed(request: Request, place: int) -> Request:
     seed = request.sampling.seed
     if seed is None or place == 0:
         return request

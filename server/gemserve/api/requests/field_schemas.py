@@ -1,4 +1,4 @@
-"""What the validators of bodies demand, as JSON schema: pydantic tells only what its types say."""
+"""JSON Schemas of fields whose validators demand more than their types say."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEEP: Json = {
 
 
 def prompts(limit: int) -> Json:
-    """One prompt, or up to `limit` of a kind."""
+    """One prompt, or up to `limit` prompts of the same kind."""
     several = [{"type": "array", "items": p, "minItems": 1, "maxItems": limit} for p in PROMPTS]
     return {"anyOf": [*PROMPTS, *several]}
 
@@ -40,10 +40,10 @@ def stops(limit: int) -> Json:
 
 
 def either(*forms: dict[str, Json | None]) -> Callable[[Json], None]:
-    """For `json_schema_extra`: a body has one of the forms.
+    """For `json_schema_extra`: a body that must have one of these forms.
 
-    A form tells of some fields what they must be, beyond what their types say. They are required;
-    None: left out, or null.
+    A form maps fields to what they must be beyond their types; these fields are required. A field
+    that maps to None must be null or left out.
     """
 
     def rewrite(schema: Json) -> None:

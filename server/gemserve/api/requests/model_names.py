@@ -1,20 +1,18 @@
-"""What `model` and `adapter` of a request may name: the base, and an adapter on it.
+"""The names that `model` and `adapter` of a request may have: the model, and an adapter on it.
 
-`base:adapter` as the model is the same as the two apart.
+`"model": "base:adapter"` means the same as `"model": "base", "adapter": "adapter"`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter
 
 from gemserve.adapters.store import AdapterStore, Registered
-from gemserve.api.requests.base_bodies import Filterable
+from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.errors import (
     AdapterError,
     AdapterNotFound,
@@ -25,117 +23,76 @@ from gemserve.errors import (
 )
 from gemserve.types import LoadedAdapter
 
-Json = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class AdapterName:
+    """The name of an adapter, and the field of the request that has it."""
+
+    name: str
+    field: str
 
 
-class Models:
-    """The base's name, and the adapters that are there now."""
+class ModelNames:
+    """Finds the model and the adapter that a request names."""
 
-    def __init__(self, base: str, adapters: AdapterStore, context_tokens: int) -> None:
-        self.base, self.adapters = base, adapters
-        self._context_tokens = context_tokens
-        self._created = int(time.time())
-        # of its own: requests that wait for a folder must not take the threads of all others
+    def __init__(self, model: str, adapters: AdapterStore) -> None:
+        self.model, self.adapters = model, adapters
+        # requests that wait for an adapter to load must not take the threads of all others
         self.loading = CapacityLimiter(1)
 
-    def check(self, model: str | None) -> None:
-        """Raise `ModelNotFound` or `AdapterNotFound` for a name that stands for nothing."""
-        name = self._adapter_in(model)
-        if name is not None:
-            with _blaming("model"):
-                self.adapters.describe(name)
+    def describe_adapter(self, model: str | None) -> Registered | None:
+        """The adapter that a model's name ends with, if it does.
 
-    def is_plain(self, body: Filterable) -> bool:
-        """Does the request go without an adapter? Raises `ModelNotFound`, `RequestError`."""
-        return self._adapter_of(body) is None
-
-    def find_adapter(self, body: Filterable) -> LoadedAdapter | None:
-        """The request's adapter, if it has one that is in memory. Raises `AdapterNotFound`."""
-        name = self._adapter_of(body)
+        Raises `ModelNotFound` or `AdapterNotFound` for a name that stands for nothing.
+        """
+        name = self._split(model)
         if name is None:
             return None
-        with _blaming(_param(body)):
-            return self.adapters.find(name)
+        with _errors_about("model"):
+            return self.adapters.describe(name)
 
-    async def load_adapter(self, body: Filterable) -> LoadedAdapter:
-        """The request's adapter, which it must have; loaded if it is not in memory.
-
-        Raises `AdapterNotFound`, `AdapterUnavailable`, `AdapterBusy`.
-        """
-        name = self._adapter_of(body)
-        assert name is not None
-        with _blaming(_param(body)):
-            return await to_thread.run_sync(self.adapters.get, name, limiter=self.loading)
-
-    def cards(self) -> list[Json]:
-        return [self._card(), *map(self._card, self.adapters.list())]
-
-    def card(self, model: str) -> Json:
-        """Raises `ModelNotFound` or `AdapterNotFound`."""
-        name = self._adapter_in(model)
-        if name is None:
-            return self._card()
-        with _blaming("model"):
-            return self._card(self.adapters.describe(name))
-
-    def _adapter_of(self, body: Filterable) -> str | None:
-        named = self._adapter_in(body.model)
+    def find_adapter_name(self, body: FilteringBody) -> AdapterName | None:
+        """The adapter that a request names, if any. Raises `ModelNotFound`, `RequestError`."""
+        name = self._split(body.model)
         if body.adapter is None:
-            return named
-        if named not in (None, body.adapter):
+            return None if name is None else AdapterName(name, "model")
+        if name not in (None, body.adapter):
             raise RequestError(
                 f"adapter={shown(body.adapter)}: model={shown(body.model)} names another one",
                 param="adapter",
             )
-        return body.adapter
+        return AdapterName(body.adapter, "adapter")
 
-    def _adapter_in(self, model: str | None) -> str | None:
-        """The adapter that a model's name ends with, if any. Raises `ModelNotFound`."""
-        if model is None or model == self.base:
+    def find_in_memory(self, adapter: AdapterName) -> LoadedAdapter | None:
+        """The adapter, if it is in memory. Raises `AdapterNotFound`."""
+        with _errors_about(adapter.field):
+            return self.adapters.find(adapter.name)
+
+    async def load(self, adapter: AdapterName) -> LoadedAdapter:
+        """The adapter, loaded if it is not in memory.
+
+        Raises `AdapterNotFound`, `AdapterUnavailable`, `AdapterBusy`.
+        """
+        with _errors_about(adapter.field):
+            return await to_thread.run_sync(self.adapters.get, adapter.name, limiter=self.loading)
+
+    def _split(self, model: str | None) -> str | None:
+        """The adapter's name at the end of a model's, if any. Raises `ModelNotFound`."""
+        if model is None or model == self.model:
             return None
         base, _, name = model.rpartition(":")
-        if base != self.base:
-            raise ModelNotFound(model=model, served=self.base)
+        if base != self.model:
+            raise ModelNotFound(model=model, served=self.model)
         return name
-
-    def _card(self, adapter: Registered | None = None) -> Json:
-        taken = 0 if adapter is None else adapter.num_positions
-        return {
-            "id": self.base if adapter is None else f"{self.base}:{adapter.name}",
-            "object": "model",
-            "created": self._created,
-            "owned_by": "gemserve",
-            "max_model_len": self._context_tokens - taken,
-            "parent": None if adapter is None else self.base,
-        }
-
-
-def model_routes(models: Models) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.get("/v1/models")
-    async def get_models() -> Json:
-        return {"object": "list", "data": models.cards()}
-
-    @routes.get("/v1/models/{name:path}")
-    async def get_model(name: str) -> Json:
-        return models.card(name)
-
-    return routes
-
-
-def _param(body: Filterable) -> str:
-    """Which field names the adapter."""
-    return "model" if body.adapter is None else "adapter"
 
 
 @contextmanager
-def _blaming(param: str) -> Iterator[None]:
-    """What is wrong with an adapter that a request names, as an error of that field."""
+def _errors_about(field: str) -> Iterator[None]:
+    """Turn errors about an adapter into errors about the field that names it."""
     try:
         yield
     except AdapterNotFound as error:
-        error.param = param
+        error.param = field
         raise
     except AdapterError as error:
-        raise AdapterUnavailable(error, param=param) from error
+        raise AdapterUnavailable(error, param=field) from error

@@ -1,4 +1,4 @@
-"""Request body of /v1/responses. What clients send although it changes nothing is accepted."""
+"""Request body of /v1/responses. It accepts the fields without effect that clients usually send."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from gemserve.api.requests.base_bodies import Body, Sampled, TextOr
-from gemserve.api.requests.integers import WHOLE, Count
+from gemserve.api.requests.base_bodies import Body, SamplingBody, TextOr
+from gemserve.api.requests.integers import INTEGRAL, Count
 
 
 def _check_false(value: bool) -> bool:
@@ -36,7 +36,7 @@ class InputMessage(Body):
 
     @property
     def plain(self) -> dict[str, str]:
-        """As chat templates take it."""
+        """The message in the form of chat templates."""
         if isinstance(self.content, str):
             return {"role": self.role, "content": self.content}
         return {"role": self.role, "content": "".join(part.text for part in self.content)}
@@ -51,7 +51,7 @@ class TextOptions(Body):
     verbosity: Literal["medium"] | None = None
 
 
-class ResponsesBody(Sampled):
+class ResponsesBody(SamplingBody):
     input: TextOr[Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -64,7 +64,7 @@ class ResponsesBody(Sampled):
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[Any], Field(max_length=0)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0), WHOLE] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0), INTEGRAL] | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
@@ -72,8 +72,8 @@ class ResponsesBody(Sampled):
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The conversation as chat templates take it."""
-        said = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        """The conversation in the form of chat templates."""
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
-            return [*said, {"role": "user", "content": self.input}]
-        return said + [message.plain for message in self.input]
+            return [*messages, {"role": "user", "content": self.input}]
+        return messages + [message.plain for message in self.input]

@@ -1,16 +1,16 @@
-"""Sampling options of a body, as the engine takes them."""
+"""The sampling options of a body, as the engine's `SamplingParams`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from gemserve.api.requests.base_bodies import Sampled
+from gemserve.api.requests.base_bodies import SamplingBody
 from gemserve.errors import RequestError, shown
 from gemserve.types import SamplingParams
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-# Passed on as they are; what is not given keeps the default of SamplingParams.
+# These are passed on as they are. One that is not given keeps the default of SamplingParams.
 _FIELDS = (
     "temperature",
     "top_p",
@@ -24,8 +24,8 @@ _FIELDS = (
 )
 
 
-def read_sampling(body: Sampled, max_tokens: int, vocab_size: int) -> SamplingParams:
-    """Sampling options with the defaults filled in and every token id checked."""
+def read_sampling(body: SamplingBody, max_tokens: int, vocab_size: int) -> SamplingParams:
+    """Sampling options with their defaults. Raises `RequestError` for an unknown token id."""
     given = {name: getattr(body, name) for name in _FIELDS}
     bias: list[tuple[int, float]] = []
     for key, value in (body.logit_bias or {}).items():
@@ -52,7 +52,7 @@ def read_sampling(body: Sampled, max_tokens: int, vocab_size: int) -> SamplingPa
 
 
 def check_ids(ids: Sequence[int], field: str, vocab_size: int) -> None:
-    """Refuse what is not in the model's vocabulary."""
+    """Raise `RequestError` for an id outside the model's vocabulary."""
     for index, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise RequestError(

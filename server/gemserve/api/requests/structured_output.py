@@ -1,4 +1,4 @@
-"""What an answer is held to: `response_format` as a grammar."""
+"""`response_format` as a grammar that the answer must follow."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ _SCHEMA = "response_format.json_schema.schema"
 
 
 def response_grammar(wanted: ResponseFormat | None, grammars: Grammars) -> Grammar | None:
-    """The grammar asked for, compiled; None for free text. Slow for a schema not seen lately.
+    """The grammar of the answer, checked; None for free text. Slow for a schema not seen lately.
 
-    Raises `RequestError` if no answer can be held to it.
+    Raises `RequestError` if no answer can follow it.
     """
     if wanted is None or wanted.type == "text":
         return None
-    if wanted.type == "json_object":
-        return compiled(ANY_OBJECT, grammars, "response_format.type")
-    assert wanted.json_schema is not None
-    # as written: the order of properties is the order they are generated in
-    return compiled(Grammar(json.dumps(wanted.json_schema.schema_)), grammars, _SCHEMA)
+    if wanted.json_schema is None:
+        return check_grammar(ANY_OBJECT, grammars, "response_format.type")
+    # properties are generated in the order in which the schema has them, so it is not sorted
+    return check_grammar(Grammar(json.dumps(wanted.json_schema.schema_)), grammars, _SCHEMA)
 
 
-def compiled(grammar: Grammar, grammars: Grammars, field: str) -> Grammar:
-    """The grammar, once it is known to compile. Raises `RequestError` about `field`."""
+def check_grammar(grammar: Grammar, grammars: Grammars, field: str) -> Grammar:
+    """Return the grammar if it compiles. Raises `RequestError` about `field` otherwise."""
     try:
         grammars.matcher(grammar)
     except InvalidGrammar as error:

@@ -1,20 +1,33 @@
-"""`tools` and `tool_choice`: what they ask of the prompt, of the grammar and of the reply."""
+"""`tools` and `tool_choice`: what they mean for the prompt, the grammar and the reply."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gemserve.api.replies.tool_call_reader import CallRules
 from gemserve.api.requests.chat_body import ChatBody, NamedTool, Tool
 from gemserve.errors import RequestError, shown
 from gemserve.types import Grammar
 
 
-def call_rules(body: ChatBody) -> CallRules | None:
-    """Which calls the answer may have; None: it is text. Raises `RequestError`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallRules:
+    """Which calls an answer may have.
+
+    `is_forced`: the answer must be a call. `is_named`: `tool_choice` names its function.
+    """
+
+    names: frozenset[str]
+    is_forced: bool
+    is_named: bool
+    is_parallel: bool
+
+
+def call_rules(body: ChatBody) -> ToolCallRules | None:
+    """Which calls the answer may have; None if it can only be text. Raises `RequestError`."""
     tools, choice = body.tools or [], body.tool_choice
     names = [tool.function.name for tool in tools]
     for name, count in Counter(names).items():
@@ -40,7 +53,7 @@ def call_rules(body: ChatBody) -> CallRules | None:
             "response_format: not together with tools that may be called", param="response_format"
         )
     is_named = isinstance(choice, NamedTool)
-    return CallRules(
+    return ToolCallRules(
         names=frozenset([choice.function.name] if isinstance(choice, NamedTool) else names),
         is_forced=is_named or choice == "required",
         is_named=is_named,
@@ -49,14 +62,14 @@ def call_rules(body: ChatBody) -> CallRules | None:
 
 
 def prompt_tools(body: ChatBody) -> list[dict[str, Any]]:
-    """The tools as chat templates take them; none if none may be called."""
+    """The tools in the form of chat templates; none if `tool_choice` is "none"."""
     if body.tool_choice == "none":
         return []
     return [tool.model_dump(exclude_none=True) for tool in body.tools or []]
 
 
-def call_grammar(tools: Sequence[Tool], rules: CallRules) -> tuple[Grammar, str]:
-    """One call of one of the functions the rules name, and the field that it comes from."""
+def call_grammar(tools: Sequence[Tool], rules: ToolCallRules) -> tuple[Grammar, str]:
+    """The grammar of one call of a function that the rules name, and the field it comes from."""
     named = [(i, tool) for i, tool in enumerate(tools) if tool.function.name in rules.names]
     grammar = Grammar(json.dumps({"anyOf": [_call(i, tool) for i, tool in named]}))
     return grammar, f"tools.{named[0][0]}.function.parameters" if len(named) == 1 else "tools"
@@ -66,7 +79,7 @@ def _call(index: int, tool: Tool) -> dict[str, Any]:
     parameters = tool.function.parameters
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
-    # an id of its own: references such as #/$defs/x then mean this schema's, not the whole's
+    # with its own id, references such as #/$defs/x stay within this function's schema
     arguments = {"$id": f"urn:gemserve:tool:{index}", "type": "object", **parameters}
     return {
         "type": "object",

@@ -1,52 +1,58 @@
-"""`/v1/adapters`: which there are; administrators load and unload them."""
+"""`/v1/adapters`: everybody may list them; administrators load and unload them."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyio import to_thread
-from fastapi import APIRouter, Request
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from fastapi import Request
 
 from gemserve.adapters.store import Registered
 from gemserve.api.access.keys import check_admin
-from gemserve.api.requests.base_bodies import AdapterBody
-from gemserve.api.requests.json_body import parse
-from gemserve.api.requests.model_names import Models
+from gemserve.api.error_replies import Error
+from gemserve.api.replies.reply_types import Adapter, AdapterDeleted, Adapters
+from gemserve.api.requests.adapter_body import AdapterBody
+from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.model_names import ModelNames
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.submission import read_body
 from gemserve.config import ServerConfig
 from gemserve.errors import AdapterError, AdapterNotFound, RequestError
 
-Json = dict[str, Any]
+LIST_ADAPTERS = Operation(summary="List the adapters", reply=Adapters)
+LOAD_ADAPTER = Operation(
+    summary="Load an adapter, in place of one with its name",
+    body=AdapterBody,
+    example={"name": "support", "path": "support"},
+    reply=Adapter,
+    unavailable=Error,
+    is_admin=True,
+)
+UNLOAD_ADAPTER = Operation(summary="Unload an adapter", reply=AdapterDeleted, is_admin=True)
 
 
-def adapter_routes(models: Models, config: ServerConfig) -> APIRouter:
-    routes = APIRouter()
+def adapter_routes(models: ModelNames, config: ServerConfig) -> Routes:
+    routes = Routes()
     adapters = models.adapters
 
-    def load(raw: bytes) -> Json:
-        body = parse(raw, AdapterBody)
+    def load(raw: bytes) -> Adapter:
+        body = parse_body(raw, AdapterBody)
         try:
-            return _entry(adapters.load(body.name, body.path), models.base)
+            return _describe(adapters.load(body.name, body.path), models.model)
         except AdapterError as error:
             raise RequestError(str(error), param="path", code="invalid_adapter") from error
 
-    @routes.get("/v1/adapters")
-    async def get_adapters() -> Json:
-        entries = [_entry(adapter, models.base) for adapter in adapters.list()]
-        return {"object": "list", "data": entries}
+    @routes.add("GET", "/v1/adapters", LIST_ADAPTERS)
+    async def get_adapters() -> Adapters:
+        data = [_describe(adapter, models.model) for adapter in adapters.list()]
+        return {"object": "list", "data": data}
 
-    @routes.post("/v1/adapters")
-    async def post_adapter(http: Request) -> Json:
+    @routes.add("POST", "/v1/adapters", LOAD_ADAPTER)
+    async def post_adapter(http: Request) -> Adapter:
         check_admin(http, config)
-        try:
-            raw = await http.body()
-        except ClientDisconnect as error:
-            raise HTTPException(499, "the client left") from error  # nobody reads it
+        raw = await read_body(http)
         return await to_thread.run_sync(load, raw, limiter=models.loading)
 
-    @routes.delete("/v1/adapters/{name:path}")
-    async def delete_adapter(http: Request, name: str) -> Json:
+    @routes.add("DELETE", "/v1/adapters/{name:path}", UNLOAD_ADAPTER)
+    async def delete_adapter(http: Request, name: str) -> AdapterDeleted:
         check_admin(http, config)
         try:
             adapters.unload(name)
@@ -58,7 +64,7 @@ def adapter_routes(models: Models, config: ServerConfig) -> APIRouter:
     return routes
 
 
-def _entry(adapter: Registered, base: str) -> Json:
+def _describe(adapter: Registered, model: str) -> Adapter:
     return {
         "id": adapter.name,
         "object": "adapter",
@@ -69,5 +75,5 @@ def _entry(adapter: Registered, base: str) -> Json:
         "bytes": adapter.num_bytes,
         "positions": adapter.num_positions,
         "loaded": adapter.is_loaded,
-        "parent": base,
+        "parent": model,
     }

@@ -1,34 +1,27 @@
-"""What every operation takes and answers: bodies are the models that check them (`schemas`, …),
-replies are types of their own (`replies`, `reply_events`).
-"""
+"""An endpoint together with its description in the OpenAPI document."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from gemserve.api.replies import reply_types
-from gemserve.api.replies.response_types import AnyEvent, Response
-from gemserve.api.requests.base_bodies import (
-    AdapterBody,
-    Body,
-    CompletionBody,
-    DetokenizeBody,
-    SelectionBody,
-    TokenizeBody,
-)
-from gemserve.api.requests.chat_body import ChatBody
-from gemserve.api.requests.responses_body import ResponsesBody
+from fastapi import APIRouter
 
-Json = dict[str, Any]
+from gemserve.api.requests.base_bodies import Body
+from gemserve.api.requests.field_schemas import Json
+
+EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """`example`: of a body, beside its model. `event`: what the data of a stream's events is.
+    """What an endpoint takes and replies.
 
-    `reply` None: a plain text. `unavailable`: the reply with status 503. `is_admin`: where there
-    are keys, it needs an administrator's.
+    `body`: the model that parses the body. `example`: of a body, without its model. `reply`: the
+    type of the reply; None for plain text. `event`: the type of the data of a stream's events.
+    `unavailable`: the type of the reply with status 503. `is_admin`: where there are keys, it needs
+    an administrator's.
     """
 
     summary: str
@@ -41,91 +34,15 @@ class Operation:
     is_admin: bool = False
 
 
-_MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
-OPERATIONS: dict[str, Operation] = {
-    "POST /v1/completions": Operation(
-        summary="Complete prompts",
-        body=CompletionBody,
-        example={"prompt": "The capital of France is", "max_tokens": 8},
-        reply=reply_types.Completion,
-        event=reply_types.CompletionChunk | reply_types.Error,
-        unavailable=reply_types.Error,
-    ),
-    "POST /v1/chat/completions": Operation(
-        summary="Answer messages",
-        body=ChatBody,
-        example={"messages": _MESSAGES, "max_tokens": 32},
-        reply=reply_types.Chat,
-        event=reply_types.ChatChunk | reply_types.Error,
-        unavailable=reply_types.Error,
-    ),
-    "POST /v1/responses": Operation(
-        summary="Answer, as a response",
-        body=ResponsesBody,
-        example={"input": _MESSAGES, "max_output_tokens": 32},
-        reply=Response,
-        event=AnyEvent,
-        unavailable=reply_types.Error,
-    ),
-    "POST /v1/filter": Operation(
-        summary="Tell what would be kept of a prompt",
-        body=SelectionBody,
-        example={"messages": _MESSAGES, "filter": {"keep": 64, "return_selection": True}},
-        reply=reply_types.Selection,
-        unavailable=reply_types.Error,
-    ),
-    "POST /tokenize": Operation(
-        summary="Tokenize a prompt or messages",
-        body=TokenizeBody,
-        example={"prompt": "Hello"},
-        reply=reply_types.Tokens,
-        links={
-            "text": {
-                "operationId": "post_detokenize",
-                "requestBody": {"tokens": "$response.body#/tokens"},
-            }
-        },
-    ),
-    "POST /detokenize": Operation(
-        summary="Turn tokens into text",
-        body=DetokenizeBody,
-        example={"tokens": [72, 105]},
-        reply=reply_types.Text,
-    ),
-    "GET /tokenizer_info": Operation(
-        summary="Describe the tokenizer", reply=reply_types.TokenizerInfo
-    ),
-    "GET /v1/models": Operation(
-        summary="List the model that is served, and it with each adapter",
-        reply=reply_types.Models,
-        links={
-            "model": {
-                "operationId": "get_v1_models_name",
-                "parameters": {"name": "$response.body#/data/0/id"},
-            }
-        },
-    ),
-    "GET /v1/models/{name}": Operation(summary="Describe the model", reply=reply_types.Model),
-    "GET /v1/adapters": Operation(summary="List the adapters", reply=reply_types.Adapters),
-    "POST /v1/adapters": Operation(
-        summary="Load an adapter, in place of one with its name",
-        body=AdapterBody,
-        example={"name": "support", "path": "support"},
-        reply=reply_types.Adapter,
-        unavailable=reply_types.Error,
-        is_admin=True,
-    ),
-    "DELETE /v1/adapters/{name}": Operation(
-        summary="Unload an adapter", reply=reply_types.AdapterDeleted, is_admin=True
-    ),
-    "GET /health": Operation(
-        summary="Does the engine live?", reply=reply_types.Alive, unavailable=reply_types.NotAlive
-    ),
-    "GET /ready": Operation(
-        summary="Does the server take requests?",
-        reply=reply_types.Alive,
-        unavailable=reply_types.NotAlive,
-    ),
-    "GET /version": Operation(summary="The server's version", reply=reply_types.Version),
-    "GET /metrics": Operation(summary="Prometheus metrics"),
-}
+class Routes(APIRouter):
+    """A router that knows the operation of each of its routes, as "METHOD /path"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: dict[str, Operation] = {}
+
+    def add(self, method: str, path: str, operation: Operation) -> Callable[[EndpointT], EndpointT]:
+        """Decorate the function that answers this method and path."""
+        self.operations[f"{method} {path.replace(':path', '')}"] = operation
+        # the reply is sent as it is: mypy has checked its type
+        return self.api_route(path, methods=[method], response_model=None)

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's vocabulary; the engine has no part.
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them. They do not use the engine.
 
 Texts may be longer than the model's context: only the body's size is limited.
 """
@@ -10,92 +10,115 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
+from fastapi import Request, Response
 
-from gemserve.api.requests.base_bodies import DetokenizeBody, TokenizeBody, TokenizerBody
-from gemserve.api.requests.json_body import parse
-from gemserve.api.requests.model_names import Models
-from gemserve.api.requests.request_builder import PromptBuilder
+from gemserve.api.replies.reply_types import Text, TokenizerInfo, Tokens
+from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.model_names import ModelNames
+from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.sampling_options import check_ids
+from gemserve.api.requests.tokenizer_bodies import DetokenizeBody, TokenizeBody, TokenizerBody
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.submission import read_body
 from gemserve.engine.control_tokens import spell_out
 from gemserve.engine.prompt import decode, encode, find_messages, render_chat
 from gemserve.engine.tools import for_template
 from gemserve.errors import RequestError, shown
 
-_PIECE_TOKENS = 8192
-TextT = TypeVar("TextT", bound=TokenizerBody)
+_SLICE_TOKENS = 8192
+TOKENIZE = Operation(
+    summary="Tokenize a prompt or messages",
+    body=TokenizeBody,
+    example={"prompt": "Hello"},
+    reply=Tokens,
+    links={
+        "text": {
+            "operationId": "post_detokenize",
+            "requestBody": {"tokens": "$response.body#/tokens"},
+        }
+    },
+)
+DETOKENIZE = Operation(
+    summary="Turn tokens into text",
+    body=DetokenizeBody,
+    example={"tokens": [72, 105]},
+    reply=Text,
+)
+TOKENIZER_INFO = Operation(summary="Describe the tokenizer", reply=TokenizerInfo)
+BodyT = TypeVar("BodyT", bound=TokenizerBody)
 
 
-def tokenizing_routes(prompts: PromptBuilder, models: Models) -> APIRouter:
-    routes = APIRouter()
+def tokenizing_routes(builder: RequestBuilder, models: ModelNames) -> Routes:
+    routes = Routes()
 
     async def answer(
-        http: Request, body_type: type[TextT], work: Callable[[PromptBuilder, TextT], str]
+        http: Request, body_type: type[BodyT], write: Callable[[RequestBuilder, BodyT], str]
     ) -> Response:
         def respond(raw: bytes) -> Response:
-            body = parse(raw, body_type)
-            models.check(body.model)  # an adapter changes nothing about tokens
-            text = work(prompts, body)
-            return Response(text, media_type="application/json")
+            body = parse_body(raw, body_type)
+            models.describe_adapter(body.model)  # an adapter changes nothing about tokens
+            return Response(write(builder, body), media_type="application/json")
 
-        try:
-            raw = await http.body()
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
-        return await to_thread.run_sync(respond, raw)
+        return await to_thread.run_sync(respond, await read_body(http))
 
-    @routes.post("/tokenize")
+    @routes.add("POST", "/tokenize", TOKENIZE)
     async def post_tokenize(http: Request) -> Response:
         return await answer(http, TokenizeBody, tokenize)
 
-    @routes.post("/detokenize")
+    @routes.add("POST", "/detokenize", DETOKENIZE)
     async def post_detokenize(http: Request) -> Response:
         return await answer(http, DetokenizeBody, detokenize)
 
-    @routes.get("/tokenizer_info")
-    def get_tokenizer_info() -> dict[str, Any]:  # not async: runs off the event loop
-        return tokenizer_info(prompts)
+    @routes.add("GET", "/tokenizer_info", TOKENIZER_INFO)
+    def get_tokenizer_info() -> TokenizerInfo:  # not async: runs off the event loop
+        return tokenizer_info(builder)
 
     return routes
 
 
-def tokenize(prompts: PromptBuilder, body: TokenizeBody) -> str:
+def tokenize(builder: RequestBuilder, body: TokenizeBody) -> str:
     """The reply's JSON. Special tokens are added to a prompt; a chat template writes its own."""
-    ids = _encoding_of(prompts, body).ids
+    ids = _encode_body(builder, body).ids
     strings = "null"
     if body.return_token_strs:
-        strings = _json_array(ids, prompts.tokenizer.convert_ids_to_tokens)
+        strings = _json_array(ids, builder.tokenizer.convert_ids_to_tokens)
     return (
-        f'{{"count": {len(ids)}, "max_model_len": {prompts.context_tokens}, '
+        f'{{"count": {len(ids)}, "max_model_len": {builder.context_tokens}, '
         f'"tokens": {_json_array(ids)}, "token_strs": {strings}}}'
     )
 
 
-def detokenize(prompts: PromptBuilder, body: DetokenizeBody) -> str:
+def detokenize(builder: RequestBuilder, body: DetokenizeBody) -> str:
     """The reply's JSON. Special tokens are part of the text."""
-    check_ids(body.tokens, "tokens", prompts.vocab_size)
-    return json.dumps({"prompt": decode(prompts.tokenizer, body.tokens)}, ensure_ascii=False)
+    check_ids(body.tokens, "tokens", builder.vocab_size)
+    text: Text = {"prompt": decode(builder.tokenizer, body.tokens)}
+    return json.dumps(text, ensure_ascii=False)
 
 
-def tokenizer_info(prompts: PromptBuilder) -> dict[str, Any]:
-    """What `tokenizer_config.json` tells, under its names; nothing about the server's files."""
-    tokenizer = prompts.tokenizer
+def tokenizer_info(builder: RequestBuilder) -> TokenizerInfo:
+    """What `tokenizer_config.json` says, under its names; nothing about the server's files."""
+    tokenizer = builder.tokenizer
     added = tokenizer.added_tokens_decoder
     return {
         "tokenizer_class": type(tokenizer).__name__,
         "vocab_size": len(tokenizer),
         # 10^30 where the checkpoint does not say
-        "model_max_length": min(tokenizer.model_max_length, prompts.context_tokens),
-        **{name: getattr(tokenizer, name) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES},
+        "model_max_length": min(tokenizer.model_max_length, builder.context_tokens),
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "unk_token": tokenizer.unk_token,
+        "sep_token": tokenizer.sep_token,
+        "pad_token": tokenizer.pad_token,
+        "cls_token": tokenizer.cls_token,
+        "mask_token": tokenizer.mask_token,
         "added_tokens_decoder": {str(token): added[token].content for token in added},
         "chat_template": tokenizer.chat_template,
     }
 
 
-def _encoding_of(prompts: PromptBuilder, body: TokenizeBody) -> Any:
-    """As a request's prompt or messages would be encoded: see `engine.prompt.Prompt`."""
-    tokenizer = prompts.tokenizer
+def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> Any:
+    """The body's prompt or messages, encoded as those of a request would be."""
+    tokenizer = builder.tokenizer
     if body.messages is not None:
         if body.prompt is not None:
             raise RequestError("messages: not together with prompt", param="messages")
@@ -123,7 +146,7 @@ def _json_array(
     ids: Sequence[int], items: Callable[[Sequence[int]], Sequence[int | str]] = lambda ids: ids
 ) -> str:
     """`items` of the ids, as JSON."""
-    # in pieces: json.dumps keeps the interpreter lock, for a second if there are millions of ids
-    pieces = (ids[at : at + _PIECE_TOKENS] for at in range(0, len(ids), _PIECE_TOKENS))
-    listed = (json.dumps(items(piece), ensure_ascii=False)[1:-1] for piece in pieces)
-    return f"[{', '.join(listed)}]"
+    # in slices: json.dumps keeps the interpreter lock, for a second if there are millions of ids
+    slices = (ids[at : at + _SLICE_TOKENS] for at in range(0, len(ids), _SLICE_TOKENS))
+    texts = (json.dumps(items(part), ensure_ascii=False)[1:-1] for part in slices)
+    return f"[{', '.join(texts)}]"

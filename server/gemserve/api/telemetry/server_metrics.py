@@ -1,4 +1,4 @@
-"""Prometheus metrics, in vLLM's vocabulary with our prefix. Label sets are closed."""
+"""Prometheus metrics with vLLM's names and our prefix. Label values come from fixed sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 
 
 class Metrics:
-    """One server's metrics, in a registry of its own."""
+    """The metrics of one server, which has its own registry."""
 
     def __init__(
         self, engine: Engine, adapters: AdapterStore, model_name: str, backend: Backend
@@ -82,7 +82,7 @@ class Metrics:
         return RequestObserver(self, arrived_s)
 
     def count_filter(self, report: FilterReport) -> None:
-        """Count what became of one prompt. Both labels are from the closed sets in `types`."""
+        """Count the outcome of filtering one prompt."""
         self._outcomes.labels(report.method, report.reason or "applied").inc()
         if report.coverage is not None:
             self._coverage.observe(report.coverage)
@@ -108,7 +108,7 @@ class Metrics:
 
 
 class RequestObserver:
-    """Turns one request's events into metrics; counts it exactly once, even if it is abandoned."""
+    """Turns the events of one request into metrics, and counts its end exactly once."""
 
     def __init__(self, metrics: Metrics, arrived_s: float) -> None:
         self._metrics = metrics
@@ -147,7 +147,7 @@ class RequestObserver:
             self._count(event.reason)
 
     def close(self) -> None:
-        """The reader has gone; a request without a terminal event until now was aborted."""
+        """The reader has stopped: without a terminal event until now, the request was aborted."""
         self._count("abort")
 
     def _count(self, reason: str) -> None:

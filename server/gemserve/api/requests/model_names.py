@@ -25,7 +25,7 @@ from gemserve.types import LoadedAdapter
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterName:
+class AdapterReference:
     """The name of an adapter, and the field of the request that has it."""
 
     name: str
@@ -51,30 +51,30 @@ class ModelNames:
         with _errors_about("model"):
             return self.adapters.describe(name)
 
-    def find_adapter_name(self, body: FilteringBody) -> AdapterName | None:
+    def find_reference(self, body: FilteringBody) -> AdapterReference | None:
         """The adapter that a request names, if any. Raises `ModelNotFound`, `RequestError`."""
         name = self._split(body.model)
         if body.adapter is None:
-            return None if name is None else AdapterName(name, "model")
+            return None if name is None else AdapterReference(name, "model")
         if name not in (None, body.adapter):
             raise RequestError(
                 f"adapter={shown(body.adapter)}: model={shown(body.model)} names another one",
                 param="adapter",
             )
-        return AdapterName(body.adapter, "adapter")
+        return AdapterReference(body.adapter, "adapter")
 
-    def find_in_memory(self, adapter: AdapterName) -> LoadedAdapter | None:
+    def find_in_memory(self, reference: AdapterReference) -> LoadedAdapter | None:
         """The adapter, if it is in memory. Raises `AdapterNotFound`."""
-        with _errors_about(adapter.field):
-            return self.adapters.find(adapter.name)
+        with _errors_about(reference.field):
+            return self.adapters.find(reference.name)
 
-    async def load(self, adapter: AdapterName) -> LoadedAdapter:
+    async def load(self, reference: AdapterReference) -> LoadedAdapter:
         """The adapter, loaded if it is not in memory.
 
         Raises `AdapterNotFound`, `AdapterUnavailable`, `AdapterBusy`.
         """
-        with _errors_about(adapter.field):
-            return await to_thread.run_sync(self.adapters.get, adapter.name, limiter=self.loading)
+        with _errors_about(reference.field):
+            return await to_thread.run_sync(self.adapters.get, reference.name, limiter=self.loading)
 
     def _split(self, model: str | None) -> str | None:
         """The adapter's name at the end of a model's, if any. Raises `ModelNotFound`."""

@@ -71,11 +71,11 @@ def prompt_tools(body: ChatBody) -> list[dict[str, Any]]:
 def call_grammar(tools: Sequence[Tool], rules: ToolCallRules) -> tuple[Grammar, str]:
     """The grammar of one call of a function that the rules name, and the field it comes from."""
     named = [(i, tool) for i, tool in enumerate(tools) if tool.function.name in rules.names]
-    grammar = Grammar(json.dumps({"anyOf": [_call(i, tool) for i, tool in named]}))
+    grammar = Grammar(json.dumps({"anyOf": [_call_schema(i, tool) for i, tool in named]}))
     return grammar, f"tools.{named[0][0]}.function.parameters" if len(named) == 1 else "tools"
 
 
-def _call(index: int, tool: Tool) -> dict[str, Any]:
+def _call_schema(index: int, tool: Tool) -> dict[str, Any]:
     parameters = tool.function.parameters
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -17,7 +17,7 @@ from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
-from gemserve.api.requests.model_names import AdapterName, ModelNames
+from gemserve.api.requests.model_names import AdapterReference, ModelNames
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.engine.engine import Engine
 from gemserve.errors import AdapterBusy, AdapterUnavailable, QueueFull, RequestError
@@ -58,7 +58,7 @@ class Submitter:
             body, requests = await to_thread.run_sync(
                 self._parse_and_build, raw, body_type, build, request_id
             )
-            if isinstance(requests, AdapterName):
+            if isinstance(requests, AdapterReference):
                 adapter = await self.models.load(requests)
                 requests = await to_thread.run_sync(build, body, request_id, adapter)
             streams = self.engine.submit_all(requests.requests)
@@ -74,18 +74,18 @@ class Submitter:
 
     def _parse_and_build(
         self, raw: bytes, body_type: type[BodyT], build: Build[BodyT], request_id: str
-    ) -> tuple[BodyT, EngineRequests | AdapterName]:
+    ) -> tuple[BodyT, EngineRequests | AdapterReference]:
         """All of the slow work; runs off the event loop.
 
-        In place of the requests it returns the adapter that must be loaded first, if there is one.
+        If an adapter must be loaded first, it returns a reference to it in place of the requests.
         """
         body = parse_body(raw, body_type)
-        name = self.models.find_adapter_name(body)
-        if name is None:
+        reference = self.models.find_reference(body)
+        if reference is None:
             return body, build(body, request_id, None)
-        adapter = self.models.find_in_memory(name)
+        adapter = self.models.find_in_memory(reference)
         if adapter is None:
-            return body, name
+            return body, reference
         return body, build(body, request_id, adapter)
 
 

@@ -19,10 +19,11 @@ import torch
 import uvicorn
 
 from gemserve.adapters.store import AdapterStore
-from gemserve.api.app import Serving, create_app
-from gemserve.api.prompts import PromptBuilder
+from gemserve.api.app import create_app
+from gemserve.api.requests.request_builder import RequestBuilder
+from gemserve.api.serving import Serving
 from gemserve.calibration import Calibration
-from gemserve.config import EngineConfig, ServerConfig
+from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
 from gemserve.engine.worker import Engine
 from gemserve.filtering.plan import FilterPlanner
@@ -201,17 +202,10 @@ def serving_over(
 ) -> Serving:
     """The real engine and prompt builder over a fake core."""
     no_model: Any = None
-    config = EngineConfig(
-        filter_layer=FILTER_LAYER,
-        filter_keep=64,
-        filter_min_tokens=filter_min_tokens,
-        max_queue=max_queue,
-        max_prompt_tokens=max_prompt_tokens,
-    )
-    prompts = PromptBuilder(
+    builder = RequestBuilder(
         tokenizer=tokenizer,
         grammars=Grammars(tokenizer, vocab_size=len(tokenizer.get_vocab()), end_ids=(EOS,)),
-        config=config,
+        max_prompt_tokens=max_prompt_tokens,
         context_tokens=context_tokens,
         vocab_size=len(tokenizer.get_vocab()),
         longest_token_chars=max(map(len, tokenizer.get_vocab())),
@@ -229,7 +223,7 @@ def serving_over(
     engine = Engine(core, max_queue=max_queue)
     return Serving(
         engine=engine,
-        prompts=prompts,
+        builder=builder,
         adapters=adapters or AdapterStore(no_model, None, 0),
         model_name=model_name,
         backend=select_backend(torch.device("cpu")),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.api import keys
-from gemserve.api.keys import KeyFile, open_keys
+from gemserve.api.access import keys
+from gemserve.api.access.keys import KeyFile, open_keys
 from gemserve.config import ServerConfig
 from gemserve.errors import ConfigError
 from tests.fakes import Clock, hash_of, replace_file

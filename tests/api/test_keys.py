@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.api import keys
+from gemserve.api.access import keys
 from tests.fakes import (
     BODIES,
     CHAT,

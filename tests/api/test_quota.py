@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.api.quota import Quota
+from gemserve.api.access.quota import Quota
 from gemserve.config import ServerConfig
 from gemserve.errors import ConfigError, QuotaExceeded
 from tests.fakes import (

@@ -79,7 +79,7 @@ async def test_non_ascii_crosses_the_wire_as_utf_8(api: Api, path: str) -> None:
         assert "🌍".encode() in reply.content
         assert "é".encode() in reply.content
         ids = api.core.requests[-1].prompt_ids
-        assert said in api.serving.prompts.tokenizer.decode(ids)
+        assert said in api.serving.builder.tokenizer.decode(ids)
 
 
 async def test_a_line_break_in_the_text_does_not_break_the_stream(api: Api, core: FakeCore) -> None:

@@ -34,7 +34,7 @@ TEXT = (FILTERED, '{"name": "weather", ', '"arguments": ', '{"place": "he', 're"
 async def prompt_of(api: Api, **fields: Any) -> str:
     reply = await api.post(CHAT, **fields)
     assert reply.status_code == 200, reply.text
-    text: str = api.serving.prompts.tokenizer.decode(api.core.requests[-1].prompt_ids)
+    text: str = api.serving.builder.tokenizer.decode(api.core.requests[-1].prompt_ids)
     return text
 
 
@@ -123,7 +123,7 @@ async def test_calls_and_results_are_part_of_the_history(api: Api) -> None:
         assert "17 degrees" in said
         assert ("I look." in said) == (content.get("content") is not None)
     tokens = await api.client.post("/tokenize", json={"messages": [USER, asked, result]})
-    text = api.serving.prompts.tokenizer.decode(tokens.json()["tokens"])
+    text = api.serving.builder.tokenizer.decode(tokens.json()["tokens"])
     assert '"weather"' in text
 
 

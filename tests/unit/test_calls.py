@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.api.calls import CallReader, CallRules
+from gemserve.api.replies.tool_call_reader import ToolCallReader
+from gemserve.api.requests.tool_choice import ToolCallRules
 
 AUTO: dict[str, Any] = {"is_forced": False, "is_named": False, "is_parallel": True}
 NAMES = frozenset({"find", "add_two"})
@@ -16,8 +17,8 @@ CALL = '{"name": "find", "arguments": {"what": "a \\"b\\" {", "n": [1, {}]}}'
 ARGUMENTS = {"what": 'a "b" {', "n": [1, {}]}
 
 
-def reader(**changes: Any) -> CallReader:
-    return CallReader(CallRules(names=NAMES, **{**AUTO, **changes}))
+def reader(**changes: Any) -> ToolCallReader:
+    return ToolCallReader(ToolCallRules(names=NAMES, **{**AUTO, **changes}))
 
 
 def pieces(text: str, seed: int) -> list[str]:
@@ -45,7 +46,7 @@ def replay(deltas: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
     return content, [(name, arguments) for name, arguments in calls.values()]
 
 
-def read(found: CallReader, text: str, seed: int) -> tuple[str, list[tuple[str, str]]]:
+def read(found: ToolCallReader, text: str, seed: int) -> tuple[str, list[tuple[str, str]]]:
     deltas = [found.push(piece) for piece in pieces(text, seed)]
     said = replay([*deltas, found.finish()])
     assert said == (found.content, [(call.name, call.arguments) for call in found.calls])

@@ -1,242 +1,96 @@
-"""The HTTP application: routes parse, submit, format. Everything shared lives elsewhere."""
+"""The HTTP application: middleware, error replies, and the routes of every endpoint."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 from anyio import to_thread
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 
 import gemserve
-from gemserve.adapters.store import AdapterStore
-from gemserve.api.adapters import adapter_routes
-from gemserve.api.asked import Asked
-from gemserve.api.call_format import CallFormat
-from gemserve.api.chat_body import ChatBody
-from gemserve.api.errors import error_body, error_response
-from gemserve.api.exchange import reply, reply_selection
-from gemserve.api.formats import ChatFormat, CompletionFormat, Format
-from gemserve.api.gate import Gate
-from gemserve.api.keys import open_keys
-from gemserve.api.limits import BodyLimit, RequestId, request_id_of
-from gemserve.api.logprobs import Vocabulary
-from gemserve.api.metrics import Metrics
-from gemserve.api.models import Models, model_routes
-from gemserve.api.openapi import document
-from gemserve.api.operations import Json
-from gemserve.api.parsing import parse
-from gemserve.api.prompts import PromptBuilder
-from gemserve.api.quota import Quota
-from gemserve.api.response_body import ResponsesBody
-from gemserve.api.responses import reply_response
-from gemserve.api.schemas import CompletionBody, Filterable, Generation, SelectionBody
-from gemserve.api.tokenizing import tokenizing_routes
-from gemserve.api.tools import call_rules
+from gemserve.api.access.body_limit import BodyLimit
+from gemserve.api.access.gate import Gate
+from gemserve.api.access.keys import open_keys
+from gemserve.api.access.quota import Quota
+from gemserve.api.access.request_id import RequestId
+from gemserve.api.error_replies import error_body, error_response
+from gemserve.api.openapi import write_document
+from gemserve.api.replies.token_counts import KEPT_TOKENS_HEADER, PROMPT_TOKENS_HEADER
+from gemserve.api.requests.field_schemas import Json
+from gemserve.api.requests.model_names import ModelNames
+from gemserve.api.routes.adapters import adapter_routes
+from gemserve.api.routes.completions import completion_routes
+from gemserve.api.routes.filter import filter_routes
+from gemserve.api.routes.health import health_routes
+from gemserve.api.routes.models import model_routes
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.responses import response_routes
+from gemserve.api.routes.submission import Submitter
+from gemserve.api.routes.tokenizing import tokenizing_routes
+from gemserve.api.serving import Serving
+from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.config import ServerConfig
-from gemserve.engine.worker import Engine, Stream
-from gemserve.errors import (
-    AdapterBusy,
-    AdapterUnavailable,
-    GemserveError,
-    QueueFull,
-    RequestError,
-)
-from gemserve.prompting.encoding import decode
-from gemserve.types import LoadedAdapter
-from gemserve_kernels import Backend
+from gemserve.errors import GemserveError
 
-FilteredT = TypeVar("FilteredT", bound=Filterable)
-GenerationT = TypeVar("GenerationT", bound=Generation)
-Build = Callable[[FilteredT, str, LoadedAdapter | None], Asked]
-EXPOSED_HEADERS = (  # that scripts of other origins may read
-    "Retry-After",
-    "X-Request-Id",
-    "X-Gemserve-Prompt-Tokens",
-    "X-Gemserve-Kept-Tokens",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """What the application serves. It stops the engine when it shuts down."""
-
-    engine: Engine
-    prompts: PromptBuilder
-    adapters: AdapterStore
-    model_name: str
-    backend: Backend
-    config: ServerConfig
+# the reply's headers that a page of another origin may read
+EXPOSED_HEADERS = ("Retry-After", "X-Request-Id", PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER)
 
 
 def create_app(serving: Serving) -> FastAPI:
-    """The application over one engine; usable in process through an ASGI transport.
+    """The application over one engine. Tests use it in process, through an ASGI transport.
 
-    Raises `ConfigError` if its key files are wrong.
+    It stops the engine when it shuts down. Raises `ConfigError` if its key files are wrong.
     """
-    engine, prompts, config = serving.engine, serving.prompts, serving.config
-    metrics = Metrics(engine, serving.adapters, serving.model_name, serving.backend)
-    models = Models(serving.model_name, serving.adapters, prompts.context_tokens)
-    vocabulary = Vocabulary(prompts.tokenizer)
-    described = document(config, serving.model_name)
+    config = serving.config
+    metrics = Metrics(serving.engine, serving.adapters, serving.model_name, serving.backend)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await to_thread.run_sync(engine.stop)
+        await to_thread.run_sync(serving.engine.stop)
 
     app = FastAPI(
         title="gemserve",
         version=gemserve.__version__,
         lifespan=lifespan,
-        redirect_slashes=False,  # what is not in the document is a 404
+        redirect_slashes=False,  # a path that is not in the document is a 404
     )
-    app.openapi = lambda: described  # type: ignore[method-assign]
+    operations: dict[str, Operation] = {}
+    for routes in _all_routes(serving, metrics):
+        app.include_router(routes)
+        operations |= routes.operations
+    document = write_document(operations, config, serving.model_name)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     _add_middleware(app, config, metrics)
-
-    @app.exception_handler(GemserveError)
-    async def _own_error(_: Request, error: GemserveError) -> JSONResponse:
-        return error_response(error)
-
-    @app.exception_handler(HTTPException)
-    async def _http_error(http: Request, error: HTTPException) -> JSONResponse:
-        body = error_body(str(error.detail), kind="invalid_request_error")
-        headers = error.headers
-        if error.status_code == 405:
-            headers = _allowed(described, http.scope["path"]) or headers
-        return JSONResponse(body, status_code=error.status_code, headers=headers)
-
-    async def submit(
-        http: Request, body_type: type[FilteredT], build: Build[FilteredT]
-    ) -> tuple[FilteredT, Asked, list[Stream]]:
-        request_id = request_id_of(http)
-        try:
-            engine.check_room()  # a full queue answers before anything is parsed or tokenized
-            raw = await http.body()
-            body, asked = await to_thread.run_sync(
-                _parse_and_build, raw, body_type, build, request_id, models
-            )
-            if asked is None:
-                adapter = await models.load_adapter(body)
-                asked = await to_thread.run_sync(build, body, request_id, adapter)
-            return body, asked, engine.submit_all(asked.requests)
-        except ClientDisconnect as error:
-            raise HTTPException(499, "the client left") from error  # nobody reads it
-        except (QueueFull, AdapterBusy, AdapterUnavailable) as error:
-            metrics.rejections.labels(error.code).inc()
-            raise
-        except RequestError as error:
-            metrics.rejections.labels(_reason(error)).inc()
-            raise
-
-    async def answer(
-        http: Request,
-        body_type: type[GenerationT],
-        build: Build[GenerationT],
-        new_format: Callable[[GenerationT], Format],
-    ) -> Response:
-        arrived_s = time.monotonic()
-        body, asked, streams = await submit(http, body_type, build)
-        return await reply(
-            http,
-            body,
-            asked,
-            streams,
-            new_format(body),
-            [metrics.observer(arrived_s) for _ in streams],
-            keep_alive_s=config.keep_alive_s,
-            model=body.model,
-        )
-
-    def chat_format(body: ChatBody) -> Format:
-        rules = call_rules(body)
-        return ChatFormat(vocabulary) if rules is None else CallFormat(vocabulary, rules)
-
-    @app.post("/v1/completions")
-    async def completions(http: Request) -> Response:
-        return await answer(
-            http, CompletionBody, prompts.completion, lambda _: CompletionFormat(vocabulary)
-        )
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(http: Request) -> Response:
-        return await answer(http, ChatBody, prompts.chat, chat_format)
-
-    @app.post("/v1/responses")
-    async def responses(http: Request) -> Response:
-        arrived_s = time.monotonic()
-        body, _, (stream,) = await submit(http, ResponsesBody, prompts.response)
-        return await reply_response(
-            http,
-            body,
-            stream,
-            metrics.observer(arrived_s),
-            keep_alive_s=config.keep_alive_s,
-            model=body.model,
-        )
-
-    @app.post("/v1/filter")
-    async def select(http: Request) -> Response:
-        arrived_s = time.monotonic()
-        body, _, (stream,) = await submit(http, SelectionBody, prompts.selection)
-        return await reply_selection(
-            http,
-            stream,
-            metrics.observer(arrived_s),
-            partial(decode, prompts.tokenizer, skip_special_tokens=True),
-            is_selection_shown=body.filter is not None and body.filter.return_selection,
-        )
-
-    app.include_router(tokenizing_routes(prompts, models))
-    app.include_router(model_routes(models))
-    app.include_router(adapter_routes(models, config))
-
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        if engine.death is not None:
-            return JSONResponse({"status": "dead", "cause": engine.death}, status_code=503)
-        return JSONResponse({"status": "ok"})
-
-    @app.get("/ready")
-    async def ready() -> JSONResponse:
-        if engine.is_draining:
-            return JSONResponse({"status": "shutting down"}, status_code=503)
-        return await health()
-
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {
-            "version": gemserve.__version__,
-            "attention_backend": serving.backend.name,
-            "kernels": serving.backend.kernels,
-        }
-
-    @app.get("/metrics")
-    async def read_metrics() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
+    _add_error_replies(app, document)
     return app
 
 
-def _allowed(described: Json, path: str) -> dict[str, str] | None:
-    """What a path can be asked, by all its routes: the framework tells of the first alone."""
-    for template, operations in described["paths"].items():
-        if re.fullmatch(re.escape(template).replace(r"\{name\}", ".+"), path):
-            return {"Allow": ", ".join(sorted(operations)).upper()}
-    return None
+def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
+    """The routes of all endpoints, in the order in which the document has them."""
+    engine, builder, config = serving.engine, serving.builder, serving.config
+    models = ModelNames(serving.model_name, serving.adapters)
+    submitter = Submitter(
+        engine=engine, models=models, metrics=metrics, keep_alive_s=config.keep_alive_s
+    )
+    return [
+        completion_routes(submitter, builder),
+        response_routes(submitter, builder),
+        filter_routes(submitter, builder),
+        tokenizing_routes(builder, models),
+        model_routes(models, builder.context_tokens),
+        adapter_routes(models, config),
+        health_routes(engine, serving.backend, metrics),
+    ]
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
-    """From the inside out: the last one added sees a request first and a reply last."""
+    """The last one added sees a request first and its reply last."""
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     keys = open_keys(config)
     if keys is not None:
@@ -246,7 +100,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
         )
         count = metrics.rejections
         app.add_middleware(
-            Gate, keys=keys, quota=quota, refused=lambda code: count.labels(code).inc()
+            Gate, keys=keys, quota=quota, on_refusal=lambda code: count.labels(code).inc()
         )
     if config.cors_origins:  # outside the gate: a browser's preflight carries no key
         app.add_middleware(
@@ -259,28 +113,23 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
     app.add_middleware(RequestId)
 
 
-def _parse_and_build(
-    raw: bytes,
-    body_type: type[FilteredT],
-    build: Build[FilteredT],
-    request_id: str,
-    models: Models,
-) -> tuple[FilteredT, Asked | None]:
-    """Everything slow about a request's arrival; runs off the event loop.
+def _add_error_replies(app: FastAPI, document: Json) -> None:
+    @app.exception_handler(GemserveError)
+    async def reply_to_gemserve_error(_: Request, error: GemserveError) -> JSONResponse:
+        return error_response(error)
 
-    What is asked is None where an adapter must be loaded first.
-    """
-    body = parse(raw, body_type)
-    adapter = models.find_adapter(body)
-    if adapter is None and not models.is_plain(body):
-        return body, None
-    return body, build(body, request_id, adapter)
+    @app.exception_handler(HTTPException)
+    async def reply_to_http_error(http: Request, error: HTTPException) -> JSONResponse:
+        body = error_body(str(error.detail), kind="invalid_request_error")
+        headers = error.headers
+        if error.status_code == 405:
+            headers = _allow_header(document, http.scope["path"]) or headers
+        return JSONResponse(body, status_code=error.status_code, headers=headers)
 
 
-def _reason(error: RequestError) -> str:
-    known = {
-        "context_length_exceeded": "prompt_too_long",
-        "model_not_found": "unknown_model",
-        "adapter_not_found": "unknown_adapter",
-    }
-    return known.get(error.code, "invalid_request")
+def _allow_header(document: Json, path: str) -> dict[str, str] | None:
+    """All methods of a path. The framework names those of its first route only."""
+    for template, operations in document["paths"].items():
+        if re.fullmatch(re.escape(template).replace(r"\{name\}", ".+"), path):
+            return {"Allow": ", ".join(sorted(operations)).upper()}
+    return None

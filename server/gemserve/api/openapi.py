@@ -1,12 +1,12 @@
-"""`/openapi.json`: the operations as this server is configured to answer them.
+"""Write `/openapi.json` from the routes' operations and the server's configuration.
 
-Routes read bodies and write replies themselves, so the framework could tell nothing of either.
+FastAPI cannot: endpoints read and parse bodies themselves, and some replies are written as text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -16,10 +16,13 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 import gemserve
-from gemserve.api import replies
-from gemserve.api.gate import OPEN_PATHS
-from gemserve.api.operations import OPERATIONS, Json, Operation
-from gemserve.api.schemas import Generation
+from gemserve.api.access.gate import OPEN_PATHS
+from gemserve.api.error_replies import Error
+from gemserve.api.replies.reply_types import Selection
+from gemserve.api.replies.token_counts import KEPT_TOKENS_HEADER, PROMPT_TOKENS_HEADER
+from gemserve.api.requests.base_bodies import GenerationBody
+from gemserve.api.requests.field_schemas import Json
+from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
 from gemserve.types import ADAPTER_NAME
 
@@ -27,9 +30,14 @@ _JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
 _KEY = "api_key"
 
 
-def document(config: ServerConfig, model_name: str) -> Json:
-    """The OpenAPI document of a server with this configuration, which serves this model."""
-    schemas, definitions = _schemas()
+def write_document(
+    operations: Mapping[str, Operation], config: ServerConfig, model_name: str
+) -> Json:
+    """The OpenAPI document of a server with this configuration, which serves this model.
+
+    `operations` are those of all routes, by "METHOD /path".
+    """
+    schemas, definitions = _schemas(_types_in(operations.values()))
     components: Json = {"schemas": deepcopy(definitions)}
     if config.api_key_file is not None:
         components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
@@ -38,7 +46,7 @@ def document(config: ServerConfig, model_name: str) -> Json:
         _describe_model(schema, model)
     writer = _Writer(config, model_name, schemas)
     paths: Json = {}
-    for name, operation in OPERATIONS.items():
+    for name, operation in operations.items():
         method, path = name.split()
         paths.setdefault(path, {})[method.lower()] = writer.operation(method, path, operation)
     return {
@@ -49,14 +57,19 @@ def document(config: ServerConfig, model_name: str) -> Json:
     }
 
 
-@cache
-def _schemas() -> tuple[dict[Any, Json], Json]:
-    """Of every type in `OPERATIONS`; and what these refer to, by name."""
-    types: dict[Any, None] = {replies.Error: None}  # in order, and once
-    for operation in OPERATIONS.values():
+def _types_in(operations: Iterable[Operation]) -> tuple[Any, ...]:
+    """Every type of a body or reply, once."""
+    types: dict[Any, None] = {Error: None}
+    for operation in operations:
         for kind in (operation.body, operation.reply, operation.event, operation.unavailable):
             if kind is not None:
                 types[kind] = None
+    return tuple(types)
+
+
+@cache
+def _schemas(types: tuple[Any, ...]) -> tuple[dict[Any, Json], Json]:
+    """The JSON Schema of every type, and of what these refer to, by name."""
     schemas, definitions = TypeAdapter.json_schemas(
         [(t, "validation", TypeAdapter(t)) for t in types],
         schema_generator=_Schemas,
@@ -66,7 +79,7 @@ def _schemas() -> tuple[dict[Any, Json], Json]:
 
 
 class _Schemas(GenerateJsonSchema):
-    """Objects have no other fields than those they are described with; no field has a title."""
+    """JSON Schemas in which objects have no further fields, and fields have no titles."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -79,7 +92,7 @@ class _Schemas(GenerateJsonSchema):
 
 
 class _Writer:
-    """Writes operations. `schemas`: of what they take and answer."""
+    """Writes operations. `schemas` are those of their bodies and replies, by type."""
 
     def __init__(self, config: ServerConfig, model_name: str, schemas: dict[Any, Json]) -> None:
         self._config = config
@@ -116,7 +129,7 @@ class _Writer:
     def _replies(
         self, path: str, operation: Operation, is_open: bool
     ) -> Iterator[tuple[int, Json]]:
-        yield 200, self._good(operation)
+        yield 200, self._success(operation)
         if operation.body is not None:
             yield 400, self._error("The body is wrong; `param` names the field, if it is one.")
             yield 413, self._error("The body is too large.")
@@ -139,12 +152,12 @@ class _Writer:
         limits = (self._config.requests_per_minute, self._config.concurrency_per_key)
         return any(limit is not None for limit in limits)
 
-    def _good(self, operation: Operation) -> Json:
+    def _success(self, operation: Operation) -> Json:
         if operation.reply is None:
             return _reply("Metrics", {_PLAIN: {"schema": {"type": "string"}}}, {})
         content = {_JSON: {"schema": self._schemas[operation.reply]}}
         headers: Json = {}
-        if operation.reply is replies.Selection:
+        if operation.reply is Selection:
             headers = _COUNTS
         if operation.event is not None:
             content[_EVENTS] = {"schema": self._event(operation)}
@@ -153,14 +166,13 @@ class _Writer:
         return reply if operation.links is None else {**reply, "links": operation.links}
 
     def _event(self, operation: Operation) -> Json:
-        """Of each of a stream's events, if `stream` is true."""
+        """The schema of an event of the stream that answers a body with `stream` true."""
         data: Json = {
             "type": "string",
             "contentMediaType": _JSON,
             "contentSchema": self._schemas[operation.event],
         }
-        assert operation.body is not None
-        if issubclass(operation.body, Generation):
+        if operation.body is not None and issubclass(operation.body, GenerationBody):
             data = {"anyOf": [{"const": "[DONE]"}, data]}
         return {
             "description": "One event of the stream.",
@@ -170,7 +182,7 @@ class _Writer:
         }
 
     def _error(self, description: str, headers: Json | None = None) -> Json:
-        return _reply(description, {_JSON: {"schema": self._schemas[replies.Error]}}, headers or {})
+        return _reply(description, {_JSON: {"schema": self._schemas[Error]}}, headers or {})
 
 
 _TEXT: Json = {"type": "string"}
@@ -184,8 +196,8 @@ _REQUEST_ID: Json = {
 _BEARER: Json = {"required": True, "schema": {"const": "Bearer"}}
 _SECONDS: Json = {"required": True, "schema": {"type": "integer", "minimum": 1}}
 _COUNT: Json = {"required": True, "schema": {"type": "integer", "minimum": 0}}
-_COUNTS: Json = {"X-Gemserve-Prompt-Tokens": _COUNT, "X-Gemserve-Kept-Tokens": _COUNT}
-_ID_GIVEN: Json = {"required": True, "schema": {**_TEXT, "pattern": "^[!-~]{1,128}$"}}
+_COUNTS: Json = {PROMPT_TOKENS_HEADER: _COUNT, KEPT_TOKENS_HEADER: _COUNT}
+_REPLY_ID: Json = {"required": True, "schema": {**_TEXT, "pattern": "^[!-~]{1,128}$"}}
 
 
 def _optional(header: Json) -> Json:
@@ -195,7 +207,7 @@ def _optional(header: Json) -> Json:
 def _reply(description: str, content: Json, headers: Json) -> Json:
     return {
         "description": description,
-        "headers": {"X-Request-Id": _ID_GIVEN, **headers},
+        "headers": {"X-Request-Id": _REPLY_ID, **headers},
         "content": content,
     }
 
@@ -210,12 +222,12 @@ def _names_model(operation: Operation) -> bool:
 
 
 def _model_schema(config: ServerConfig, name: str) -> Json:
-    """Of a model's name: the one that is served, and where there may be adapters, with one."""
+    """The schema of a model's name: the served one, alone or with the name of an adapter."""
     if config.adapter_dir is None:
         return {**_TEXT, "enum": [name]}
     literal = re.sub(r"([][\\.^$*+?(){}|])", r"\\\1", name)
-    adapted = {"pattern": f"^{literal}:{ADAPTER_NAME}$"}
-    return {**_TEXT, "anyOf": [{"enum": [name]}, adapted]}
+    with_adapter = {"pattern": f"^{literal}:{ADAPTER_NAME}$"}
+    return {**_TEXT, "anyOf": [{"enum": [name]}, with_adapter]}
 
 
 def _describe_model(schema: Json, model: Json) -> None:

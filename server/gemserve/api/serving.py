@@ -1,31 +1,46 @@
-"""Put an engine, a prompt builder and adapters over a core."""
+"""What the application serves: an engine over a core, a request builder, and adapters."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemserve.adapters.folder import find_folder
 from gemserve.adapters.store import AdapterStore
-from gemserve.api.app import Serving
-from gemserve.api.prompts import PromptBuilder
+from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
 from gemserve.model.causal import CausalModel
+from gemserve_kernels import Backend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What the application serves."""
+
+    engine: Engine
+    builder: RequestBuilder
+    adapters: AdapterStore
+    model_name: str
+    backend: Backend
+    config: ServerConfig
 
 
 def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Serving:
-    """Load the adapters and start the engine's worker, which the application stops at its end.
+    """Load the adapters and start the engine's worker. The application stops it when it ends.
 
     Raises `ConfigError` for an adapter that cannot be loaded.
     """
     adapters = _open_adapters(core.model, config)
+    max_prompt_tokens = core.config.max_prompt_tokens
+    assert max_prompt_tokens is not None  # the core has resolved its configuration
     vocabulary = core.tokenizer.get_vocab()
-    prompts = PromptBuilder(
+    builder = RequestBuilder(
         tokenizer=core.tokenizer,
         grammars=core.grammars,
-        config=core.config,
+        max_prompt_tokens=max_prompt_tokens,
         context_tokens=core.model.context_tokens,
         vocab_size=core.model.vocab_size,
         longest_token_chars=max(map(len, vocabulary)),
@@ -33,7 +48,7 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
     )
     return Serving(
         engine=Engine(core, max_queue=core.config.max_queue),
-        prompts=prompts,
+        builder=builder,
         adapters=adapters,
         backend=core.model.backend,
         model_name=model_name,
@@ -42,7 +57,7 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
 
 
 def check_adapters(config: ServerConfig) -> None:
-    """Raise `ConfigError` unless all folders of adapters are there; no model is needed for that."""
+    """Raise `ConfigError` if an adapter's folder is missing. This needs no model."""
     if config.adapter_dir is None:
         return
     root = Path(config.adapter_dir)

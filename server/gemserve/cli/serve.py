@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import uvicorn
 
+    from gemserve.api.access.keys import open_keys
     from gemserve.api.app import create_app
-    from gemserve.api.keys import open_keys
     from gemserve.api.serving import build_serving, check_adapters
     from gemserve.evaluation.calibrated import build_calibrated_core
 

@@ -1,0 +1,51 @@
+"""ASGI middleware: checks the API key and its quota before a body is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gemserve.api.access.keys import Keys
+from gemserve.api.access.quota import Quota
+from gemserve.api.error_replies import error_response
+from gemserve.errors import InvalidKey, QuotaExceeded
+
+# Probes and Prometheus read these without a key. Every other path needs one, even if it is unknown.
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+
+
+class Gate:
+    """Answers 401 without a valid key, and 429 to a POST beyond what its key may do.
+
+    A POST counts as running until its reply has ended, however it ends. `on_refusal` is called with
+    the code of every refusal. Routes find the `Caller` in the request's state.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, quota: Quota, on_refusal: Callable[[str], None]
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._quota = quota
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        is_counted = scope["method"] == "POST"
+        try:
+            caller = self._keys.identify(scope["headers"])
+            if is_counted:
+                self._quota.enter(caller.key)
+        except (InvalidKey, QuotaExceeded) as error:
+            self._on_refusal(error.code)
+            await error_response(error)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = caller
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if is_counted:
+                self._quota.leave(caller.key)

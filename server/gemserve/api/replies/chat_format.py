@@ -1,0 +1,87 @@
+"""What /v1/chat/completions sends, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemserve.api.replies.choice import Choice
+from gemserve.api.replies.failures import finish_reason
+from gemserve.api.replies.logprobs import Vocabulary, chat_logprobs
+from gemserve.api.replies.reply_types import (
+    Chat,
+    ChatChoice,
+    ChatChunk,
+    ChatFinishReason,
+    ChatLogprobs,
+    ChatPart,
+    ChunkExtras,
+    Delta,
+    FilterObject,
+    ReplyHead,
+    Usage,
+)
+from gemserve.types import Finished, PromptScored, TextDelta, TokenLogprob
+
+
+class ChatFormat:
+    """Implements `ChoiceFormat` for answers that are text."""
+
+    id_prefix = "chatcmpl"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def reply(
+        self,
+        head: ReplyHead,
+        choices: list[ChatChoice],
+        usage: Usage,
+        filters: Sequence[FilterObject],
+    ) -> Chat:
+        return {
+            **head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage,
+            "filter": filters[0],
+        }
+
+    def chunk(self, head: ReplyHead, parts: list[ChatPart], extras: ChunkExtras) -> ChatChunk:
+        return {**head, "object": "chat.completion.chunk", "choices": parts, **extras}
+
+    def choice(self, choice: Choice, finished: Finished) -> ChatChoice:
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": finish_reason(finished),
+        }
+
+    def first_part(self, choice: Choice) -> ChatPart:
+        return self._part(choice, {"role": "assistant", "content": ""})
+
+    def prompt_part(self, choice: Choice, scored: PromptScored) -> ChatPart:
+        raise AssertionError("chats are not echoed")
+
+    def text_part(self, choice: Choice, delta: TextDelta) -> ChatPart:
+        return self._part(choice, {"content": delta.text}, self._logprobs(delta.logprobs))
+
+    def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
+        return self._part(choice, {}, reason=finish_reason(finished))
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        return chat_logprobs(self._vocabulary, tokens) if tokens else None
+
+    @staticmethod
+    def _part(
+        choice: Choice,
+        delta: Delta,
+        logprobs: ChatLogprobs | None = None,
+        reason: ChatFinishReason | None = None,
+    ) -> ChatPart:
+        return {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }

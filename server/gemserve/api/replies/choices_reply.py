@@ -1,0 +1,128 @@
+"""The reply of the two completion endpoints, whole or as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from gemserve.api.access.request_id import new_id
+from gemserve.api.replies.choice import Choice, ChoiceFormat, ChoiceT, PartT
+from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.failures import failure_body, failure_response, is_failure
+from gemserve.api.replies.reply_types import ChunkExtras, ReplyHead, Usage
+from gemserve.api.replies.server_sent_events import DONE, KEEP_ALIVE, data_event, event_stream
+from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
+from gemserve.api.requests.base_bodies import GenerationBody
+from gemserve.api.requests.engine_requests import EngineRequests
+from gemserve.types import Filtered, FilterReport, Finished, PromptScored, TextDelta
+
+
+async def choices_reply(
+    body: GenerationBody,
+    requests: EngineRequests,
+    reader: EventReader,
+    choice_format: ChoiceFormat[ChoiceT, PartT],
+) -> Response:
+    reply = _ChoicesReply(
+        reader=reader,
+        format=choice_format,
+        head={
+            "id": new_id(choice_format.id_prefix),
+            "created": int(time.time()),
+            "model": body.model,
+        },
+        choices=[
+            Choice(
+                index=index,
+                echo=requests.echo_of(index),
+                first_token=stream.request.prompt_ids[0],
+            )
+            for index, stream in enumerate(reader.streams)
+        ],
+        n=requests.n,
+    )
+    if not body.stream:
+        return await reply.whole()
+    options = body.stream_options
+    return event_stream(reply.chunks(options is not None and options.include_usage))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChoicesReply(Generic[ChoiceT, PartT]):
+    """A reply with `n` choices for each prompt."""
+
+    reader: EventReader
+    format: ChoiceFormat[ChoiceT, PartT]
+    head: ReplyHead
+    choices: Sequence[Choice]
+    n: int
+
+    async def whole(self) -> JSONResponse:
+        """All choices, or the error of the first one that fails, which ends the others."""
+        finished: dict[int, ChoiceT] = {}
+        async with aclosing(self.reader.events()) as arrivals:
+            async for index, event in arrivals:
+                choice = self.choices[index]
+                choice.add(event)
+                if isinstance(event, Finished):
+                    if is_failure(event):
+                        return failure_response(event)
+                    finished[index] = self.format.choice(choice, event)
+        reports = self._reports()
+        content = self.format.reply(
+            self.head,
+            [finished[choice.index] for choice in self.choices],
+            self._usage(),
+            [filter_object(report) for report in reports],
+        )
+        return JSONResponse(content, headers=token_headers(reports))
+
+    async def chunks(self, include_usage: bool) -> AsyncIterator[str]:
+        """Server-sent events. A choice's first chunk has its filter report; `[DONE]` comes once."""
+        extras: ChunkExtras = {"usage": None} if include_usage else {}
+
+        def chunk(part: PartT, extras: ChunkExtras = extras) -> str:
+            return data_event(self.format.chunk(self.head, [part], extras))
+
+        async with aclosing(self.reader.events_and_pauses()) as arrivals:
+            async for arrival in arrivals:
+                if arrival is None:
+                    yield KEEP_ALIVE
+                    continue
+                choice, event = self.choices[arrival[0]], arrival[1]
+                choice.add(event)
+                if isinstance(event, Filtered):
+                    report = filter_object(event.report)
+                    yield chunk(self.format.first_part(choice), {**extras, "filter": report})
+                elif isinstance(event, PromptScored):
+                    yield chunk(self.format.prompt_part(choice, event))
+                elif isinstance(event, TextDelta):
+                    if event.text or event.logprobs:
+                        yield chunk(self.format.text_part(choice, event))
+                elif is_failure(event):
+                    yield data_event(failure_body(event))
+                    yield DONE
+                    return
+                else:
+                    yield chunk(self.format.last_part(choice, event))
+        if include_usage:
+            yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}))
+        yield DONE
+
+    def _reports(self) -> list[FilterReport]:
+        """One for each prompt."""
+        reports = [choice.report for choice in self.choices[:: self.n]]
+        return [report for report in reports if report is not None]
+
+    def _usage(self) -> Usage:
+        """Each prompt counts once, however many choices it has."""
+        return usage_object(
+            sum(report.prompt_tokens for report in self._reports()),
+            sum(choice.completion_tokens for choice in self.choices),
+        )

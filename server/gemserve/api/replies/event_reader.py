@@ -1,0 +1,84 @@
+"""Read the engine's events for one HTTP request: several streams, disconnects, pauses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from fastapi import Request
+
+from gemserve.api.telemetry.server_metrics import RequestObserver
+from gemserve.engine.worker import Stream
+from gemserve.types import Event
+
+Arrival = tuple[int, Event]  # a stream's index, and an event of it
+
+
+class EventReader:
+    """Reads the streams of one HTTP request, which has one for each choice.
+
+    It shows every event to its stream's observer, and cancels the streams when the client leaves
+    or the reading stops.
+    """
+
+    def __init__(
+        self,
+        http: Request,
+        streams: Sequence[Stream],
+        observers: Sequence[RequestObserver],
+        *,
+        keep_alive_s: float,
+    ) -> None:
+        self.streams = streams
+        self._http = http
+        self._observers = observers
+        self._keep_alive_s = keep_alive_s
+
+    async def events(self) -> AsyncGenerator[Arrival]:
+        """The streams' events in the order in which they come."""
+        async with aclosing(self._read(None)) as arrivals:
+            async for arrival in arrivals:
+                if arrival is not None:
+                    yield arrival
+
+    def events_and_pauses(self) -> AsyncGenerator[Arrival | None]:
+        """The same, with None whenever no event came for `keep_alive_s` seconds."""
+        return self._read(self._keep_alive_s)
+
+    async def _read(self, pause_s: float | None) -> AsyncGenerator[Arrival | None]:
+        watcher = asyncio.create_task(self._cancel_on_disconnect())
+        readers = [aiter(stream) for stream in self.streams]
+        pending = {asyncio.ensure_future(anext(r)): index for index, r in enumerate(readers)}
+        try:
+            while pending:
+                done, _ = await asyncio.wait(
+                    pending, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    yield None
+                for task in sorted(done, key=pending.__getitem__):
+                    index = pending.pop(task)
+                    # Not raised: the exception would hold this frame, and the frame the task that
+                    # holds the exception. Such a circle would keep the prompt and its adapter in
+                    # memory until the garbage collector runs.
+                    if isinstance(task.exception(), StopAsyncIteration):
+                        continue
+                    event = task.result()
+                    self._observers[index].see(event)
+                    pending[asyncio.ensure_future(anext(readers[index]))] = index
+                    yield index, event
+        finally:
+            watcher.cancel()
+            for stream, observer in zip(self.streams, self._observers, strict=True):
+                stream.cancel()
+                observer.close()
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _cancel_on_disconnect(self) -> None:
+        while (await self._http.receive())["type"] != "http.disconnect":
+            pass
+        for stream in self.streams:
+            stream.cancel()

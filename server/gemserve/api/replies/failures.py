@@ -1,0 +1,34 @@
+"""How a request ended: its finish reason, or the error of one that failed."""
+
+from __future__ import annotations
+
+from fastapi.responses import JSONResponse
+
+from gemserve.api.error_replies import Error, error_body
+from gemserve.api.replies.reply_types import FinishReason
+from gemserve.types import Finished
+
+# a request counts as aborted until its terminal event comes
+ABORTED = Finished(reason="abort", completion_tokens=0)
+
+
+def is_failure(finished: Finished) -> bool:
+    return finished.reason in ("error", "abort")
+
+
+def finish_reason(finished: Finished) -> FinishReason:
+    """The reason of a request that has not failed."""
+    return "length" if finished.reason == "length" else "stop"
+
+
+def failure_response(finished: Finished) -> JSONResponse:
+    status = 503 if finished.reason == "abort" else 500
+    return JSONResponse(failure_body(finished), status_code=status)
+
+
+def failure_body(finished: Finished) -> Error:
+    if finished.reason == "abort":
+        return error_body("The request was cancelled.", kind="server_error", code="cancelled")
+    return error_body(
+        f"The request failed: {finished.error}", kind="server_error", code="engine_error"
+    )

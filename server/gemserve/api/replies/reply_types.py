@@ -1,0 +1,255 @@
+"""The JSON of every reply but those of /v1/responses. The OpenAPI document is written from it too.
+
+Nothing is checked with these types while serving: mypy checks the code that builds replies.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, GetPydanticSchema
+from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
+
+from gemserve.types import FilterReport
+
+NonNegative = Annotated[int, Field(ge=0)]
+FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+# a `FilterReport` as a dictionary
+FilterObject = Annotated[
+    dict[str, Any], GetPydanticSchema(lambda _, handler: handler(FilterReport))
+]
+
+
+class Usage(TypedDict):
+    """`prompt_tokens` counts what was sent, not what the filter kept."""
+
+    prompt_tokens: NonNegative
+    completion_tokens: NonNegative
+    total_tokens: NonNegative
+
+
+class ReplyHead(TypedDict):
+    """What the chunks of a stream have in common with each other, and with a whole reply."""
+
+    id: str
+    created: NonNegative
+    model: str
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[NonNegative]
+
+
+class CompletionText(TypedDict):
+    index: NonNegative
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class CompletionChoice(CompletionText):
+    finish_reason: FinishReason
+
+
+class CompletionPart(CompletionText):
+    finish_reason: FinishReason | None
+
+
+class Completion(ReplyHead):
+    object: Literal["text_completion"]
+    choices: Annotated[list[CompletionChoice], Field(min_length=1)]
+    usage: Usage
+    filter: FilterObject | list[FilterObject]  # a list if there are several prompts
+
+
+class ChunkExtras(TypedDict):
+    """A choice's first chunk has its `filter`. Usage comes last, and only if it is requested."""
+
+    usage: NotRequired[Usage | None]
+    filter: NotRequired[FilterObject]
+
+
+class Chunk(ReplyHead, ChunkExtras):
+    pass
+
+
+class CompletionChunk(Chunk):
+    object: Literal["text_completion"]
+    choices: Annotated[list[CompletionPart], Field(max_length=1)]
+
+
+class Token(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, Field(ge=0, le=255)]]
+
+
+class ScoredToken(Token):
+    top_logprobs: list[Token]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ScoredToken]
+    refusal: None
+
+
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[Annotated[list[ToolCall], Field(min_length=1)]]
+
+
+class ChatChoice(TypedDict):
+    index: NonNegative
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason
+
+
+class Chat(ReplyHead):
+    object: Literal["chat.completion"]
+    choices: Annotated[list[ChatChoice], Field(min_length=1)]
+    usage: Usage
+    filter: FilterObject
+
+
+class FunctionPart(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallPart(TypedDict):
+    """A call's first part has its id, type and name."""
+
+    index: NonNegative
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionPart
+
+
+class Delta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str | None]
+    tool_calls: NotRequired[Annotated[list[CallPart], Field(min_length=1)]]
+
+
+class ChatPart(TypedDict):
+    index: NonNegative
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+
+
+class ChatChunk(Chunk):
+    object: Literal["chat.completion.chunk"]
+    choices: Annotated[list[ChatPart], Field(max_length=1)]
+
+
+class Selection(TypedDict):
+    filter: FilterObject
+    text: str
+    usage: Usage
+
+
+class Tokens(TypedDict):
+    count: NonNegative
+    max_model_len: NonNegative
+    tokens: list[NonNegative]
+    token_strs: list[str] | None
+
+
+class Text(TypedDict):
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """As in the model's `tokenizer_config.json`."""
+
+    tokenizer_class: str
+    vocab_size: NonNegative
+    model_max_length: NonNegative
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    sep_token: str | None
+    pad_token: str | None
+    cls_token: str | None
+    mask_token: str | None
+    added_tokens_decoder: dict[str, str]
+    chat_template: str | dict[str, Any] | None
+
+
+class Model(TypedDict):
+    """`parent`: of one with an adapter, the one without."""
+
+    id: str
+    object: Literal["model"]
+    created: NonNegative
+    owned_by: Literal["gemserve"]
+    max_model_len: NonNegative
+    parent: str | None
+
+
+class Models(TypedDict):
+    object: Literal["list"]
+    data: Annotated[list[Model], Field(min_length=1)]
+
+
+class Adapter(TypedDict):
+    """`positions`: of the context, those it takes. One that is not `loaded` is when it is used."""
+
+    id: str
+    object: Literal["adapter"]
+    name: str
+    path: str
+    type: Annotated[str, Field(description="ntk, prefix, activation or lora")]
+    version: str
+    bytes: NonNegative
+    positions: NonNegative
+    loaded: bool
+    parent: str
+
+
+class Adapters(TypedDict):
+    object: Literal["list"]
+    data: list[Adapter]
+
+
+class AdapterDeleted(TypedDict):
+    id: str
+    object: Literal["adapter"]
+    deleted: Literal[True]
+
+
+class Alive(TypedDict):
+    status: Literal["ok"]
+
+
+class NotAlive(TypedDict):
+    """`cause`: of the engine's death."""
+
+    status: Literal["dead", "shutting down"]
+    cause: NotRequired[str]
+
+
+class Version(TypedDict):
+    """`attention_backend`: what evaluates attention; `kernels`: what runs the other operations."""
+
+    version: str
+    attention_backend: str
+    kernels: Annotated[str, Field(description="triton or torch")]

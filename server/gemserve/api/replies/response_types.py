@@ -1,0 +1,139 @@
+"""The JSON of /v1/responses: the response, and the events of its stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from gemserve.api.replies.reply_types import FilterObject, NonNegative
+
+EmptyList = Annotated[list[Any], Field(max_length=0)]
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: EmptyList
+    logprobs: EmptyList
+
+
+class OutputMessage(TypedDict):
+    type: Literal["message"]
+    id: str
+    status: Status
+    role: Literal["assistant"]
+    content: Annotated[list[OutputText], Field(max_length=1)]
+
+
+class CachedTokens(TypedDict):
+    cached_tokens: NonNegative
+
+
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: Literal[0]
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: NonNegative
+    input_tokens_details: CachedTokens
+    output_tokens: NonNegative
+    output_tokens_details: ReasoningTokens
+    total_tokens: NonNegative
+
+
+class Cut(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(TypedDict):
+    code: Literal["server_error"]
+    message: str
+
+
+class PlainFormat(TypedDict):
+    type: Literal["text"]
+
+
+class PlainText(TypedDict):
+    format: PlainFormat
+
+
+class Response(TypedDict):
+    """Fields that are always the same are there for clients that read them."""
+
+    id: str
+    object: Literal["response"]
+    created_at: NonNegative
+    model: str
+    status: Status
+    error: ResponseError | None
+    incomplete_details: Cut | None
+    output: Annotated[list[OutputMessage], Field(max_length=1)]
+    usage: ResponseUsage | None
+    instructions: str | None
+    max_output_tokens: NonNegative | None
+    metadata: dict[str, Any]
+    parallel_tool_calls: Literal[False]
+    previous_response_id: None
+    reasoning: None
+    service_tier: None
+    store: Literal[False]
+    temperature: float
+    text: PlainText
+    tool_choice: Literal["none"]
+    tools: EmptyList
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+    filter: NotRequired[FilterObject]
+
+
+class Event(TypedDict):
+    sequence_number: NonNegative
+
+
+class ResponseEvent(Event):
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: Response
+
+
+class ItemEvent(Event):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: Literal[0]
+    item: OutputMessage
+
+
+class Place(TypedDict):
+    item_id: str
+    output_index: Literal[0]
+    content_index: Literal[0]
+
+
+class PartEvent(Event, Place):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: OutputText
+
+
+class DeltaEvent(Event, Place):
+    type: Literal["response.output_text.delta"]
+    delta: Annotated[str, Field(min_length=1)]
+    logprobs: EmptyList
+
+
+class TextEvent(Event, Place):
+    type: Literal["response.output_text.done"]
+    text: str
+    logprobs: EmptyList
+
+
+# The last one is response.completed, response.incomplete or response.failed.
+AnyEvent = ResponseEvent | ItemEvent | PartEvent | DeltaEvent | TextEvent

@@ -1,0 +1,45 @@
+"""The reply of /v1/filter: what a filter keeps of a prompt, and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from anyio import to_thread
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
+from gemserve.api.replies.reply_types import Selection
+from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
+from gemserve.types import Filtered, FilterReport, Finished
+
+
+async def selection_reply(
+    reader: EventReader,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    shows_selection: bool,
+) -> Response:
+    """The reply, which has the ranges of the tokens kept only if `shows_selection` is true."""
+    report: FilterReport | None = None
+    finished = ABORTED
+    async with aclosing(reader.events()) as arrivals:
+        async for _, event in arrivals:
+            if isinstance(event, Filtered):
+                report = event.report
+            elif isinstance(event, Finished):
+                finished = event
+    if is_failure(finished) or report is None or report.selection is None:
+        return failure_response(finished)
+    (stream,) = reader.streams
+    ids = stream.request.prompt_ids
+    kept = [ids[at] for start, stop in report.selection for at in range(start, stop)]
+    content: Selection = {
+        "filter": filter_object(report if shows_selection else replace(report, selection=None)),
+        "text": await to_thread.run_sync(decode, kept),
+        "usage": usage_object(report.prompt_tokens, 0),
+    }
+    return JSONResponse(content, headers=token_headers([report]))

@@ -1,0 +1,192 @@
+"""The fields that the bodies of several endpoints share.
+
+An unknown field is an error, and so is a known one that would not do what its sender expects.
+`FieldsWithoutEffect` are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from gemserve.api.requests import field_schemas
+from gemserve.api.requests.integers import (
+    INTEGRAL,
+    INTEGRAL_ITEMS,
+    Natural,
+    Seed,
+    TokenId,
+)
+from gemserve.types import (
+    ADAPTER_NAME,
+    FILTER_METHODS,
+    FilterOptions,
+    Keep,
+    ServedMethod,
+    parse_keep,
+)
+
+MAX_STOPS = 16
+MAX_BIASES = 1024
+MAX_CHOICES = 128  # of one request: prompts times n
+MAX_LOGPROBS = 20
+NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL]
+AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
+T = TypeVar("T")
+# A value that is no text is checked as T only, so that errors do not mention texts.
+TextOr = Annotated[
+    Annotated[str, Tag("text")] | Annotated[T, Tag("other")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "other"),
+]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FilterBody(Body):
+    """The `filter` object. What is omitted falls back to the server's settings."""
+
+    method: ServedMethod | None = None
+    keep: Annotated[Any, WithJsonSchema(field_schemas.KEEP)] = None
+    fallback: bool | None = None
+    layer: Natural | Literal["auto"] = "auto"
+    pooling: Literal["mean", "max"] | None = None
+    return_selection: bool = False
+
+    @field_validator("keep")
+    @classmethod
+    def _check_keep(cls, value: object) -> Keep | None:
+        return None if value is None else parse_keep(value)
+
+    @property
+    def options(self) -> FilterOptions:
+        """The filter's options as the engine takes them."""
+        fields = self.model_dump(exclude={"layer"})
+        return FilterOptions(layer=None if self.layer == "auto" else self.layer, **fields)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class FieldsWithoutEffect(Body):
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class FilteringBody(FieldsWithoutEffect):
+    """The fields of every endpoint that filters."""
+
+    model: str
+    filter: FilterBody | None = None  # null: the server's default filter, as if omitted
+    adapter: AdapterName | None = None
+
+    @field_validator(
+        "filter", mode="before", json_schema_input_type=ServedMethod | FilterBody | None
+    )
+    @classmethod
+    def _expand_shorthand(cls, value: object) -> object:
+        if isinstance(value, str):
+            if value not in FILTER_METHODS:
+                raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
+            return {"method": value}
+        return value
+
+
+class JsonSchema(Body):
+    """`strict` changes nothing: an answer is held to the schema either way."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    model_config = ConfigDict(
+        json_schema_extra=field_schemas.either(
+            {"type": {"enum": ["text", "json_object"]}, "json_schema": None},
+            {"type": {"enum": ["json_schema"]}, "json_schema": {}},
+        )
+    )
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("needs json_schema exactly if its type is json_schema")
+        return self
+
+
+class SamplingBody(FilteringBody):
+    """The fields of every endpoint that generates."""
+
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Natural | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(json_schema_extra={"maxProperties": MAX_BIASES, **field_schemas.TOKEN_KEYS}),
+        ]
+        | None
+    ) = None
+    min_tokens: Natural | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True), INTEGRAL_ITEMS] | None
+    ) = None
+    seed: Seed | None = None
+    stop: Annotated[
+        str | Annotated[list[str], Field(fail_fast=True)] | None,
+        WithJsonSchema(field_schemas.stops(MAX_STOPS)),
+    ] = None
+    ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), INTEGRAL] | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bound_biases(cls, value: object) -> object:
+        if isinstance(value, dict) and len(value) > MAX_BIASES:
+            raise ValueError(f"has {len(value)} entries, the limit is {MAX_BIASES}")
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: str | list[str] | None) -> list[str] | None:
+        stops = [value] if isinstance(value, str) else value
+        if stops is not None:
+            if len(stops) > MAX_STOPS:
+                raise ValueError(f"has {len(stops)} strings, the limit is {MAX_STOPS}")
+            if not all(stops):
+                raise ValueError("must not contain an empty string")
+        return stops
+
+
+class GenerationBody(SamplingBody):
+    """The fields of both completion endpoints."""
+
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    n: NumChoices | None = None

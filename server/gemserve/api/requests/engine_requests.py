@@ -1,0 +1,50 @@
+"""The engine requests that one HTTP request becomes: one for every choice of every prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gemserve.api.requests.base_bodies import MAX_CHOICES
+from gemserve.errors import RequestError
+from gemserve.types import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequests:
+    """`n` requests for each prompt; those of one prompt are next to each other.
+
+    `echoes`: the text that each prompt's choices begin with. It is empty if they begin with none.
+    """
+
+    requests: tuple[Request, ...]
+    n: int = 1
+    echoes: tuple[str, ...] = ()
+
+    def echo_of(self, choice: int) -> str:
+        return self.echoes[choice // self.n] if self.echoes else ""
+
+
+def repeat_for_choices(
+    requests: Sequence[Request], n: int, echoes: Sequence[str] = ()
+) -> EngineRequests:
+    """`n` choices of each request, each with its own id and seed. Raises `RequestError`."""
+    if len(requests) * n > MAX_CHOICES:
+        raise RequestError(
+            f"n={n}: with {len(requests)} prompts more than {MAX_CHOICES} choices", param="n"
+        )
+    if len(requests) * n == 1:
+        return EngineRequests(requests=tuple(requests), echoes=tuple(echoes))
+    choices = [_with_seed(request, place) for request in requests for place in range(n)]
+    with_ids = [
+        replace(request, request_id=f"{request.request_id}-{index}")
+        for index, request in enumerate(choices)
+    ]
+    return EngineRequests(requests=tuple(with_ids), n=n, echoes=tuple(echoes))
+
+
+def _with_seed(request: Request, place: int) -> Request:
+    seed = request.sampling.seed
+    if seed is None or place == 0:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=seed + place))

@@ -1,0 +1,74 @@
+"""JSON Schemas of fields whose validators demand more than their types say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from gemserve.types import MAX_KEEP, MIN_KEEP
+
+Json = dict[str, Any]
+TEXT: Json = {"type": "string", "minLength": 1}
+TOKEN: Json = {"type": "integer", "minimum": 0}
+TOKENS: Json = {"type": "array", "items": TOKEN, "minItems": 1}
+TOKEN_KEYS: Json = {"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}}
+OBJECT: Json = {"properties": {"type": {"const": "object"}}}
+KEEP: Json = {
+    "description": "A count of tokens, a fraction of the prompt, or as the attention asks for.",
+    "anyOf": [
+        {"type": "integer", "minimum": MIN_KEEP, "maximum": MAX_KEEP},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"const": "auto"},
+        {"type": "null"},
+    ],
+}
+
+
+def prompts(limit: int) -> Json:
+    """One prompt, or up to `limit` prompts of the same kind."""
+    several = [{"type": "array", "items": p, "minItems": 1, "maxItems": limit} for p in PROMPTS]
+    return {"anyOf": [*PROMPTS, *several]}
+
+
+PROMPTS: list[Json] = [TEXT, TOKENS]
+
+
+def stops(limit: int) -> Json:
+    several = {"type": "array", "items": TEXT, "maxItems": limit}
+    return {"anyOf": [TEXT, several, {"type": "null"}]}
+
+
+def either(*forms: dict[str, Json | None]) -> Callable[[Json], None]:
+    """For `json_schema_extra`: a body that must have one of these forms.
+
+    A form maps fields to what they must be beyond their types; these fields are required. A field
+    that maps to None must be null or left out.
+    """
+
+    def rewrite(schema: Json) -> None:
+        common = {key: schema.pop(key) for key in list(schema) if key not in ("title", "$defs")}
+        description = common.pop("description", None)
+        schema["anyOf"] = [_form(deepcopy(common), form) for form in forms]
+        if description is not None:
+            schema["description"] = description
+
+    return rewrite
+
+
+def _form(schema: Json, form: dict[str, Json | None]) -> Json:
+    for name, part in form.items():
+        if part is None:
+            schema["properties"][name] = {"type": "null"}
+        else:
+            schema["properties"][name] = {**_without_null(schema["properties"][name]), **part}
+    required = [*schema.get("required", ()), *(n for n, part in form.items() if part is not None)]
+    return {**schema, "required": sorted(set(required))}
+
+
+def _without_null(schema: Json) -> Json:
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    if len(kinds) == 1:
+        return {**rest, **kinds[0]}
+    return {**rest, "anyOf": kinds} if kinds else rest

@@ -1,0 +1,69 @@
+"""Parse the bytes of a request body; the error says which field is wrong, and how."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from gemserve.api.requests.base_bodies import Body
+from gemserve.errors import RequestError, shown
+
+BodyT = TypeVar("BodyT", bound=Body)
+# Fields that OpenAI's API has, and of which this server serves no value but null.
+UNSUPPORTED = ("suffix", "previous_response_id", "conversation", "reasoning")
+_MAX_PATH_CHARS = 200
+
+
+def parse_body(raw: bytes, body_type: type[BodyT]) -> BodyT:
+    """The body as its type. Takes long for a long body. Raises `RequestError`."""
+    try:
+        content = from_json(raw)
+    except ValueError as error:
+        raise RequestError(
+            f"the body is not valid JSON: {error}", param=None, code="invalid_json"
+        ) from error
+    if not isinstance(content, dict):
+        raise RequestError("the body must be a JSON object", param=None, code="invalid_json")
+    for name in content:  # checked first: validation would collect an error for every field
+        if name not in body_type.model_fields:
+            raise _unknown_field(name)
+    try:
+        return body_type.model_validate(content)
+    except ValidationError as error:
+        raise _validation_error(error, content) from error
+
+
+def _validation_error(error: ValidationError, body: object) -> RequestError:
+    """Pydantic's first complaint about `body`: names the field, its value and the limit."""
+    first = error.errors(include_url=False)[0]
+    path = _path(first["loc"], body, is_missing=first["type"] == "missing")
+    if first["type"] == "extra_forbidden":
+        return _unknown_field(path or "")
+    if first["type"] == "missing":
+        return RequestError(f"{path}: required", param=path, code="missing_field")
+    if path is not None and path.split(".")[0] in UNSUPPORTED:
+        return RequestError(f"{path}={shown(first['input'])}: not supported", param=path)
+    message = first["msg"].removeprefix("Value error, ")
+    message = message.removesuffix(" or instance of FilterBody")
+    return RequestError(f"{path}={shown(first['input'])}: {message}", param=path)
+
+
+def _unknown_field(name: str) -> RequestError:
+    name = name[:_MAX_PATH_CHARS]
+    return RequestError(f"{name}: unknown field", param=name, code="unknown_field")
+
+
+def _path(location: tuple[int | str, ...], body: object, *, is_missing: bool) -> str | None:
+    """The field's path; pydantic's location also names the members of unions that were tried."""
+    parts: list[str] = []
+    for place, part in enumerate(location):
+        if (isinstance(body, dict) and part in body) or (
+            isinstance(body, list) and isinstance(part, int) and part < len(body)
+        ):
+            body = body[part]  # type: ignore[index]
+            parts.append(str(part))
+        elif is_missing and place == len(location) - 1:
+            parts.append(str(part))
+    return ".".join(parts)[:_MAX_PATH_CHARS] or None

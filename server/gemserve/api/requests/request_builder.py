@@ -1,0 +1,277 @@
+"""Build engine requests from validated bodies: fill in defaults and check limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
+from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.completion_body import CompletionBody, Prompts
+from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
+from gemserve.api.requests.responses_body import ResponsesBody
+from gemserve.api.requests.sampling_options import check_ids, read_sampling
+from gemserve.api.requests.selection_body import SelectionBody
+from gemserve.api.requests.structured_output import check_grammar, response_grammar
+from gemserve.api.requests.tool_choice import call_grammar, call_rules, prompt_tools
+from gemserve.decoding.grammar import Grammars
+from gemserve.errors import PromptTooLong, RequestError, shown
+from gemserve.filtering.methods import METHODS
+from gemserve.filtering.plan import FilterPlanner
+from gemserve.prompting.encoding import decode
+from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
+from gemserve.prompting.tools import Tool
+from gemserve.types import (
+    FilterOptions,
+    FilterParams,
+    Grammar,
+    LoadedAdapter,
+    Request,
+    SamplingParams,
+)
+
+DEFAULT_COMPLETION_TOKENS = 16
+DEFAULT_CHAT_TOKENS = 4096
+_LEAST_ANSWER = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBuilder:
+    """Knows the model's tokenizer and limits. Its methods are too slow for the event loop."""
+
+    tokenizer: Any
+    grammars: Grammars
+    max_prompt_tokens: int
+    context_tokens: int
+    vocab_size: int
+    longest_token_chars: int
+    planner: FilterPlanner
+
+    def build_completion(
+        self, body: CompletionBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> EngineRequests:
+        _check_best_of(body)
+        is_scored = bool(body.echo) and body.logprobs is not None
+        asks_to_filter = body.filter and self._resolve(body.filter).method != "none"
+        if is_scored and asks_to_filter:
+            raise RequestError(
+                "filter: not with echo and logprobs, which score every token of the prompt",
+                param="filter",
+            )
+        prompts = _prompt_list(body.prompt)
+        fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
+        grammar = response_grammar(body.response_format, self.grammars)
+        requests: list[Request] = []
+        for prompt, field in zip(prompts, fields, strict=True):
+            requests.append(
+                self._request(
+                    body,
+                    request_id,
+                    self._plain_prompt(prompt, field),
+                    field,
+                    DEFAULT_COMPLETION_TOKENS,
+                    adapter=adapter,
+                    logprobs=body.logprobs,
+                    is_prompt_scored=is_scored,
+                    grammar=grammar,
+                )
+            )
+        echoes = [self._text_of(prompt) for prompt in prompts] if body.echo else []
+        return repeat_for_choices(requests, body.n or 1, echoes)
+
+    def build_chat(
+        self, body: ChatBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> EngineRequests:
+        if body.top_logprobs is not None and not body.logprobs:
+            raise RequestError(
+                f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
+            )
+        rules = call_rules(body)
+        messages = [message.plain for message in body.messages]
+        prompt = self._chat_prompt(messages, "messages", prompt_tools(body))
+        request = self._request(
+            body,
+            request_id,
+            prompt,
+            "messages",
+            DEFAULT_CHAT_TOKENS,
+            adapter=adapter,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=response_grammar(body.response_format, self.grammars),
+        )
+        if rules is not None and rules.is_forced:
+            grammar, field = call_grammar(body.tools or [], rules)
+            request = replace(request, grammar=check_grammar(grammar, self.grammars, field))
+        return repeat_for_choices([request], body.n or 1)
+
+    def build_response(
+        self, body: ResponsesBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> EngineRequests:
+        prompt = self._chat_prompt(body.messages, "input")
+        request = self._request(
+            body, request_id, prompt, "input", DEFAULT_CHAT_TOKENS, adapter=adapter
+        )
+        return repeat_for_choices([request], 1)
+
+    def build_selection(
+        self, body: SelectionBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> EngineRequests:
+        """A request that ends once the filter has chosen, with its selection."""
+        if body.messages is not None and body.prompt is None:
+            field = "messages"
+            prompt = self._chat_prompt([message.plain for message in body.messages], field)
+        elif body.prompt is not None and body.messages is None:
+            field, prompt = "prompt", self._plain_prompt(body.prompt, "prompt")
+        else:
+            raise RequestError("prompt: give either prompt or messages", param="prompt")
+        params = replace(self._check_filter(body, prompt, field, adapter), return_selection=True)
+        if METHODS[params.method].evictor is not None:
+            raise RequestError(
+                f"filter.method={params.method}: keeps other tokens in every layer, so there is no "
+                "selection",
+                param="filter.method",
+            )
+        request = Request(
+            request_id=request_id,
+            prompt_ids=prompt.ids,
+            sampling=SamplingParams(max_tokens=1),
+            filter=params,
+            selects_only=True,
+            protected=prompt.protected,
+            code_blocks=prompt.code_blocks,
+            question=prompt.question,
+            adapter=adapter,
+        )
+        return repeat_for_choices([request], 1)
+
+    def _plain_prompt(self, prompt: str | list[int], field: str) -> Prompt:
+        if not prompt:
+            raise RequestError(f"{field}: must not be empty", param=field)
+        if isinstance(prompt, str):
+            self._check_chars(len(prompt), field)
+            return text_prompt(self.tokenizer, prompt)
+        check_ids(prompt, field, self.vocab_size)
+        return ids_prompt(self.tokenizer, prompt)
+
+    def _text_of(self, prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return decode(self.tokenizer, prompt, skip_special_tokens=True)
+
+    def _chat_prompt(
+        self, messages: Sequence[dict[str, Any]], field: str, tools: Sequence[Tool] = ()
+    ) -> Prompt:
+        if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
+            raise RequestError(f"{field}: must not all be empty", param=field)
+        self._check_chars(sum(len(m["content"]) for m in messages), field)
+        return chat_prompt(self.tokenizer, messages, self.max_prompt_tokens, tools, field=field)
+
+    def _check_filter(
+        self,
+        body: FilteringBody,
+        prompt: Prompt,
+        field: str,
+        adapter: LoadedAdapter | None,
+        *,
+        is_scored: bool = False,
+    ) -> FilterParams:
+        """How to filter the prompt. Raises `PromptTooLong`, `RequestError`.
+
+        Only the tokens that all layers read must fit the model's context.
+        """
+        params, num_tokens = self._resolve(body.filter), len(prompt.ids)
+        longest = self.max_prompt_tokens
+        left = self.context_tokens - 1 - _positions(adapter)
+        all_are_read = is_scored or self.planner.generated_from(params, num_tokens) == num_tokens
+        limit = min(longest, left) if all_are_read else longest
+        if num_tokens > limit:
+            note = _adapter_note(adapter) if left < longest else ""
+            raise PromptTooLong(tokens=num_tokens, limit=limit, param=field, note=note)
+        self.planner.check_layer_sees(params, num_tokens)
+        return params
+
+    def _request(
+        self,
+        body: SamplingBody,
+        request_id: str,
+        prompt: Prompt,
+        field: str,
+        default_tokens: int,
+        *,
+        adapter: LoadedAdapter | None,
+        logprobs: int | None = None,
+        is_prompt_scored: bool = False,
+        grammar: Grammar | None = None,
+    ) -> Request:
+        params = self._check_filter(body, prompt, field, adapter, is_scored=is_prompt_scored)
+        num_tokens = len(prompt.ids)
+        read = num_tokens if is_prompt_scored else self.planner.generated_from(params, num_tokens)
+        context = self.context_tokens - _positions(adapter)
+        room = context - read
+        max_tokens = min(default_tokens, room)
+        rest = context - num_tokens
+        if params.fallback and rest >= _LEAST_ANSWER:  # so that the fallback can keep everything
+            max_tokens = min(max_tokens, rest)
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):  # newer names win
+            given = getattr(body, name, None)
+            if given is None:
+                continue
+            if given > room:
+                raise RequestError(
+                    f"{name}={given}: the context of {context} tokens{_adapter_note(adapter)} "
+                    f"leaves room for {room} after the {read} prompt tokens it is read with",
+                    param=name,
+                )
+            max_tokens = given
+        count = None if logprobs is None else min(logprobs, self.vocab_size)
+        sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
+        return Request(
+            request_id=request_id,
+            prompt_ids=prompt.ids,
+            sampling=sampling,
+            filter=params,
+            priority=body.priority or 0,
+            prompt_logprobs=count if is_prompt_scored else None,
+            protected=prompt.protected,
+            code_blocks=prompt.code_blocks,
+            question=prompt.question,
+            grammar=grammar,
+            adapter=adapter,
+        )
+
+    def _resolve(self, body: FilterBody | None) -> FilterParams:
+        return self.planner.resolve(FilterOptions() if body is None else body.options)
+
+    def _check_chars(self, num_chars: int, field: str) -> None:
+        """Refuse a text that is too long whatever its tokens are, before it is tokenized."""
+        limit = self.max_prompt_tokens
+        fewest_tokens = num_chars // self.longest_token_chars
+        if fewest_tokens > limit:
+            raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field)
+
+
+def _positions(adapter: LoadedAdapter | None) -> int:
+    """How many positions of the context the adapter takes."""
+    return 0 if adapter is None else adapter.num_positions
+
+
+def _adapter_note(adapter: LoadedAdapter | None) -> str:
+    """What an error about a limit says about the adapter."""
+    if adapter is None or adapter.num_positions == 0:
+        return ""
+    return f" with adapter {shown(adapter.name)} (which takes {adapter.num_positions})"
+
+
+def _prompt_list(given: Prompts) -> list[str | list[int]]:
+    """One prompt or several prompts, as a list."""
+    if isinstance(given, str) or not given or isinstance(given[0], int):
+        return [cast(str | list[int], given)]
+    return cast(list[str | list[int]], given)
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError(
+            f"best_of={body.best_of}: not supported, other than n={body.n or 1}", param="best_of"
+        )

@@ -1,0 +1,24 @@
+"""Request body of /v1/filter."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from gemserve.api.requests import field_schemas
+from gemserve.api.requests.base_bodies import FilteringBody
+from gemserve.api.requests.chat_body import Message
+from gemserve.api.requests.completion_body import Prompt
+
+
+class SelectionBody(FilteringBody):
+    """A prompt or messages to be filtered, and not answered."""
+
+    model_config = ConfigDict(
+        json_schema_extra=field_schemas.either(
+            {"prompt": {}, "messages": None}, {"messages": {}, "prompt": None}
+        )
+    )
+    prompt: Prompt | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None

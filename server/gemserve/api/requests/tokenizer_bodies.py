@@ -1,0 +1,36 @@
+"""Request bodies of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from gemserve.api.requests import field_schemas
+from gemserve.api.requests.base_bodies import Body
+from gemserve.api.requests.chat_body import Message
+from gemserve.api.requests.integers import TokenIds
+
+
+class TokenizerBody(Body):
+    """The fields of the tokenizer's endpoints. `model` is optional: vLLM's clients may omit it."""
+
+    model: str | None = None
+
+
+class TokenizeBody(TokenizerBody):
+    model_config = ConfigDict(
+        json_schema_extra=field_schemas.either(
+            {"prompt": {}, "messages": None, "add_generation_prompt": None},
+            {"messages": {}, "prompt": None},
+        )
+    )
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(TokenizerBody):
+    tokens: TokenIds

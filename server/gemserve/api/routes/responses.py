@@ -1,0 +1,34 @@
+"""`/v1/responses`."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from gemserve.api.error_replies import Error
+from gemserve.api.replies import response_types
+from gemserve.api.replies.responses_reply import responses_reply
+from gemserve.api.requests.request_builder import RequestBuilder
+from gemserve.api.requests.responses_body import ResponsesBody
+from gemserve.api.routes.completions import EXAMPLE_MESSAGES
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.submission import Submitter
+
+RESPOND = Operation(
+    summary="Answer, as a response",
+    body=ResponsesBody,
+    example={"input": EXAMPLE_MESSAGES, "max_output_tokens": 32},
+    reply=response_types.Response,
+    event=response_types.AnyEvent,
+    unavailable=Error,
+)
+
+
+def response_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
+    routes = Routes()
+
+    @routes.add("POST", "/v1/responses", RESPOND)
+    async def post_response(http: Request) -> Response:
+        submission = await submitter.submit(http, ResponsesBody, builder.build_response)
+        return await responses_reply(submission.body, submission.reader)
+
+    return routes

@@ -1,0 +1,161 @@
+"""Prometheus metrics with vLLM's names and our prefix. Label values come from fixed sets."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gemserve.adapters.store import AdapterStore
+from gemserve.engine.worker import Engine
+from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
+from gemserve_kernels import Backend
+
+_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0),
+)
+_BYTES = tuple(float(1 << power) for power in range(16, 40, 2))
+_SHARES = tuple(tenth / 10 for tenth in range(1, 11))
+
+
+class Metrics:
+    """The metrics of one server, which has its own registry."""
+
+    def __init__(
+        self, engine: Engine, adapters: AdapterStore, model_name: str, backend: Backend
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self.rejections = self._counter(
+            "admission_rejections", "Requests refused before they ran", ["reason"]
+        )
+        self._success = self._counter("request_success", "Requests ended", ["finish_reason"])
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens received")
+        self._kept = self._counter("kept_prompt_tokens", "Prompt tokens left after filtering")
+        self._generated = self._counter("generation_tokens", "Tokens generated")
+        self._ttft = self._seconds("time_to_first_token", "From arrival to first token")
+        self._itl = self._seconds("inter_token_latency", "Between consecutive tokens")
+        self._e2e = self._seconds("e2e_request_latency", "From arrival to last token")
+        self._queue = self._seconds("request_queue_time", "From arrival to start")
+        self._filter = self._seconds("filter_time", "Filter pass and selection")
+        self._prefill = self._seconds("request_prefill_time", "From selection to first token")
+        self._decode = self._seconds("request_decode_time", "From first token to last")
+        self._kv = Histogram(
+            "gemserve_request_kv_cache_bytes",
+            "KV cache of one request: at its peak, and while decoding",
+            ["stage"],
+            buckets=_BYTES,
+            registry=self._registry,
+        )
+        self._outcomes = self._counter(
+            "filter_requests", "Prompts, by what became of their filter", ["method", "outcome"]
+        )
+        self._coverage = Histogram(
+            "gemserve_filter_coverage",
+            "How focused attention is: the share that the best sixteenth of a document gets",
+            buckets=_SHARES,
+            registry=self._registry,
+        )
+        self._gauge("num_requests_running", "Requests running", lambda: engine.num_running)
+        self._gauge("num_requests_waiting", "Requests waiting", lambda: engine.num_waiting)
+        self._gauge("kv_cache_usage_ratio", "KV memory in use", lambda: engine.kv_usage_ratio)
+        self._gauge("adapters_loaded", "Adapters in memory", lambda: adapters.num_loaded)
+        self._gauge(
+            "adapter_memory_bytes", "Of adapters loaded or in use", lambda: adapters.num_bytes
+        )
+        self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
+        self._gpu_gauges()
+        info = Gauge(
+            "gemserve_model_info",
+            "The served model, and what its operations run on",
+            ["model", "attention_backend", "kernels"],
+            registry=self._registry,
+        )
+        info.labels(model_name, backend.name, backend.kernels).set(1)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def observer(self, arrived_s: float) -> RequestObserver:
+        return RequestObserver(self, arrived_s)
+
+    def count_filter(self, report: FilterReport) -> None:
+        """Count the outcome of filtering one prompt."""
+        self._outcomes.labels(report.method, report.reason or "applied").inc()
+        if report.coverage is not None:
+            self._coverage.observe(report.coverage)
+
+    def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
+        return Counter(f"gemserve_{name}", text, labels or [], registry=self._registry)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(
+            f"gemserve_{name}_seconds", text, buckets=_SECONDS, registry=self._registry
+        )
+
+    def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        Gauge(f"gemserve_{name}", text, registry=self._registry).set_function(read)
+
+    def _gpu_gauges(self) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            self._gauge("gpu_memory_allocated_bytes", "In tensors", torch.cuda.memory_allocated)
+            self._gauge("gpu_memory_reserved_bytes", "By the allocator", torch.cuda.memory_reserved)
+            self._gauge("gpu_memory_peak_bytes", "Peak", torch.cuda.max_memory_allocated)
+
+
+class RequestObserver:
+    """Turns the events of one request into metrics, and counts its end exactly once."""
+
+    def __init__(self, metrics: Metrics, arrived_s: float) -> None:
+        self._metrics = metrics
+        self._arrived_s = arrived_s
+        self._filtered_s = arrived_s
+        self._first_s: float | None = None
+        self._last_s = arrived_s
+        self._is_counted = False
+
+    def see(self, event: Event) -> None:
+        m = self._metrics
+        if isinstance(event, Filtered):
+            self._filtered_s = event.filtered_s
+            m._queue.observe(event.started_s - self._arrived_s)
+            m._prompt.inc(event.report.prompt_tokens)
+            m._kept.inc(event.report.kept_tokens)
+            if event.report.filter_ms:
+                m._filter.observe(event.filtered_s - event.started_s)
+            m.count_filter(event.report)
+        elif isinstance(event, TextDelta) and event.token_ids:
+            m._generated.inc(len(event.token_ids))
+            if self._first_s is None:
+                self._first_s = event.drawn_s
+                m._ttft.observe(event.drawn_s - self._arrived_s)
+                m._prefill.observe(event.drawn_s - self._filtered_s)
+            else:
+                m._itl.observe(event.drawn_s - self._last_s)
+            self._last_s = event.drawn_s
+        elif isinstance(event, Finished):
+            if self._first_s is not None:
+                m._decode.observe(self._last_s - self._first_s)
+                m._e2e.observe(self._last_s - self._arrived_s)
+            if event.peak_kv_bytes:
+                m._kv.labels("peak").observe(event.peak_kv_bytes)
+                m._kv.labels("decode").observe(event.decode_kv_bytes)
+            self._count(event.reason)
+
+    def close(self) -> None:
+        """The reader has stopped: without a terminal event until now, the request was aborted."""
+        self._count("abort")
+
+    def _count(self, reason: str) -> None:
+        if not self._is_counted:
+            self._is_counted = True
+            self._metrics._success.labels(reason).inc()
+
+
+def _peak_rss_bytes() -> float:
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

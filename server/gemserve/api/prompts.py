@@ -146,7 +146,7 @@ class PromptBuilder:
             filter=params,
             selects_only=True,
             protected=prompt.protected,
-            code_blocks=prompt.code_blocks,
+            breaks=prompt.breaks,
             question=prompt.question,
             adapter=adapter,
         )
@@ -243,7 +243,7 @@ class PromptBuilder:
             priority=body.priority or 0,
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
-            code_blocks=prompt.code_blocks,
+            breaks=prompt.breaks,
             question=prompt.question,
             grammar=grammar,
             adapter=adapter,

@@ -98,7 +98,7 @@ def variant(
         if rest is not None:
             protected = reserved(evidence.protected, num_tokens, keep, rest)
         if chunk is None:
-            order, _ = sieve.order(scores, evidence.code_blocks)
+            order, _ = sieve.order(scores, evidence.breaks, keep - len(protected))
         else:
             order = by_chunks(scores, chunk)
         kept = dict.fromkeys([*protected, *order.tolist()])
@@ -163,7 +163,9 @@ VARIANTS: dict[str, Choose] = {
     "rows summed": variant(window="sum"),
     "all heads of 2 layers": variant(more_layers=1),
     "all heads of 3 layers": variant(more_layers=2),
-    **{f"reach of {n}": variant(Sieve(reach=n)) for n in (0, 4, 6, 10, 12, 16)},
+    **{f"passages of up to {n}": variant(Sieve(longest=n)) for n in (32, 64, 256)},
+    **{f"passages of at least {n}": variant(Sieve(shortest=n)) for n in (16, 64)},
+    "half a budget a passage": variant(Sieve(passage_share=1 / 2)),
     **{f"chunks of {n}": variant(chunk=n) for n in (8, 16, 32)},
     "nothing protected": variant(rest=None),
     **{f"rest up to {share}": variant(rest=share) for share in (0.0, 0.5)},

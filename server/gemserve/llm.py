@@ -218,7 +218,7 @@ class LLM:
             sampling=sampling,
             filter=self.core.planner.resolve(filter),
             protected=prompt.protected,
-            code_blocks=prompt.code_blocks,
+            breaks=prompt.breaks,
             question=prompt.question,
             adapter=adapter,
         )

@@ -50,6 +50,18 @@ class Priority(IntEnum):
     TAIL = 7  # of a document
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBreaks:
+    """Token positions that begin a paragraph, a sentence or list item, and a line; ascending."""
+
+    paragraphs: tuple[int, ...] = ()
+    sentences: tuple[int, ...] = ()
+    lines: tuple[int, ...] = ()
+
+
+NO_BREAKS = TextBreaks()
+
+
 @dataclass(frozen=True, slots=True)
 class ProtectedRange:
     """Token positions start..stop−1 of a prompt that a filter should keep."""
@@ -174,8 +186,7 @@ class Request:
 
     One whose tokens are to be scored (`prompt_logprobs`) is read whole, whatever its filter.
 
-    `code_blocks`: of each block of fenced code, where its lines start, and its end. What lies
-    between two of these is better kept or dropped together.
+    `breaks`: between two of these a filter should keep or drop the text as a whole.
 
     `question`: half-open token ranges of what is asked, ascending, not overlapping, and no more
     than `MAX_QUESTION_TOKENS` tokens in all. It is empty if no question was found: the filter then
@@ -190,7 +201,7 @@ class Request:
     selects_only: bool = False  # it ends when the filter has chosen
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[ProtectedRange, ...] = ()
-    code_blocks: tuple[tuple[int, ...], ...] = ()
+    breaks: TextBreaks = NO_BREAKS
     question: tuple[tuple[int, int], ...] = ()
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -19,7 +20,7 @@ from gemserve.evaluation.prose import stdlib_sentences
 from gemserve.evaluation.score import run_example
 from gemserve.filter_plan import Budget
 from gemserve.filtering.selector import Evidence, LayerEvidence
-from gemserve.filtering.sieve import Sieve, code_groups
+from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.types import (
     Filtered,
@@ -29,6 +30,7 @@ from gemserve.types import (
     Priority,
     Request,
     SamplingParams,
+    TextBreaks,
 )
 from gemserve_kernels import select_backend
 
@@ -62,7 +64,7 @@ def serve(core: Core, prompt: Prompt, params: FilterParams) -> FilterReport:
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
         filter=params,
         protected=prompt.protected,
-        code_blocks=prompt.code_blocks,
+        breaks=prompt.breaks,
         question=prompt.question,
     )
     (report,) = [e.report for e in core.run_alone(request) if isinstance(e, Filtered)]
@@ -119,7 +121,7 @@ def code_evidence(prompt: Prompt, spot: int) -> Evidence:
         rows=range(num_tokens - 16, num_tokens),
         backend=select_backend(keys.device),
         protected=prompt.protected,
-        code_blocks=prompt.code_blocks,
+        breaks=prompt.breaks,
     )
 
 
@@ -130,51 +132,25 @@ def test_3_code_is_kept_in_whole_lines(core: Core) -> None:
     code = "\n".join(["```python", "def run(total_0):", *lines[1:], "```"])
     content = f"{document(core, 500)}\n\n{code}\n\n{document(core, 500)}\n\nWhat is total_40?"
     prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": content}])
-    (block,) = prompt.code_blocks
-    assert len(block) == 92 + 1
-    assert str(core.tokenizer.decode(prompt.ids[block[0] : block[1]])).startswith("```python")
+    starts = [p for p in prompt.breaks.lines if "total_" in decoded(core, prompt.ids[p : p + 12])]
+    spot = next(p for p in starts if "total_41 =" in decoded(core, prompt.ids[p : p + 24]))
+    nearby = starts[starts.index(spot) - 3 : starts.index(spot) + 5]
 
-    def fragments(sieve: Sieve, blocks: tuple[tuple[int, ...], ...]) -> int:
+    def fragments(breaks: TextBreaks) -> int:
         """Lines kept in part, around a token of line 41."""
-        evidence = replace(code_evidence(prompt, block[41] + 9), code_blocks=blocks)
+        evidence = replace(code_evidence(prompt, spot + 9), breaks=breaks)
         budget = Budget(low=320, high=320, limit=320)
-        choice = sieve.choose(evidence, budget, FilterParams(method="sieve", keep=320))
+        choice = Sieve().choose(evidence, budget, FilterParams(method="sieve", keep=320))
         kept = set(choice.positions.tolist())
-        assert set(range(block[41], block[42])) <= kept or not blocks
-        parts = [sum(p in kept for p in range(a, b)) / (b - a) for a, b in pairwise(block[38:45])]
+        parts = [sum(p in kept for p in range(a, b)) / (b - a) for a, b in pairwise(nearby)]
         return sum(0 < part < 1 for part in parts)
 
-    assert fragments(Sieve(), prompt.code_blocks) == 0
-    assert fragments(Sieve(), ()) > 0
+    assert fragments(prompt.breaks) == 0
+    assert fragments(TextBreaks()) > 0
 
 
-def test_3_code_ranks_by_whole_lines() -> None:
-    assert not code_groups(10, 6, ()).any()
-    # lines of 3 tokens from 5 on: two rank as one; what is left over is one of its own
-    ids = code_groups(24, 6, ((5, 8, 11, 14, 17, 20),)).tolist()
-    assert ids == [0] * 5 + [1] * 6 + [2] * 6 + [3] * 3 + [0] * 4
-    # one endless line is cut all the same
-    assert code_groups(64, 4, ((0, 64),)).tolist().count(1) == 16
-    assert code_groups(8, 4, ((2, 99),)).tolist() == [0, 0] + [1] * 6
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["```\na\n", "~~~py\na\n~~~\nb", "x ``` y", "````\n```\n````\nb", "```ls``` lists\nfiles"],
-)
-def test_3_fences_are_found_as_markdown_has_them(core: Core, text: str) -> None:
-    prompt = chat_prompt(core.tokenizer, [{"role": "user", "content": text}])
-    blocks = [
-        str(core.tokenizer.decode(prompt.ids[block[0] : block[-1]])) for block in prompt.code_blocks
-    ]
-    expected = {
-        "```\na\n": ["```\na"],
-        "~~~py\na\n~~~\nb": ["~~~py\na\n~~~\n"],
-        "x ``` y": [],
-        "```ls``` lists\nfiles": [],
-        "````\n```\n````\nb": ["````\n```\n````\n"],
-    }
-    assert [b.strip() for b in blocks] == [e.strip() for e in expected[text]]
+def decoded(core: Core, ids: Sequence[int]) -> str:
+    return str(core.tokenizer.decode(ids))
 
 
 @pytest.mark.parametrize("method", ["sieve", "snapkv"])
@@ -227,7 +203,7 @@ def test_what_is_asked_survives(core: Core, content: str, lost: set[Priority]) -
         # attention does not find it
         others = tuple(s for s in prompt.protected if s.priority not in lost)
         unknown = replace(prompt, protected=others, question=())
-        text = kept_text(core, unknown, "sieve", 256)
+        text = kept_text(core, unknown, "sieve", 160)
         assert not all(part in text for part in asked)
 
 

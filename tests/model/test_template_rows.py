@@ -71,7 +71,7 @@ def request_of(core: Core, prompt: Prompt, **options: Any) -> Request:
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
         filter=core.planner.resolve(FilterOptions(**given)),
         protected=prompt.protected,
-        code_blocks=prompt.code_blocks,
+        breaks=prompt.breaks,
         question=prompt.question,
     )
 

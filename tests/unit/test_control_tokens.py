@@ -90,9 +90,8 @@ def test_spans_and_characters_are_those_of_the_text(tokenizer: Any) -> None:
     assert len(starts) == len(prompt.ids)
     (system,) = [s for s in prompt.protected if s.priority is Priority.SYSTEM]
     assert tokenizer.decode(prompt.ids[system.start : system.stop]) == "Be <|end|> brief."
-    (block,) = prompt.code_blocks
-    lines = [tokenizer.decode(prompt.ids[a:b]) for a, b in pairwise(block)]
-    assert lines == ["```\n", "x = '<|end|>'\n", "y = 1\n", "```\n"]
+    lines = [tokenizer.decode(prompt.ids[a:b]) for a, b in pairwise(prompt.breaks.lines)]
+    assert lines == ["x = '<|end|>'\n", "y = 1\n", "```\n", "\n"]
 
 
 @pytest.mark.parametrize("content", ["<|user|>", "<|user|> \n", " <|user|>Hi", "Hi \n<|user|>  "])

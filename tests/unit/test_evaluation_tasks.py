@@ -112,9 +112,11 @@ def test_only_the_definition_asked_for_has_its_value(is_constant: bool) -> None:
 def test_code_is_one_fenced_block(tokenizer: Any) -> None:
     for index in (0, 1):
         example = make(tokenizer, "needle", "code", 2048, index)
-        assert len(example.prompt.code_blocks) == 1
+        prompt = example.prompt
+        assert prompt.text.count("```") == 2
         ((start, stop),) = example.gold
-        assert example.prompt.code_blocks[0][0] < start < stop < example.prompt.code_blocks[0][-1]
+        fences = prompt.text.index("```"), prompt.text.rindex("```")
+        assert fences[0] < prompt.offsets[start][0] < prompt.offsets[stop][0] < fences[1]
 
 
 @pytest.mark.parametrize("name", ["niah_multikey_2", "niah_multikey_3"])

@@ -32,7 +32,7 @@ def choose_positions(
         rows=queries.rows,
         backend=backend,
         protected=request.protected,
-        code_blocks=request.code_blocks,
+        breaks=request.breaks,
         heads=plan.heads,
         coverage_bound=plan.coverage_bound,
     )

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.answers import answer_all
@@ -234,12 +236,13 @@ def _confirm(
 
 def _kept_ids(probe: Probe, asked: Observation, row: LayerResult) -> list[int]:
     """The tokens of a probe that these heads keep at a sixteenth, with all that is protected."""
-    scores = asked.of(row.heads, row.ends_with)
-    order, _ = Sieve().order(scores, ())
-    count = max(1, round(SHARES[0] * len(scores)))
-    chosen = set(asked.document[order[:count]].tolist())
-    document = set(asked.document.tolist())
-    ids = probe.example.prompt.ids
+    prompt, document = probe.example.prompt, set(asked.document.tolist())
+    scores = torch.zeros(len(prompt.ids))
+    scores[asked.document] = asked.of(row.heads, row.ends_with)
+    count = max(1, round(SHARES[0] * len(document)))
+    order, _ = Sieve().order(scores, prompt.breaks, count)
+    chosen = set([p for p in order.tolist() if p in document][:count])
+    ids = prompt.ids
     return [token for p, token in enumerate(ids) if p in chosen or p not in document]
 
 

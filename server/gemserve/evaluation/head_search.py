@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.filtering.selector import Evidence
-from gemserve.filtering.sieve import Sieve, coverage_of
+from gemserve.filtering.sieve import Sieve
 from gemserve.types import Priority
 
 Head = tuple[int, int]  # (layer, head)
@@ -115,8 +115,7 @@ def recall_of(heads: Sequence[Head], seen: Observation, ends_with: bool) -> floa
 def coverage(heads: Sequence[Head], seen: Observation, ends_with: bool) -> float:
     """The coverage that sieve would report with these heads."""
     scores = seen.of(heads, ends_with)
-    order, _ = Sieve().order(scores, ())
-    return coverage_of(scores[order])
+    return Sieve().coverage(scores)
 
 
 def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tensor:

@@ -65,7 +65,7 @@ def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: in
             rows=tap.rows,
             backend=model.backend,
             protected=prompt.protected,
-            code_blocks=prompt.code_blocks,
+            breaks=prompt.breaks,
         )
 
 

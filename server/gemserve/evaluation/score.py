@@ -224,7 +224,7 @@ def generate(
         sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
         filter=params,
         protected=example.prompt.protected,
-        code_blocks=example.prompt.code_blocks,
+        breaks=example.prompt.breaks,
         question=example.prompt.question,
     )
     text = ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.filter_plan import Budget
-from gemserve.types import FilterParams, ProtectedRange
+from gemserve.types import NO_BREAKS, FilterParams, ProtectedRange, TextBreaks
 from gemserve_kernels import Backend
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
@@ -39,7 +39,7 @@ class Evidence:
     `layers`: by index, ascending; the last one is the filter layer. `rows`: the positions of their
     queries, ascending. Keys may go on behind the prompt, with a question that was repeated there.
     `heads`: those that find what is asked for, if the model is calibrated. `coverage_bound`: see
-    `Choice`. `protected` and `code_blocks` are the request's. `backend`: the operations of the
+    `Choice`. `protected` and `breaks` are the request's. `backend`: the operations of the
     machine that queries and keys are on.
     """
 
@@ -48,7 +48,7 @@ class Evidence:
     rows: Sequence[int]
     backend: Backend
     protected: tuple[ProtectedRange, ...]
-    code_blocks: tuple[tuple[int, ...], ...] = ()
+    breaks: TextBreaks = NO_BREAKS
     heads: Heads | None = None
     coverage_bound: float = 0.0
 

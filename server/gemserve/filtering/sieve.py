@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from gemserve.filter_plan import Budget
+from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.reserve import reserve
 from gemserve.filtering.selector import (
     Choice,
@@ -21,7 +20,7 @@ from gemserve.filtering.selector import (
     TokenRange,
     check_finite,
 )
-from gemserve.types import FilterParams
+from gemserve.types import FilterParams, TextBreaks
 
 COVERAGE_SHARE = 1 / 16
 _AWAKE = 0.1  # a document that gets less attention than this in all is not looked at
@@ -29,17 +28,21 @@ _AWAKE = 0.1  # a document that gets less attention than this in all is not look
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sieve(Selector):
-    """A token ranks by the best score among its neighbours, in code among its lines.
+    """Keeps the passages whose tokens the question attends to most.
 
-    Its score is the largest attention that any row of the question and any head pays to it: of the
-    calibrated heads, or of all heads of the filter layer. `reach`: neighbours on either side, so
-    that a name or number survives whole. `lines`: tokens of code lines that rank as one. `focus`:
-    "auto" keeps no passage whose score is below this share of the best one's. `end_rows`: rows at
-    the prompt's end that look where no question was found, or beside it.
+    A token's score is the largest attention that any row of the question and any head pays to it:
+    of the calibrated heads, or of all heads of the filter layer. A passage (see
+    `filtering.passages`) has at most `passage_share` of the tokens that may be chosen, within
+    `shortest` and `longest`. `reach`: where the text has no breaks, a token ranks by the best score
+    among so many neighbours on either side. `focus`: "auto" keeps no passage whose rank is below
+    this share of the best one's. `end_rows`: rows at the prompt's end that are watched where no
+    question was found, or beside it.
     """
 
+    passage_share: float = 1 / 4
+    shortest: int = 32
+    longest: int = 128
     reach: int = 8
-    lines: int = 32
     focus: float = 0.1
     end_rows: int = 16
 
@@ -72,10 +75,9 @@ class Sieve(Selector):
         reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
         within = budget.high - len(reserved.positions)
         scores[reserved.firm] = 0  # a question's words look at each other, not at their neighbours
-        order, ranks = self.order(scores, evidence.code_blocks)
+        order, ranks = self.order(scores, evidence.breaks, within)
         # with no room for any choice, nothing was found
-        document = order[_without(reserved.firm, order, num_tokens)]
-        coverage = coverage_of(scores[document]) if within else 0.0
+        coverage = self.coverage(scores, reserved.firm) if within else 0.0
         is_free = _without(reserved.positions, order, num_tokens)
         first = torch.tensor(reserved.positions, dtype=torch.long, device=order.device)
         order, ranks = order[is_free], ranks[is_free]
@@ -90,24 +92,37 @@ class Sieve(Selector):
         return Choice(positions=kept.sort().values, coverage=coverage)
 
     def order(
-        self, scores: torch.Tensor, code_blocks: Sequence[Sequence[int]]
+        self, scores: torch.Tensor, breaks: TextBreaks, room: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All positions, best first, and in that order what they rank by; both [tokens].
 
-        Within a passage the tokens with the highest scores come first.
+        Within a passage those with the best neighbours come first. `room`: tokens to be chosen.
         """
-        best = F.max_pool1d(
-            scores[None, None], 2 * self.reach + 1, stride=1, padding=self.reach
-        ).flatten()
-        if code_blocks:
-            ids = code_groups(scores.shape[0], self.lines, code_blocks)
-            groups = torch.from_numpy(ids).to(scores.device)
-            of_group = torch.full((int(ids.max()) + 1,), -torch.inf, device=scores.device)
-            of_group.scatter_reduce_(0, groups, scores, "amax")
-            best = torch.where(groups > 0, of_group[groups], best)
-        by_score = scores.sort(descending=True, stable=True).indices
-        order = by_score[best[by_score].sort(descending=True, stable=True).indices]
-        return order, best[order]
+        limit = round(min(max(self.passage_share * room, self.shortest), self.longest))
+        numbers = torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
+        near = self._best_near(scores)
+        ranks = torch.where(numbers > 0, rank_passages(scores, numbers), near)
+        order = torch.arange(len(scores), device=scores.device)
+        for key in (scores, near, ranks):  # the last one counts most
+            order = order[key[order].sort(descending=True, stable=True).indices]
+        return order, ranks[order]
+
+    def coverage(self, scores: torch.Tensor, outside: Sequence[int] = ()) -> float:
+        """The share of a document's scores that its best sixteenth has, 0 to 1.
+
+        `outside`: positions that are not the document's. Tokens rank by their neighbours, and a
+        sixteenth is counted however much is kept: one bound, found by calibration, fits every
+        budget and every text.
+        """
+        order = self._best_near(scores).sort(descending=True, stable=True).indices
+        document = scores[order[_without(outside, order, len(scores))]]
+        best = document[: max(1, round(COVERAGE_SHARE * len(document)))].sum()
+        return round(float(best / document.sum().clamp_min(_AWAKE)), 4)
+
+    def _best_near(self, scores: torch.Tensor) -> torch.Tensor:
+        """The best score within `reach` tokens of each: [tokens]."""
+        width = 2 * self.reach + 1
+        return F.max_pool1d(scores[None, None], width, stride=1, padding=self.reach).flatten()
 
 
 def _looking(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torch.Tensor]]:
@@ -128,35 +143,3 @@ def _without(taken: Sequence[int], order: torch.Tensor, num_tokens: int) -> torc
     is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
     is_free[torch.tensor(taken, dtype=torch.long, device=order.device)] = False
     return is_free[order]
-
-
-def coverage_of(scores: torch.Tensor) -> float:
-    """The share of a document's scores that the best sixteenth of its tokens has, 0 to 1.
-
-    `scores`: of the document's tokens, best passage first. It does not depend on how much is kept,
-    so that one bound, found by calibration, fits every budget.
-    """
-    best = scores[: max(1, round(COVERAGE_SHARE * len(scores)))].sum()
-    return round(float(best / scores.sum().clamp_min(_AWAKE)), 4)
-
-
-def code_groups(
-    num_tokens: int, size: int, code_blocks: Sequence[Sequence[int]]
-) -> npt.NDArray[np.int64]:
-    """Which lines of code each position ranks with, from 1; 0 outside of code: [num_tokens].
-
-    As many whole lines as make up `size` tokens. More than that is cut again at every 4 · `size`.
-    """
-    cuts = np.zeros(num_tokens, dtype=np.int64)
-    is_code = np.zeros(num_tokens, dtype=np.bool_)
-    for block in code_blocks:
-        if len(block) < 2:
-            continue
-        lines = [min(line, num_tokens) for line in block]
-        is_code[lines[0] : lines[-1]] = True
-        start = lines[0]
-        for line in lines[1:]:
-            if line - start >= size or line == lines[-1]:
-                cuts[start : line : 4 * size] = 1
-                start = line
-    return np.where(is_code, np.cumsum(cuts), 0)

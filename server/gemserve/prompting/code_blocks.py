@@ -1,34 +1,15 @@
-"""Finds fenced code. A filter should keep or drop whole lines of it."""
+"""Finds fenced code."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any
 
 _FENCE = re.compile(r"[ \t]*(?:(```+)[^`\r\n]*$|(~~~+))", re.MULTILINE)
 
 
-def find_code_blocks(
-    texts: Sequence[tuple[int, str]], encoding: Any
-) -> tuple[tuple[int, ...], ...]:
-    """For each block fenced by ``` or ~~~: the first token of each line, and the block's end.
-
-    `texts`: parts of the encoded text, each with the offset of its first character. A fence that
-    is not closed goes on to the end of its part.
-    """
-    blocks = [block for at, text in texts for block in _code_lines(at, text)]
-    if not blocks:
-        return ()
-    starts = [low for low, _ in encoding.offsets]
-    return tuple(
-        tuple(sorted({bisect_left(starts, character) for character in block})) for block in blocks
-    )
-
-
-def _code_lines(at: int, text: str) -> list[list[int]]:
-    """The characters at which lines of code start and blocks end; `text` starts at `at`."""
+def _code_lines(text: str) -> list[list[int]]:
+    """The characters at which lines of code start and blocks end."""
+    at = 0
     blocks: list[list[int]] = []
     if "```" not in text and "~~~" not in text:
         return blocks
@@ -54,6 +35,6 @@ def closed_blocks(text: str) -> list[tuple[int, int]]:
     """The character ranges of fenced blocks that a fence closes, fences included."""
     return [
         (block[0], block[-1])
-        for block in _code_lines(0, text)
+        for block in _code_lines(text)
         if len(block) > 2 and set(text[block[-2] : block[-1]].strip()) in ({"`"}, {"~"})
     ]

@@ -8,14 +8,14 @@ from typing import Any
 
 from gemserve.errors import PromptTooLong
 from gemserve.prompting.chat_template import find_messages, render_chat
-from gemserve.prompting.code_blocks import find_code_blocks
 from gemserve.prompting.control_tokens import spell_out
 from gemserve.prompting.encoding import encode
 from gemserve.prompting.protected import chat_ranges, last_paragraphs, plain_ranges, with_question
 from gemserve.prompting.question import chat_question, ids_question, text_question
+from gemserve.prompting.text_breaks import find_breaks, find_breaks_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.ranges import Ranges
-from gemserve.types import ProtectedRange
+from gemserve.types import NO_BREAKS, ProtectedRange, TextBreaks
 
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
 
@@ -32,7 +32,7 @@ class Prompt:
     protected: tuple[ProtectedRange, ...]
     text: str = ""
     encoding: Any = None
-    code_blocks: tuple[tuple[int, ...], ...] = ()
+    breaks: TextBreaks = NO_BREAKS
     question: Ranges = ()
 
     @property
@@ -49,6 +49,7 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int]) -> Prompt:
     return Prompt(
         ids,
         with_question(tokenizer, ids, plain_ranges(len(ids), has_bos), question),
+        breaks=find_breaks_of_ids(tokenizer, ids),
         question=question,
     )
 
@@ -66,7 +67,8 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     starts = [max(0, len(ids) - blanks - len(end)) for end in ends]
     question = text_question(tokenizer, text, encoding)
     protected = with_question(tokenizer, ids, plain_ranges(stop, has_bos, starts), question)
-    return Prompt(ids, protected, text, encoding, find_code_blocks([(0, text)], encoding), question)
+    breaks = find_breaks([(0, text)], [low for low, _ in encoding.offsets])
+    return Prompt(ids, protected, text, encoding, breaks, question)
 
 
 def chat_prompt(
@@ -94,8 +96,8 @@ def chat_prompt(
     ranges = chat_ranges(places, messages, text, encoding)
     protected = with_question(tokenizer, encoding.ids, ranges, question)
     contents = [(low, text[low:high]) for _, low, high in places]
-    code_blocks = find_code_blocks(contents, encoding)
-    return Prompt(encoding.ids, protected, text, encoding, code_blocks, question)
+    breaks = find_breaks(contents or [(0, text)], [low for low, _ in encoding.offsets])
+    return Prompt(encoding.ids, protected, text, encoding, breaks, question)
 
 
 def _check_length(encoding: Any, max_tokens: int | None, field: str) -> None:

@@ -139,7 +139,7 @@ class RequestBuilder:
             filter=params,
             selects_only=True,
             protected=prompt.protected,
-            code_blocks=prompt.code_blocks,
+            breaks=prompt.breaks,
             question=prompt.question,
             adapter=adapter,
         )
@@ -234,7 +234,7 @@ class RequestBuilder:
             priority=body.priority or 0,
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
-            code_blocks=prompt.code_blocks,
+            breaks=prompt.breaks,
             question=prompt.question,
             grammar=grammar,
             adapter=adapter,

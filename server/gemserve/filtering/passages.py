@@ -1,0 +1,85 @@
+"""Cuts a prompt into passages: paragraphs, or of long ones as many sentences or lines as fit.
+
+A passage is kept or dropped as a whole. Single tokens lose the end of a number, and half a sentence
+misleads a small model more than none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gemserve.types import TextBreaks
+
+SHORTEST = 24  # tokens; a shorter paragraph, such as a heading, belongs to the one that follows
+_NUM_PEAKS = 3  # scores whose mean a passage ranks by
+
+
+def number_passages(num_tokens: int, breaks: TextBreaks, limit: int) -> npt.NDArray[np.int64]:
+    """Which passage of at most `limit` tokens each token is in, from 1: [num_tokens].
+
+    It is 0 for tokens that are in none: a stretch of more than `limit` tokens without any break.
+    """
+    numbers = np.zeros(num_tokens, dtype=np.int64)
+    paragraphs = _join_short(_pieces(0, num_tokens, breaks.paragraphs), limit)
+    levels = (breaks.sentences, breaks.lines)
+    passages = (part for start, stop in paragraphs for part in _split(start, stop, levels, limit))
+    for number, (start, stop) in enumerate(passages, start=1):
+        numbers[start:stop] = number
+    return numbers
+
+
+def rank_passages(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The mean of the three highest scores in each token's passage: [tokens], like `scores`.
+
+    `numbers`: see `number_passages`; what it is for tokens in no passage means nothing.
+    """
+    by_score = scores.sort(descending=True, stable=True).indices
+    by_passage = by_score[numbers[by_score].sort(stable=True).indices]
+    sizes = numbers.bincount()
+    firsts = sizes.cumsum(0) - sizes
+    place = torch.arange(len(scores), device=scores.device) - firsts[numbers[by_passage]]
+    peaks = by_passage[place < _NUM_PEAKS]
+    totals = torch.zeros(len(sizes), dtype=scores.dtype, device=scores.device)
+    totals.index_add_(0, numbers[peaks], scores[peaks])
+    return (totals / sizes.clamp(1, _NUM_PEAKS))[numbers]
+
+
+def _pieces(start: int, stop: int, breaks: Sequence[int]) -> list[tuple[int, int]]:
+    """start..stop−1 cut at the breaks in it."""
+    inner = breaks[bisect_right(breaks, start) : bisect_left(breaks, stop)]
+    edges = [start, *inner, stop]
+    return list(pairwise(edges))
+
+
+def _join_short(pieces: Sequence[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
+    """Headings and the like, joined with what follows them."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in pieces:
+        before = joined[-1] if joined else (start, start + limit)
+        if before[1] - before[0] < SHORTEST and stop - before[0] <= limit:
+            joined[-1] = (before[0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _split(
+    start: int, stop: int, levels: Sequence[Sequence[int]], limit: int
+) -> Iterator[tuple[int, int]]:
+    """start..stop−1 as passages: as many sentences as fit, of a long one as many lines as fit."""
+    if stop - start <= limit:
+        yield start, stop
+    elif levels:
+        begin = end = start
+        for _, piece_stop in _pieces(start, stop, levels[0]):
+            if piece_stop - begin > limit and end > begin:
+                yield from _split(begin, end, levels[1:], limit)
+                begin = end
+            end = piece_stop
+        yield from _split(begin, end, levels[1:], limit)

@@ -1,0 +1,105 @@
+"""Passages: what a filter keeps or drops as a whole."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from gemserve.filtering.passages import SHORTEST, number_passages, rank_passages
+from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
+from gemserve.prompting.text_breaks import find_breaks
+from gemserve.types import TextBreaks
+
+
+def cut(text: str) -> list[list[str]]:
+    """The text between paragraphs, sentences and lines, one token a character."""
+    found = find_breaks([(0, text)], range(len(text)))
+    parts = []
+    for starts in (found.paragraphs, found.sentences, found.lines):
+        edges = [0, *(s for s in starts if s), len(text)]
+        parts.append([text[a:b] for a, b in pairwise(edges)])
+    return parts
+
+
+def test_paragraphs_sentences_and_lines_are_found() -> None:
+    text = "One. Two is 3.14 e.g. this.\nThree\r\n \r\n\n- Four!\n  5) Five"
+    paragraphs, sentences, lines = cut(text)
+    assert paragraphs == ["One. Two is 3.14 e.g. this.\nThree\r\n \r\n\n", "- Four!\n  5) Five"]
+    assert sentences == [
+        "One.",
+        " Two is 3.14 e.g. this.",
+        "\nThree\r\n \r\n\n",
+        "- Four!",
+        "\n",
+        "  5) Five",
+    ]
+    assert len(lines) == text.count("\n") + 1
+    assert cut("甲。乙！丙")[1] == ["甲。", "乙！", "丙"]
+
+
+def test_a_space_belongs_to_the_sentence_behind_it() -> None:
+    """A token with a leading space was counted to the sentence before it."""
+    tokens = ["One", ".", " Two", ".\n\n", " Three", "."]
+    starts = [len("".join(tokens[:i])) for i in range(len(tokens))]
+    found = find_breaks([(0, "".join(tokens))], starts)
+    assert found.paragraphs == (0, 4)
+    assert 2 in found.sentences
+
+
+def test_each_message_begins_a_paragraph(tokenizer: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Who?"}]
+    prompt = chat_prompt(tokenizer, messages)
+    begun = [tokenizer.decode(prompt.ids[p : p + 1]) for p in prompt.breaks.paragraphs]
+    assert any(token.startswith("H") for token in begun)
+    assert any(token.startswith("W") for token in begun)
+
+
+def test_token_ids_have_the_breaks_of_their_text(tokenizer: Any) -> None:
+    text = "One is here. Two is there.\n\nThree: nothing.\nFour"
+    prompt = text_prompt(tokenizer, text)
+    assert ids_prompt(tokenizer, prompt.ids).breaks == prompt.breaks
+
+
+def sizes(numbers: Any) -> list[int]:
+    return [int((numbers == n).sum()) for n in range(1, int(numbers.max()) + 1)]
+
+
+def test_a_paragraph_is_one_passage_if_it_fits() -> None:
+    breaks = TextBreaks(paragraphs=(40, 100), sentences=(20, 60, 80, 130), lines=(70,))
+    assert sizes(number_passages(200, breaks, 100)) == [40, 60, 100]
+    # of a long paragraph as many sentences as fit
+    assert sizes(number_passages(200, breaks, 70)) == [40, 60, 30, 70]
+    # of a long sentence as many lines as fit; what has no break at all is in no passage
+    numbers = number_passages(200, breaks, 30)
+    assert (numbers[100:130] > 0).all()
+    assert not numbers[130:].any()
+
+
+def test_a_heading_belongs_to_what_it_heads() -> None:
+    breaks = TextBreaks(paragraphs=(50, 50 + SHORTEST - 1))
+    assert sizes(number_passages(100, breaks, 64)) == [50, 50]
+    # but not where both are too long for one passage
+    assert sizes(number_passages(100, breaks, 49)) == [SHORTEST - 1, 100 - 50 - SHORTEST + 1]
+
+
+@pytest.mark.parametrize("limit", [1, 16, 128])
+def test_passages_hold_no_more_than_the_limit(limit: int) -> None:
+    generator = torch.Generator().manual_seed(limit)
+    draws = [torch.randint(0, 999, (n,), generator=generator).tolist() for n in (9, 60, 200)]
+    paragraphs, sentences, lines = (tuple(sorted(set(found))) for found in draws)
+    breaks = TextBreaks(paragraphs=paragraphs, sentences=sentences, lines=lines)
+    numbers = number_passages(999, breaks, limit)
+    assert max(sizes(numbers), default=0) <= limit
+    inside = numbers[numbers > 0]
+    assert (inside[1:] >= inside[:-1]).all()
+
+
+def test_a_passage_ranks_by_its_three_best_scores() -> None:
+    scores = torch.tensor([0.1, 0.9, 0.3, 0.5, 0.8, 0.0, 0.6])
+    numbers = torch.tensor([1, 1, 1, 1, 2, 2, 0])
+    ranks = rank_passages(scores, numbers)
+    assert ranks[:4].tolist() == pytest.approx([(0.9 + 0.5 + 0.3) / 3] * 4)
+    assert ranks[4:6].tolist() == pytest.approx([0.4, 0.4])

@@ -43,7 +43,7 @@ class Sieve(Selector):
     shortest: int = 32
     longest: int = 128
     reach: int = 8
-    focus: float = 0.1
+    focus: float = 0.3
     end_rows: int = 16
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:

@@ -102,7 +102,7 @@ def window_scores(
         }
 
     bounds = dict.fromkeys(("largest", "largest_apart", "grouped"), FLOAT_BOUND)
-    return Case(twin="triton_scores", plain="scores", run=run, bounds=bounds)
+    return Case(twin="triton_attention_scores", plain="attention_scores", run=run, bounds=bounds)
 
 
 def pooled(
@@ -114,7 +114,7 @@ def pooled(
     def run(operations: Any) -> Outputs:
         return {"pooled": operations.pooled(scores, kind=kind, width=width)}
 
-    return Case(twin="triton_pool", plain="scores", run=run, bounds={"pooled": 1e-6})
+    return Case(twin="triton_pooling", plain="attention_scores", run=run, bounds={"pooled": 1e-6})
 
 
 def decode_attention(
@@ -160,7 +160,7 @@ def write_tokens(
         operations.write_tokens(own, key, value, layer=1)
         return {"memory": own.rows[skipped_rows:]}
 
-    return Case(twin="triton_moves", plain="moves", run=run, bounds={"memory": 0.0})
+    return Case(twin="triton_kv_copy", plain="kv_copy", run=run, bounds={"memory": 0.0})
 
 
 def gather_tokens(
@@ -183,7 +183,7 @@ def gather_tokens(
         operations.gather_tokens(source, target, chosen)
         return {"target": target}
 
-    return Case(twin="triton_moves", plain="moves", run=run, bounds={"target": 0.0})
+    return Case(twin="triton_kv_copy", plain="kv_copy", run=run, bounds={"target": 0.0})
 
 
 def merge_ntk(

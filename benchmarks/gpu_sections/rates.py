@@ -103,8 +103,8 @@ def _largest(bench: Bench) -> Load:
     query, key, options = _observed(bench, count)
     rows = torch.arange(tokens - count, tokens, device=key.device)
     return Load(
-        twin="triton_scores",
-        plain="scores",
+        twin="triton_attention_scores",
+        plain="attention_scores",
         run=lambda operations: operations.largest_attention(query, key, rows, **options),
         num_bytes=2.0 * kv_heads * tokens * dim * size + 4.0 * tokens,
         flops=2 * 2.0 * heads * count * tokens * dim,
@@ -116,8 +116,8 @@ def _grouped(bench: Bench) -> Load:
     tokens = bench.scale.kernel_tokens
     query, key, options = _observed(bench, SNAPKV_ROWS)
     return Load(
-        twin="triton_scores",
-        plain="scores",
+        twin="triton_attention_scores",
+        plain="attention_scores",
         run=lambda operations: operations.grouped_probabilities(query, key, **options),
         num_bytes=2.0 * kv_heads * tokens * dim * size + 4.0 * tokens * kv_heads,
         flops=2 * 2.0 * heads * SNAPKV_ROWS * tokens * dim,
@@ -128,8 +128,8 @@ def _pooled(bench: Bench) -> Load:
     _, kv_heads, _, _ = _sizes(bench)
     scores = bench.machine.randn(kv_heads, bench.scale.kernel_tokens, dtype=torch.float32)
     return Load(
-        twin="triton_pool",
-        plain="scores",
+        twin="triton_pooling",
+        plain="attention_scores",
         run=lambda operations: operations.pooled(scores, kind="mean"),
         num_bytes=2.0 * scores.nbytes,
     )
@@ -159,8 +159,8 @@ def _write(bench: Bench) -> Load:
     )
     key, value = (bench.machine.randn(kv_heads, count, dim) for _ in range(2))
     return Load(
-        twin="triton_moves",
-        plain="moves",
+        twin="triton_kv_copy",
+        plain="kv_copy",
         run=lambda operations: operations.write_tokens(spans, key, value, layer=0),
         num_bytes=2.0 * 2 * kv_heads * count * dim * size,
     )
@@ -175,8 +175,8 @@ def _gather(bench: Bench) -> Load:
     order = torch.rand(layers, kv_heads, tokens, device=bench.machine.device).argsort(-1)
     chosen = order[..., :keep].sort(-1).values
     return Load(
-        twin="triton_moves",
-        plain="moves",
+        twin="triton_kv_copy",
+        plain="kv_copy",
         run=lambda operations: operations.gather_tokens(source, target, chosen),
         num_bytes=2.0 * 2 * layers * kv_heads * keep * dim * size,
     )

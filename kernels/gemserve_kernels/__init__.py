@@ -5,17 +5,17 @@ names and signatures, and are imported by whoever wants them: they need triton.
 """
 
 from gemserve_kernels.attention import Partial, join, merge
-from gemserve_kernels.backends import Backend, select_backend
-from gemserve_kernels.decode import decode_attention
-from gemserve_kernels.moves import gather_tokens, write_tokens
-from gemserve_kernels.ntk import merge_ntk, ntk_features, ntk_part
-from gemserve_kernels.scores import (
+from gemserve_kernels.attention_scores import (
     grouped_probabilities,
     largest_attention,
     pooled,
     raw_scores,
 )
-from gemserve_kernels.spans import Spans
+from gemserve_kernels.backends import Backend, select_backend
+from gemserve_kernels.decode import decode_attention
+from gemserve_kernels.kv_copy import gather_tokens, write_tokens
+from gemserve_kernels.kv_table import Spans
+from gemserve_kernels.ntk import merge_ntk, ntk_features, ntk_part
 
 __all__ = [
     "Backend",

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 import torch
 
 from gemserve_kernels.attention import Partial, join, merge
+from gemserve_kernels.attention_backends import ATTENTION, AtenCpu, Attention, Reference
+from gemserve_kernels.attention_scores import grouped_probabilities, largest_attention, pooled
 from gemserve_kernels.decode import decode_attention
-from gemserve_kernels.moves import gather_tokens, write_tokens
+from gemserve_kernels.kv_copy import gather_tokens, write_tokens
+from gemserve_kernels.kv_table import Spans
 from gemserve_kernels.ntk import ntk_part
-from gemserve_kernels.parts import ATTENTION, AtenCpu, Attention, Reference
-from gemserve_kernels.scores import grouped_probabilities, largest_attention, pooled
-from gemserve_kernels.spans import Spans
 
 
 class Backend:
@@ -65,11 +65,11 @@ class Backend:
         )
 
     def write(self, spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
-        """See `moves.write_tokens`."""
+        """See `kv_copy.write_tokens`."""
         write_tokens(spans, key, value, layer=layer)
 
     def gather(self, source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
-        """See `moves.gather_tokens`."""
+        """See `kv_copy.gather_tokens`."""
         gather_tokens(source, target, chosen)
 
     def merge_ntk(
@@ -92,17 +92,17 @@ class Backend:
         scale: float,
         softcap: float | None,
     ) -> torch.Tensor:
-        """See `scores.largest_attention`."""
+        """See `attention_scores.largest_attention`."""
         return largest_attention(query, key, rows, scale=scale, softcap=softcap)
 
     def grouped_probabilities(
         self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
     ) -> torch.Tensor:
-        """See `scores.grouped_probabilities`."""
+        """See `attention_scores.grouped_probabilities`."""
         return grouped_probabilities(query, key, scale=scale, softcap=softcap)
 
     def pooled(self, scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
-        """See `scores.pooled`."""
+        """See `attention_scores.pooled`."""
         return pooled(scores, kind=kind, width=width)
 
 
@@ -174,12 +174,12 @@ class TritonBackend(Backend):
         )
 
     def write(self, spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
-        from gemserve_kernels.triton_moves import write_tokens
+        from gemserve_kernels.triton_kv_copy import write_tokens
 
         write_tokens(spans, key, value, layer=layer)
 
     def gather(self, source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
-        from gemserve_kernels.triton_moves import gather_tokens
+        from gemserve_kernels.triton_kv_copy import gather_tokens
 
         gather_tokens(source, target, chosen)
 
@@ -204,19 +204,19 @@ class TritonBackend(Backend):
         scale: float,
         softcap: float | None,
     ) -> torch.Tensor:
-        from gemserve_kernels.triton_scores import largest_attention
+        from gemserve_kernels.triton_attention_scores import largest_attention
 
         return largest_attention(query, key, rows, scale=scale, softcap=softcap)
 
     def grouped_probabilities(
         self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
     ) -> torch.Tensor:
-        from gemserve_kernels.triton_scores import grouped_probabilities
+        from gemserve_kernels.triton_attention_scores import grouped_probabilities
 
         return grouped_probabilities(query, key, scale=scale, softcap=softcap)
 
     def pooled(self, scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
-        from gemserve_kernels.triton_pool import pooled
+        from gemserve_kernels.triton_pooling import pooled
 
         return pooled(scores, kind=kind, width=width)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gemserve_kernels.attention import Partial, reference_attention
-from gemserve_kernels.spans import Spans
+from gemserve_kernels.kv_table import Spans
 
 
 def decode_attention(

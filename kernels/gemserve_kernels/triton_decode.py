@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from gemserve_kernels.attention import Partial
-from gemserve_kernels.spans import Spans
+from gemserve_kernels.kv_table import Spans
 from gemserve_kernels.triton_blocks import (
     block_of,
     key_block,

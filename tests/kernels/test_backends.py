@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from gemserve.config import ATTENTION_BACKENDS
-from gemserve_kernels import Backend, Partial, Spans, backends, parts, select_backend
+from gemserve_kernels import Backend, Partial, Spans, attention_backends, backends, select_backend
+from gemserve_kernels.attention_backends import ATTENTION, Reference
 from gemserve_kernels.backends import TritonBackend
-from gemserve_kernels.parts import ATTENTION, Reference
 from tests.kernels.twins import CLOSE, DEVICE, random
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -32,7 +32,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         has_cudnn: bool = True,
         has_triton: bool = True,
     ) -> None:
-        monkeypatch.setattr(parts, "is_installed", lambda package: package in installed)
+        monkeypatch.setattr(
+            attention_backends, "is_installed", lambda package: package in installed
+        )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: has_cudnn)
         monkeypatch.setattr(backends, "find_spec", lambda _: has_triton or None)
@@ -126,8 +128,8 @@ def test_another_device_is_refused() -> None:
 
 
 def test_the_packages_share_a_module_and_are_told_apart() -> None:
-    assert parts.is_installed("torch")
-    assert not parts.is_installed("flash-attn-4-of-which-there-is-none")
+    assert attention_backends.is_installed("torch")
+    assert not attention_backends.is_installed("flash-attn-4-of-which-there-is-none")
 
 
 # Shapes of outputs, found on the meta device, where torch checks arguments and computes nothing.

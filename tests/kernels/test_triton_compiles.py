@@ -15,7 +15,14 @@ from tests.kernels.twins import twin
 KERNELS = {
     f"{module.__name__.rpartition('.')[2]}.{name}"
     for module in map(
-        twin, ("triton_decode", "triton_moves", "triton_ntk", "triton_pool", "triton_scores")
+        twin,
+        (
+            "triton_decode",
+            "triton_kv_copy",
+            "triton_ntk",
+            "triton_pooling",
+            "triton_attention_scores",
+        ),
     )
     for name in vars(module)
     if name.endswith("_kernel")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemserve_client.load.client import Record
+from gemserve_client.load_test.streamed_request import Record
 
 Saved = dict[str, Any]  # a point: {"row", "began_s", "requests": [one dict a request]}
 

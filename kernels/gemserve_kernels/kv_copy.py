@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gemserve_kernels.spans import Spans
+from gemserve_kernels.kv_table import Spans
 
 
 def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:

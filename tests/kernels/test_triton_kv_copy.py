@@ -12,7 +12,7 @@ import torch
 from gemserve_kernels import Spans, gather_tokens, write_tokens
 from tests.kernels.twins import DEVICE, amid, assert_caught, mutant, random, twin, wide
 
-triton_moves = twin("triton_moves")
+triton_kv_copy = twin("triton_kv_copy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def check_gather(module: ModuleType, case: Gather) -> None:
 
 @pytest.mark.parametrize("case", GATHERS, ids=str)
 def test_gather_equals_reference(case: Gather) -> None:
-    check_gather(triton_moves, case)
+    check_gather(triton_kv_copy, case)
 
 
 def test_gather_refuses_overlap() -> None:
@@ -69,7 +69,7 @@ def test_gather_refuses_overlap() -> None:
     source, target = memory[:240].view(1, 2, 1, 5, 24), memory[239:335].view(1, 2, 1, 2, 24)
     chosen = torch.zeros(1, 1, 2, dtype=torch.long)
     with pytest.raises(AssertionError):
-        triton_moves.gather_tokens(source, target, chosen)
+        triton_kv_copy.gather_tokens(source, target, chosen)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_gather_refuses_overlap() -> None:
     ],
 )
 def test_mutants_of_gather_are_caught(old: str, new: str, nth: int | None, tmp_path: Path) -> None:
-    assert_caught(mutant(triton_moves, tmp_path, old, new, nth=nth), check_gather, GATHERS)
+    assert_caught(mutant(triton_kv_copy, tmp_path, old, new, nth=nth), check_gather, GATHERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def check_write(module: ModuleType, case: Write) -> None:
 
 @pytest.mark.parametrize("case", WRITES, ids=str)
 def test_write_equals_reference(case: Write) -> None:
-    check_write(triton_moves, case)
+    check_write(triton_kv_copy, case)
 
 
 @pytest.mark.parametrize(
@@ -162,4 +162,4 @@ def test_write_equals_reference(case: Write) -> None:
     ],
 )
 def test_mutants_of_write_are_caught(old: str, new: str, nth: int | None, tmp_path: Path) -> None:
-    assert_caught(mutant(triton_moves, tmp_path, old, new, nth=nth), check_write, WRITES)
+    assert_caught(mutant(triton_kv_copy, tmp_path, old, new, nth=nth), check_write, WRITES)

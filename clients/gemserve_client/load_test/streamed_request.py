@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from gemserve_client.load.traffic import Job
+from gemserve_client.load_test.traffic import Job
 
 MAX_EVENT_BYTES = 16 << 20
 MAX_MESSAGE_CHARS = 300

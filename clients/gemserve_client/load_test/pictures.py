@@ -15,8 +15,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from gemserve_client.load.files import Saved
-from gemserve_client.load.metrics import LATENCIES, point_name
+from gemserve_client.load_test.metrics import LATENCIES, point_name
+from gemserve_client.load_test.result_files import Saved
 
 MAX_CURVES = 8
 MAX_SAMPLES = 2000

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gemserve_client.load.client import CANCELLED, Client, Record
-from gemserve_client.load.traffic import Job
+from gemserve_client.load_test.streamed_request import CANCELLED, Client, Record
+from gemserve_client.load_test.traffic import Job
 
 BAR_CHARS = 24
 

@@ -1,4 +1,4 @@
-"""How much some rows of a prompt attend to each of its tokens: Triton's twin of `scores`.
+"""How much some rows of a prompt attend to each of its tokens: Triton's twin of `attention_scores`.
 
 Keys are read twice. The first pass finds every row's log-sum-exp, in pieces of `_SPLIT` keys that
 run side by side; with it, the second knows each probability as soon as it has the score. Of [heads,
@@ -25,7 +25,7 @@ def largest_attention(
     scale: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """See `scores.largest_attention`."""
+    """See `attention_scores.largest_attention`."""
     heads, num_rows, head_dim = query.shape
     kv_heads, keys, _ = key.shape
     lse = _log_sum_exp(query, key, rows, scale, softcap)
@@ -44,7 +44,7 @@ def largest_attention(
 def grouped_probabilities(
     query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
 ) -> torch.Tensor:
-    """See `scores.grouped_probabilities`."""
+    """See `attention_scores.grouped_probabilities`."""
     heads, window, head_dim = query.shape
     kv_heads, keys, _ = key.shape
     rows = torch.arange(keys - window, keys, device=key.device)

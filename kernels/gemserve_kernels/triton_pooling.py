@@ -1,4 +1,4 @@
-"""Smoothing over neighbours: Triton's twin of `scores.pooled`."""
+"""Smoothing over neighbours: Triton's twin of `attention_scores.pooled`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCK = 256
 
 
 def pooled(scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
-    """See `scores.pooled`; `scores` are float32 or float64, and `width` is odd."""
+    """See `attention_scores.pooled`; `scores` are float32 or float64, and `width` is odd."""
     if kind not in ("mean", "max"):
         raise ValueError(f"pooling={kind!r}: must be 'mean' or 'max'")
     assert width % 2 == 1

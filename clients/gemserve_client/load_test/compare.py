@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemserve_client.load import result_line
-from gemserve_client.load.files import Saved, UnreadableResult, read_json
-from gemserve_client.load.metrics import METRICS, Row, aligned, cell, point_name
-from gemserve_client.load.options import Comparison
+from gemserve_client.load_test import result_line
+from gemserve_client.load_test.metrics import METRICS, Row, aligned, cell, point_name
+from gemserve_client.load_test.options import Comparison
+from gemserve_client.load_test.result_files import Saved, UnreadableResult, read_json
 
 Pair = tuple[Saved, Saved]
 
@@ -113,27 +113,31 @@ def _write(
     notes: Sequence[str],
     command: str,
 ) -> None:
-    from gemserve_client.load import report
-    from gemserve_client.load.pictures import Curve, cdfs, some, throughput
+    from gemserve_client.load_test import html_report
+    from gemserve_client.load_test.pictures import Curve, cdfs, some, throughput
 
     panels = [
         (point_name(pair[0]["row"]), [Curve(n, [p]) for n, p in zip(names, pair, strict=True)])
         for pair in some(pairs)
     ]
-    caption = report.CDF_CAPTION
-    sections = [("Latency", report.figure(folder, "latency_cdf", cdfs(panels), caption))]
+    caption = html_report.CDF_CAPTION
+    sections = [("Latency", html_report.figure(folder, "latency_cdf", cdfs(panels), caption))]
     if len(pairs) > 1:
         curves = [Curve(name, [pair[i] for pair in pairs]) for i, name in enumerate(names)]
         caption = "Each marker is one point, named by its concurrency or rate."
         draw = throughput(curves)
-        sections.append(("Throughput", report.figure(folder, "throughput_latency", draw, caption)))
+        sections.append(
+            ("Throughput", html_report.figure(folder, "throughput_latency", draw, caption))
+        )
     for pair in pairs:
         heading = point_name(pair[0]["row"])
-        sections.append((heading, report.html_table(_lines(pair, names))))
-    noted = "".join(f"<p>{report.text(note)}</p>" for note in notes)
-    sections.append(("Command", f"{noted}<pre>{report.text(command)}</pre>"))
+        sections.append((heading, html_report.html_table(_lines(pair, names))))
+    noted = "".join(f"<p>{html_report.text(note)}</p>" for note in notes)
+    sections.append(("Command", f"{noted}<pre>{html_report.text(command)}</pre>"))
     lead = ", ".join(
         f"{name}: {result['settings']['model']} at {result['settings']['url']}"
         for name, result in zip(names, results, strict=True)
     )
-    report.write_page(folder, f"Load tests compared: {names[0]} and {names[1]}", lead, sections)
+    html_report.write_page(
+        folder, f"Load tests compared: {names[0]} and {names[1]}", lead, sections
+    )

@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None, *, program: str) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        from gemserve_client.load.program import run
+        from gemserve_client.load_test.measure import run
 
         return run(words, program)
     except ModuleNotFoundError as error:

@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
-from gemserve_kernels import scores
+from gemserve_kernels import attention_scores
 from tests.kernels.twins import CLOSE, assert_caught, guarded, mutant, random, twin, wide
 
-triton_scores, triton_blocks = twin("triton_scores"), twin("triton_blocks")
+triton_attention_scores, triton_blocks = twin("triton_attention_scores"), twin("triton_blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +55,18 @@ def check(module: ModuleType, case: Case) -> None:
     for rows in (last, apart):
         with guarded(), mock.patch.object(module, "_SPLIT", case.split):
             ours = module.largest_attention(query, key, rows, **options)
-        theirs = scores.largest_attention(query, key, rows, **options)
+        theirs = attention_scores.largest_attention(query, key, rows, **options)
         torch.testing.assert_close(ours, theirs, **close)
     with guarded(), mock.patch.object(module, "_SPLIT", case.split):
         grouped = module.grouped_probabilities(query, key, **options)
     torch.testing.assert_close(
-        grouped, scores.grouped_probabilities(query, key, **options), **close
+        grouped, attention_scores.grouped_probabilities(query, key, **options), **close
     )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_reference(case: Case) -> None:
-    check(triton_scores, case)
+    check(triton_attention_scores, case)
 
 
 def test_nan_is_not_hidden() -> None:
@@ -74,8 +74,10 @@ def test_nan_is_not_hidden() -> None:
     query, key = random(2, 3, 32), random(1, 70, 32)
     key[0, 5, 7] = torch.nan
     rows = torch.tensor([10, 20, 69])
-    assert bool(triton_scores.largest_attention(query, key, rows, scale=0.3).isnan().all())
-    assert bool(triton_scores.grouped_probabilities(query, key, scale=0.3).isnan().all())
+    assert bool(
+        triton_attention_scores.largest_attention(query, key, rows, scale=0.3).isnan().all()
+    )
+    assert bool(triton_attention_scores.grouped_probabilities(query, key, scale=0.3).isnan().all())
 
 
 MUTATIONS: list[tuple[str, str, int | None]] = [
@@ -118,7 +120,7 @@ MUTATIONS: list[tuple[str, str, int | None]] = [
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("old", "new", "nth"), MUTATIONS)
 def test_mutants_are_caught(old: str, new: str, nth: int | None, tmp_path: Path) -> None:
-    assert_caught(mutant(triton_scores, tmp_path, old, new, nth=nth), check, CASES)
+    assert_caught(mutant(triton_attention_scores, tmp_path, old, new, nth=nth), check, CASES)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -137,7 +139,7 @@ def test_mutants_of_blocks_are_caught(old: str, new: str, tmp_path: Path) -> Non
     blocks = mutant(triton_blocks, tmp_path, old, new)
     whole = "from __future__ import annotations"  # nothing of the module itself changes
     made = mutant(
-        triton_scores,
+        triton_attention_scores,
         tmp_path,
         whole,
         whole,

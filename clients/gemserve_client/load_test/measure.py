@@ -22,13 +22,19 @@ from typing import Any
 
 import httpx
 
-from gemserve_client.load import result_line
-from gemserve_client.load.client import Client, Record
-from gemserve_client.load.files import Saved, UnreadableResult, saved_point, write_csv, write_json
-from gemserve_client.load.metrics import aligned, error_lines, point_name, summarize, table
-from gemserve_client.load.options import Options, command_line, read_options, redact
-from gemserve_client.load.run import Limits, Point, Progress
-from gemserve_client.load.traffic import Job, Prompts, arrivals, jobs
+from gemserve_client.load_test import result_line
+from gemserve_client.load_test.metrics import aligned, error_lines, point_name, summarize, table
+from gemserve_client.load_test.options import Options, command_line, read_options, redact
+from gemserve_client.load_test.point import Limits, Point, Progress
+from gemserve_client.load_test.result_files import (
+    Saved,
+    UnreadableResult,
+    saved_point,
+    write_csv,
+    write_json,
+)
+from gemserve_client.load_test.streamed_request import Client, Record
+from gemserve_client.load_test.traffic import Job, Prompts, arrivals, jobs
 
 MAX_WARM_UP_TOKENS = 2048
 WARM_UP_ANSWER_TOKENS = 4
@@ -58,12 +64,12 @@ def run(words: Sequence[str], program: str) -> int:
     command = command_line(program, words)
     try:
         if not isinstance(options, Options):
-            from gemserve_client.load.compare import compare
+            from gemserve_client.load_test.compare import compare
 
             print(result_line.line(compare(options, command)))
             return 0
         if options.out is not None:
-            from gemserve_client.load import report  # noqa: F401  # a missing library, found now
+            from gemserve_client.load_test import html_report  # noqa: F401  # a missing library, found now
 
             options.out.mkdir(parents=True, exist_ok=True)
         started_at = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
@@ -210,7 +216,9 @@ def _finish(options: Options, outcome: Outcome, command: str, started_at: str) -
     for row in rows:
         _warn(options.name, row)
     if options.out is not None:
-        from gemserve_client.load.report import write_report  # matplotlib: only with --out
+        from gemserve_client.load_test.html_report import (
+            write_report,
+        )  # matplotlib: only with --out
 
         saved = {
             **{key: value for key, value in result.items() if key != "rows"},

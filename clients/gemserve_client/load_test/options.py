@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import httpx
 
-from gemserve_client.load.metrics import Slo
-from gemserve_client.load.traffic import ArrivalKind, Lengths, read_lengths
+from gemserve_client.load_test.metrics import Slo
+from gemserve_client.load_test.traffic import ArrivalKind, Lengths, read_lengths
 
 MAX_REQUESTS = 100_000
 MAX_CONCURRENCY = 10_000

@@ -12,7 +12,7 @@ import torch
 from gemserve_kernels import pooled
 from tests.kernels.twins import assert_caught, guarded, mutant, random, twin
 
-triton_pool = twin("triton_pool")
+triton_pooling = twin("triton_pooling")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +44,20 @@ def check(module: ModuleType, case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_reference(case: Case) -> None:
-    check(triton_pool, case)
+    check(triton_pooling, case)
 
 
 @pytest.mark.parametrize("kind", ["mean", "max"])
 def test_nan_is_not_hidden(kind: str) -> None:
     scores = random(20)
     scores[7] = torch.nan
-    for pool in (pooled, triton_pool.pooled):
+    for pool in (pooled, triton_pooling.pooled):
         assert pool(scores, kind=kind).isnan().nonzero()[:, 0].tolist() == [5, 6, 7, 8, 9]
 
 
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="pooling='median'"):
-        triton_pool.pooled(random(4), kind="median")
+        triton_pooling.pooled(random(4), kind="median")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -76,4 +76,4 @@ def test_unknown_kind_is_refused() -> None:
     ],
 )
 def test_mutants_are_caught(old: str, new: str, tmp_path: Path) -> None:
-    assert_caught(mutant(triton_pool, tmp_path, old, new), check, CASES)
+    assert_caught(mutant(triton_pooling, tmp_path, old, new), check, CASES)

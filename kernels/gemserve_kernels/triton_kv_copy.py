@@ -1,4 +1,4 @@
-"""Keys and values on their way into and within memory: Triton's twins of `moves`."""
+"""Keys and values on their way into and within memory: Triton's twins of `kv_copy`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from gemserve_kernels.spans import Spans
+from gemserve_kernels.kv_table import Spans
 
 _TOKENS = 32  # copied by one program
 
 
 def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
-    """See `moves.gather_tokens`. `chosen` is not checked against the source's length."""
+    """See `kv_copy.gather_tokens`. `chosen` is not checked against the source's length."""
     layers, kv_heads, kept = chosen.shape
     head_dim = source.shape[-1]
     assert source.dtype == target.dtype
@@ -28,7 +28,7 @@ def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tens
 
 
 def write_tokens(spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
-    """See `moves.write_tokens`. Never waits for the device."""
+    """See `kv_copy.write_tokens`. Never waits for the device."""
     kv_heads, sequences, head_dim = key.shape
     assert (kv_heads, sequences) == (spans.kv_heads, spans.num_sequences)
     assert key.shape == value.shape

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemserve_client.load.client import CANCELLED, Record
+from gemserve_client.load_test.streamed_request import CANCELLED, Record
 
 Row = dict[str, Any]
 STATISTICS = ("mean", "p50", "p95", "p99")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gemserve_kernels import Partial, Spans
+from gemserve_kernels import KVTable, Partial
 from gpu_sections.machine import Machine
 
 Outputs = Mapping[str, torch.Tensor]
@@ -54,7 +54,7 @@ def random_spans(
     *,
     layers: int = 2,
     skipped_rows: int = 0,
-) -> Spans:
+) -> KVTable:
     """One after the other in a memory that is else NaN, each with a little room beyond its end."""
     room = 3
     sides = layers * 2 * kv_heads
@@ -68,7 +68,7 @@ def random_spans(
         own[:, :length].normal_()
         table.append([first, capacity, kv_heads * capacity, 2 * kv_heads * capacity, length])
         first += sides * capacity
-    return Spans(
+    return KVTable(
         rows=memory,
         table=torch.tensor(table, dtype=torch.long, device=machine.device).view(-1, 5),
         kv_heads=kv_heads,

@@ -1,6 +1,6 @@
-"""Who evaluates a part of attention: a small class for each kernel, and which of them can.
+"""The attention kernels: one small class for each, with what it needs to run.
 
-All of them return log-sum-exps. Queries and keys are post-RoPE; keys and values are never empty.
+All of them return log-sum-exps. Queries and keys have their rotary positions already.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from torch import Tensor
 
 from gemserve_kernels.attention import Partial, reference_attention
 
@@ -16,8 +17,10 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Attention(ABC):
-    """One kernel. `device`: the only type it runs on; `package`: what must be installed for it, by
-    `extra` of gemserve; `capability`: the least a GPU must have.
+    """One attention kernel and its requirements. None means that there is no such requirement.
+
+    `device` is the only device type it runs on. `package` must be installed, which `extra` of
+    gemserve does. `capability` is the lowest compute capability of a GPU.
     """
 
     name: str
@@ -26,12 +29,15 @@ class Attention(ABC):
     extra: str | None = None
     capability: tuple[int, int] | None = None
     is_half_only: bool = False
-    most_dim: int | None = None  # of a head; then it must be a multiple of 8, too
+    most_dim: int | None = None  # the largest head_dim; it must then be a multiple of 8, too
 
     def find_obstacle(
         self, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
     ) -> str | None:
-        """Why it cannot be used; None if it can. What is not known is not asked about."""
+        """Return why the kernel cannot be used, or None if it can.
+
+        A `dtype` or `head_dim` of None is not known yet and is not checked.
+        """
         if self.device not in (None, device.type):
             return f"runs on {self.device} only, not on {device.type}"
         if self.package is not None and not is_installed(self.package):
@@ -52,15 +58,13 @@ class Attention(ABC):
 
     @abstractmethod
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
-        """See `backends.Backend.part`."""
+        """Attend `query` [heads, queries, head_dim] to `key`, `value` [kv_heads, keys, head_dim].
+
+        There is at least one key. `is_causal` requires as many queries as keys, and query i then
+        sees keys 0..i.
+        """
 
 
 class Reference(Attention):
@@ -69,13 +73,7 @@ class Reference(Attention):
     name = "reference"
 
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         mask = None
         if is_causal:
@@ -92,13 +90,7 @@ class AtenCpu(Attention):
     device = "cpu"
 
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         # with zero keys this kernel kills the process (SIGFPE) instead of raising
         _check(query, key, is_causal)
@@ -125,13 +117,7 @@ class Flash(Attention):
     most_dim = 256
 
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         _check(query, key, is_causal)
         q, k, v = (t.unsqueeze(0) for t in (query, key, value))
@@ -161,13 +147,7 @@ class Cudnn(Attention):
         return found
 
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         _check(query, key, is_causal)
         q, k, v = (t.unsqueeze(0) for t in (query, key, value))
@@ -184,13 +164,7 @@ class Efficient(Attention):
     device = "cuda"
 
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         _check(query, key, is_causal)
         heads, queries, head_dim = query.shape
@@ -218,13 +192,7 @@ class FlashAttn2(Attention):
     most_dim = 256
 
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         from flash_attn import flash_attn_func
 
@@ -247,13 +215,7 @@ class FlashAttn4(Attention):
     most_dim = 128
 
     def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         from flash_attn.cute import flash_attn_func
 
@@ -284,12 +246,12 @@ def is_installed(package: str) -> bool:
     return True
 
 
-def _check(query: torch.Tensor, key: torch.Tensor, is_causal: bool) -> None:
+def _check(query: Tensor, key: Tensor, is_causal: bool) -> None:
     assert key.shape[1] > 0
     assert not is_causal or query.shape[1] == key.shape[1]
 
 
-def _rows_of_groups(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _rows_of_groups(query: Tensor, key: Tensor) -> Tensor:
     """A group's heads as rows of one product, so that each key is read once.
 
     `query`: [heads, queries, head_dim]; returns [1, kv_heads, group · queries, head_dim].
@@ -297,7 +259,7 @@ def _rows_of_groups(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return query.reshape(1, key.shape[0], -1, query.shape[-1])
 
 
-def _unbatched(out: torch.Tensor, lse: torch.Tensor, query: torch.Tensor) -> Partial:
+def _unbatched(out: Tensor, lse: Tensor, query: Tensor) -> Partial:
     """Of [1, heads, queries, head_dim], and [1, heads, queries or more] or […, queries, 1]."""
     heads, queries, _ = query.shape
     return Partial(out[0], lse.reshape(heads, -1)[:, :queries])

@@ -1,10 +1,10 @@
-"""Keys and values on their way into memory, and from one place in it to another."""
+"""Copies of keys and values: new ones into memory, chosen ones from one place to another."""
 
 from __future__ import annotations
 
 import torch
 
-from gemserve_kernels.kv_table import Spans
+from gemserve_kernels.kv_table import KVTable
 
 
 def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
@@ -20,17 +20,16 @@ def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tens
             target[layer, side, :, :kept] = source[layer, side].gather(1, index[layer])
 
 
-def write_tokens(spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
+def write_tokens(kv: KVTable, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
     """Store each sequence's newest key and value, [kv_heads, sequences, head_dim], as its last.
 
-    `spans` already counts them in its lengths; an empty sequence has none, and nothing of it is
-    stored.
+    The lengths in `kv` already count the new token. Nothing is stored for an empty sequence.
     """
-    rows = spans.newest + layer * spans.table[:, 3:4]  # [sequences, kv_heads]
-    of_values = rows + spans.table[:, 2:3]
+    rows = kv.newest + layer * kv.table[:, 3:4]  # [sequences, kv_heads]
+    of_values = rows + kv.table[:, 2:3]
     key, value = key.transpose(0, 1), value.transpose(0, 1)
-    if any(place[4] == 0 for place in spans.places):
-        filled = spans.table[:, 4] > 0
+    if any(place[4] == 0 for place in kv.places):
+        filled = kv.table[:, 4] > 0
         rows, of_values, key, value = (t[filled] for t in (rows, of_values, key, value))
-    spans.rows[rows] = key
-    spans.rows[of_values] = value
+    kv.rows[rows] = key
+    kv.rows[of_values] = value

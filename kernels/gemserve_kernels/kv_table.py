@@ -9,18 +9,20 @@ import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spans:
+class KVTable:
     """Keys and values of several sequences, all within one tensor of rows.
 
     `rows`: [rows, head_dim], contiguous. `table`: [sequences, 5], int64, contiguous, on the same
-    device; for each sequence
+    device. Its columns are, for each sequence:
     - the row of its first token's key in layer 0, key head 0,
-    - the steps, in rows, from a key head to the next, from a key to its value, and from a layer to
-      the next (a token's successor is the next row),
-    - its length, in tokens, which may be 0.
+    - the number of rows from one key head to the next,
+    - the number of rows from a key to its value,
+    - the number of rows from one layer to the next,
+    - its length in tokens, which may be 0.
+    A token's successor is in the next row.
 
-    `longest`: no length is above it; the host knows it without asking the device. For the rest it
-    asks at most once: a table must not change after that.
+    `longest` is an upper bound of the lengths, which the host knows without asking the device.
+    `places` reads the table from the device once, so the table must not change after that.
     """
 
     rows: torch.Tensor
@@ -41,13 +43,13 @@ class Spans:
 
     @cached_property
     def places(self) -> list[list[int]]:
-        """The table on the host; waits for the device."""
+        """The table on the host. Waits for the device."""
         places: list[list[int]] = self.table.tolist()
         return places
 
     @cached_property
     def newest(self) -> torch.Tensor:
-        """Rows of each sequence's last key in layer 0, head by head: [sequences, kv_heads]."""
+        """Row of each sequence's last key in layer 0, for each key head: [sequences, kv_heads]."""
         heads = torch.arange(self.kv_heads, device=self.table.device)
         first, to_head, length = (self.table[:, column, None] for column in (0, 1, 4))
         return first + to_head * heads + (length - 1)

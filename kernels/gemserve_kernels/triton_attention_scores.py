@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemserve_kernels.triton_blocks import block_of, key_block, load_rows, precision_of, score_block
+from gemserve_kernels.triton_blocks import block_of, key_block, load_rows, score_block
 
 _SPLIT = 1024  # keys of one program of the first pass: a multiple of every block
 _MOST_ROWS = 32
@@ -36,7 +36,7 @@ def largest_attention(
         kv_heads, heads // kv_heads, num_rows, keys,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), scale,
         HEAD_DIM=head_dim, DIM_BLOCK=block_of(head_dim), ROWS=block_of(num_rows, _MOST_ROWS),
-        KEYS=block, SOFTCAP=softcap, PRECISION=precision_of(query, key),
+        KEYS=block, SOFTCAP=softcap,
     )  # fmt: skip
     return largest
 
@@ -56,7 +56,7 @@ def grouped_probabilities(
         group, window, keys,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), scale,
         HEAD_DIM=head_dim, DIM_BLOCK=block_of(head_dim), ROWS=block_of(group * window, _MOST_ROWS),
-        KEYS=block, SOFTCAP=softcap, PRECISION=precision_of(query, key),
+        KEYS=block, SOFTCAP=softcap,
     )  # fmt: skip
     return total
 
@@ -72,6 +72,7 @@ def _log_sum_exp(
     heads, num_rows, head_dim = query.shape
     kv_heads, keys, _ = key.shape
     assert 0 < num_rows <= keys
+    assert query.dtype == key.dtype
     assert query.stride(2) == key.stride(2) == rows.stride(0) == 1
     group, block = heads // kv_heads, key_block(head_dim, key.dtype)
     block_rows = block_of(group * num_rows, _MOST_ROWS)
@@ -82,7 +83,7 @@ def _log_sum_exp(
         kv_heads, group, num_rows, keys, _SPLIT,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), scale,
         HEAD_DIM=head_dim, DIM_BLOCK=block_of(head_dim), ROWS=block_rows,
-        KEYS=block, SOFTCAP=softcap, PRECISION=precision_of(query, key),
+        KEYS=block, SOFTCAP=softcap,
     )  # fmt: skip
     return lse[0] if splits == 1 else lse.logsumexp(0)
 
@@ -108,7 +109,6 @@ def _lse_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
     """One piece's keys: `lse` [splits, heads, num_rows] of some rows of one key head's group."""
     part, kv_head = tl.program_id(0), tl.program_id(1)
@@ -125,7 +125,7 @@ def _lse_kernel(
         k = load_rows(
             key + kv_head * key_head_step, columns, key_step, columns < keys, HEAD_DIM, DIM_BLOCK
         )
-        scores = score_block(q, k, scale, SOFTCAP, PRECISION)
+        scores = score_block(q, k, scale, SOFTCAP)
         scores = tl.where(columns[None, :] <= last_seen[:, None], scores, float("-inf"))
         higher = tl.maximum(largest, tl.max(scores, 1))
         # a row that has seen nothing yet keeps −inf, from which nothing can be subtracted
@@ -159,7 +159,6 @@ def _largest_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
     """Some keys of `largest` [keys], over all heads and rows."""
     columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
@@ -184,7 +183,7 @@ def _largest_kernel(
                     HEAD_DIM,
                     DIM_BLOCK,
                 )
-                scores = score_block(q, k, scale, SOFTCAP, PRECISION)
+                scores = score_block(q, k, scale, SOFTCAP)
                 norm = tl.load(lse + head * num_rows + rows, mask=is_row, other=0.0)
                 shares = tl.exp(tl.where(is_seen, scores - norm[:, None], float("-inf")))
                 # a NaN must not hide behind another head: whoever chooses by it looks for one
@@ -214,7 +213,6 @@ def _grouped_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
     """Some keys of one key head: `grouped` [kv_heads, keys] over its group's heads and rows."""
     columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
@@ -228,7 +226,7 @@ def _grouped_kernel(
         own = rows % window
         steps = (kv_head * group + rows // window) * query_head_step + own * query_row_step
         q = load_rows(query, steps, 1, is_row, HEAD_DIM, DIM_BLOCK)
-        scores = score_block(q, k, scale, SOFTCAP, PRECISION)
+        scores = score_block(q, k, scale, SOFTCAP)
         norm = tl.load(lse + kv_head * group * window + rows, mask=is_row, other=0.0)
         is_seen = (columns[None, :] <= (keys - window + own)[:, None]) & is_row[:, None]
         shares = tl.exp(tl.where(is_seen, scores - norm[:, None], float("-inf")))

@@ -1,4 +1,4 @@
-"""Keys and values on their way into and within memory: Triton's twins of `kv_copy`."""
+"""Copies of keys and values: Triton's twins of `kv_copy`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemserve_kernels.kv_table import Spans
+from gemserve_kernels.kv_table import KVTable
 
 _TOKENS = 32  # copied by one program
 
@@ -27,15 +27,15 @@ def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tens
     )  # fmt: skip
 
 
-def write_tokens(spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
+def write_tokens(kv: KVTable, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
     """See `kv_copy.write_tokens`. Never waits for the device."""
     kv_heads, sequences, head_dim = key.shape
-    assert (kv_heads, sequences) == (spans.kv_heads, spans.num_sequences)
+    assert (kv_heads, sequences) == (kv.kv_heads, kv.num_sequences)
     assert key.shape == value.shape
-    assert key.dtype == value.dtype == spans.rows.dtype
+    assert key.dtype == value.dtype == kv.rows.dtype
     assert key.stride(2) == value.stride(2) == 1
     _write_kernel[(sequences,)](
-        spans.rows, spans.table, key, value, layer, kv_heads,
+        kv.rows, kv.table, key, value, layer, kv_heads,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         HEAD_DIM=head_dim, DIM_BLOCK=triton.next_power_of_2(head_dim),
         HEADS=triton.next_power_of_2(kv_heads),

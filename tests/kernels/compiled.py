@@ -54,7 +54,7 @@ def call_all(dtype: torch.dtype, head_dim: int, window: int, softcap: float | No
     for kind, score_dtype in (("mean", torch.float32), ("max", torch.float64)):
         triton_pooling.pooled(torch.zeros(2, keys, dtype=score_dtype), kind=kind)
     for longest in (10, 100_000):
-        spans = gemserve_kernels.Spans(
+        spans = gemserve_kernels.KVTable(
             rows=torch.zeros(1, head_dim, dtype=dtype),
             table=torch.zeros(sequences, 5, dtype=torch.long),
             kv_heads=kv_heads,
@@ -68,11 +68,11 @@ def call_all(dtype: torch.dtype, head_dim: int, window: int, softcap: float | No
     triton_kv_copy.gather_tokens(span[0], span[1], torch.zeros(1, kv_heads, 5, dtype=torch.long))
     part = gemserve_kernels.Partial(query, torch.zeros(heads, window))
     term = [torch.zeros(heads, *s) for s in ((2 * head_dim, 16), (16, head_dim), (2 * head_dim,))]
-    triton_ntk.merge_ntk(part, query, *term)
+    triton_ntk.merge_ntk([part], query, *term)
 
 
 def main() -> None:
-    """Print of each kernel: capability, dtype, head_dim, name, bytes of shared memory."""
+    """Print for each kernel: capability, dtype, head_dim, name, shared bytes, if it has tf32."""
     assert "triton" not in sys.modules, "importing gemserve_kernels must not need triton"
     import triton
     from triton.runtime.jit import JITFunction
@@ -84,7 +84,7 @@ def main() -> None:
 
     def compile_only(self: Any, *arguments: Any, warmup: bool, **keywords: Any) -> None:
         kernel = launch(self, *arguments, warmup=True, **keywords)
-        made.append((*about, self.__name__, kernel.metadata.shared))
+        made.append((*about, self.__name__, kernel.metadata.shared, "tf32" in kernel.asm["ptx"]))
 
     JITFunction.run = compile_only
     cases = [

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from gemserve.config import ATTENTION_BACKENDS
-from gemserve_kernels import Backend, Partial, Spans, attention_backends, backends, select_backend
+from gemserve_kernels import Backend, KVTable, Partial, attention_backends, backends, select_backend
 from gemserve_kernels.attention_backends import ATTENTION, Reference
-from gemserve_kernels.backends import TritonBackend
 from tests.kernels.twins import CLOSE, DEVICE, random
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -30,7 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         *installed: str,
         capability: tuple[int, int] = (9, 0),
         has_cudnn: bool = True,
-        has_triton: bool = True,
+        has_triton: bool = find_spec("triton") is not None,
     ) -> None:
         monkeypatch.setattr(
             attention_backends, "is_installed", lambda package: package in installed
@@ -71,6 +70,7 @@ def test_auto_takes_the_first_that_can(
         assert select_backend(device, name=choice, **known).name == name
 
 
+@needs_triton
 def test_what_runs_beside_attention(machine: Callable[..., None]) -> None:
     machine()
     assert select_backend(CPU).kernels == "torch"
@@ -218,6 +218,8 @@ def test_a_kernel_with_as_many_key_heads_gets_them(
 
 @needs_triton
 def test_triton_s_operations_equal_the_plain_ones() -> None:
+    from gemserve_kernels.triton_backend import TritonBackend
+
     ours, plain = TritonBackend(Reference()), Backend(Reference())
     query, key = random(4, 6, 32), random(2, 40, 32, seed=1)
     for softcap in (None, 3.0):
@@ -250,10 +252,12 @@ def test_triton_s_operations_equal_the_plain_ones() -> None:
 @pytest.mark.parametrize("window", [None, 5])
 def test_triton_s_decode_step_equals_the_plain_one(window: int | None) -> None:
     """Filled up with an empty sequence, and with a bound on lengths that none reaches."""
+    from gemserve_kernels.triton_backend import TritonBackend
+
     results = []
     for backend in (TritonBackend(Reference()), Backend(Reference())):
         table = torch.tensor([[0, 9, 18, 36, 7], [72, 4, 8, 16, 4], [0] * 5], device=DEVICE)
-        spans = Spans(rows=random(104, 32), table=table, kv_heads=2, longest=64)
+        spans = KVTable(rows=random(104, 32), table=table, kv_heads=2, longest=64)
         backend.write(spans, random(2, 3, 32, seed=1), random(2, 3, 32, seed=2), layer=1)
         part = backend.decode(random(3, 4, 32, seed=3), spans, layer=1, scale=0.2, window=window)
         results.append((spans.rows, part.out, part.lse))

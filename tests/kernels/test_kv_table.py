@@ -7,7 +7,7 @@ import torch
 
 from gemserve.cost import ModelShape
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory
-from gemserve_kernels import Spans, decode_attention, select_backend, write_tokens
+from gemserve_kernels import KVTable, decode_attention, select_backend, write_tokens
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 16
 LENGTHS, CAPACITIES = (5, 1, 9), (7, 3, 9)
@@ -36,11 +36,11 @@ def memory_of(seed: int) -> tuple[Memory, list[KVSpan]]:
     ]
 
 
-def spans_of(memory: Memory, spans: list[KVSpan], lengths: tuple[int, ...] = LENGTHS) -> Spans:
+def spans_of(memory: Memory, spans: list[KVSpan], lengths: tuple[int, ...] = LENGTHS) -> KVTable:
     table = [
         [*span.rows_of(0, memory.rows), length] for span, length in zip(spans, lengths, strict=True)
     ]
-    return Spans(
+    return KVTable(
         rows=memory.rows, table=torch.tensor(table), kv_heads=KV_HEADS, longest=max(lengths)
     )
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from gemserve_kernels import Spans, decode_attention
+from gemserve_kernels import KVTable, decode_attention
 from tests.kernels.twins import (
     CLOSE,
     DEVICE,
@@ -57,8 +57,8 @@ CASES = [
 ]
 
 
-def spans_of(case: Case) -> Spans:
-    """Spans in a shuffled order, each with some room beyond its end, in memory that is else NaN."""
+def spans_of(case: Case) -> KVTable:
+    """Sequences in a shuffled order, with room beyond their ends, in memory that is else NaN."""
     layers, start, places = 2, 3, {}
     for index in sorted(range(len(case.lengths)), key=lambda i: -i % 3):
         capacity = case.lengths[index] + 2 * index
@@ -76,7 +76,7 @@ def spans_of(case: Case) -> Spans:
         table.append(
             (first, capacity, case.kv_heads * capacity, 2 * case.kv_heads * capacity, length)
         )
-    return Spans(
+    return KVTable(
         rows=memory,
         table=torch.tensor(table, device=DEVICE).view(-1, 5).long(),
         kv_heads=case.kv_heads,

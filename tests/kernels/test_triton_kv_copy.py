@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from gemserve_kernels import Spans, gather_tokens, write_tokens
+from gemserve_kernels import KVTable, gather_tokens, write_tokens
 from tests.kernels.twins import DEVICE, amid, assert_caught, mutant, random, twin, wide
 
 triton_kv_copy = twin("triton_kv_copy")
@@ -128,7 +128,7 @@ def check_write(module: ModuleType, case: Write) -> None:
     results = []
     for write in (module.write_tokens, write_tokens):
         rows, around = amid((start, case.head_dim), torch.nan, case.dtype)
-        spans = Spans(
+        spans = KVTable(
             rows=rows,
             table=torch.tensor(table).view(-1, 5).long().to(DEVICE),
             kv_heads=case.kv_heads,

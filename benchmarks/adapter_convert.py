@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import harness
+import results
 
 from gemserve.adapters.convert import ConvertConfig, Probe, agreement, convert
 from gemserve.adapters.folder import write_folder
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--fit-steps", type=int, default=600)
     parser.add_argument("--distill-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
-    harness.add_common(parser)
+    results.add_common(parser)
     arguments = parser.parse_args()
     loaded = load(ModelConfig(device=arguments.device))
     model, rng = loaded.model, Random(f"convert {arguments.seed}")
@@ -79,7 +79,7 @@ def main() -> None:
         seed=arguments.seed,
     )
     start = time.perf_counter()
-    parameters, fit = convert(model, prefix, probes, config, harness.note)
+    parameters, fit = convert(model, prefix, probes, config, results.note)
     spent_s = time.perf_counter() - start
     rows: list[dict[str, Any]] = [
         {
@@ -107,7 +107,7 @@ def main() -> None:
         store = AdapterStore(model, Path(root), 1 << 30)
         store.load("a", "adapter")
         rows += served(loaded, text, tested["own text"], store.get("a"), arguments.repeats)
-    harness.finish("convert", arguments.device, rows, arguments.json)
+    results.finish("convert", arguments.device, rows, arguments.json)
 
 
 Chat = list[dict[str, str]]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import harness
+import results
 
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.assemble import build_core
@@ -113,7 +113,7 @@ def main() -> None:
     core = build_core(ModelConfig(device="cpu"), EngineConfig(filter_min_tokens=0))
     rows: list[dict[str, Any]] = []
     for skill, draw in SKILLS.items():
-        harness.note(skill)
+        results.note(skill)
         examples = [example(core.tokenizer, draw, i) for i in range(arguments.samples)]
         outcomes = [
             outcome
@@ -124,7 +124,7 @@ def main() -> None:
         rows.append(
             {"skill": skill, "none": none.score, "sieve": sieve.score, "recall": sieve.recall}
         )
-    harness.finish("builtin", "cpu", rows, arguments.json)
+    results.finish("builtin", "cpu", rows, arguments.json)
 
 
 if __name__ == "__main__":

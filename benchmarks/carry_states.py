@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import harness
+import results
 import torch
 from transformers import DynamicCache
 
@@ -20,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="4096,16384")
     parser.add_argument("--keep", type=int, default=1024)
-    harness.add_common(parser)
+    results.add_common(parser)
     arguments = parser.parse_args()
     model = harness.twin(harness.random_llama(arguments.device))
     layers, lower = list(model.model.layers), harness.FILTER_LAYER
@@ -56,7 +57,7 @@ def main() -> None:
                 "carry_mib": (before + num_tokens * config.hidden_size * number) / 2**20,
             }
         )
-    harness.finish("carry", arguments.device, rows, arguments.json)
+    results.finish("carry", arguments.device, rows, arguments.json)
 
 
 @torch.inference_mode()
@@ -69,7 +70,7 @@ def timed(
     cache: DynamicCache,
 ) -> torch.Tensor:
     """States after some layers, from ids or from states: [1, tokens, hidden]."""
-    harness.synchronize(str(model.device))
+    results.synchronize(str(model.device))
     began = time.perf_counter()
     hidden = start if start.is_floating_point() else model.model.embed_tokens(start)
     rope = model.model.rotary_emb(hidden, positions[None])
@@ -81,7 +82,7 @@ def timed(
             past_key_values=cache,
             position_embeddings=rope,
         )
-    harness.synchronize(str(model.device))
+    results.synchronize(str(model.device))
     times.append(time.perf_counter() - began)
     return hidden
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import results
 import torch
 
 from gemserve.adapters.ntk import NTK, shapes
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=16, help="longest prefix is 2^this")
     parser.add_argument("--s", type=int, default=16, help="the term's rank (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write ntk.png there")
-    harness.add_common(parser)
+    results.add_common(parser)
     arguments = parser.parse_args()
     model = CausalModel(harness.random_llama(arguments.device))
     term = random_term(model, arguments.s)
@@ -45,7 +46,7 @@ def main() -> None:
     prefixes = {length: random_prefix(model, length) for length in lengths}
     rows: list[dict[str, Any]] = []
     for name, run in passes.items():
-        harness.note(name)
+        results.note(name)
         contestants: dict[tuple[str, int], Adapter] = {}
         for length, prefix in prefixes.items():
             contestants["nothing", length] = NO_ADAPTER
@@ -67,7 +68,7 @@ def main() -> None:
             )
     if arguments.out is not None:
         draw(rows, arguments.out / "ntk.png")
-    harness.finish("ntk", arguments.device, rows, arguments.json)
+    results.finish("ntk", arguments.device, rows, arguments.json)
 
 
 class LayerPass:
@@ -140,10 +141,10 @@ def timed(
     for _ in range(repeats):
         for name, adapter in contestants.items():
             run(adapter)  # a long prefix leaves the caches to whoever comes next
-            harness.synchronize(device)
+            results.synchronize(device)
             start = time.perf_counter()
             run(adapter)
-            harness.synchronize(device)
+            results.synchronize(device)
             taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
 

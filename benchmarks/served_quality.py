@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import harness
+import results
 from openai import OpenAI
 
 from gemserve.config import ModelConfig
@@ -69,7 +69,7 @@ def main() -> None:
     for row in rows:
         print(row)
     _print_pairs(found, filters)
-    harness.finish("served_quality", "cpu", rows, arguments.json)
+    results.finish("served_quality", "cpu", rows, arguments.json)
 
 
 def _ask(

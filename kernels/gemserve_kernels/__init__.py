@@ -1,7 +1,7 @@
 """Tensor operations of gemserve: tensors in, tensors out; no model, no server.
 
-The functions named here are plain torch and run anywhere. The `triton_…` modules hold twins with the
-same names and signatures. They need triton, so only `select_backend` imports them, on CUDA.
+The functions named here are plain torch and run anywhere. The `triton_…` modules hold twins with
+the same names and signatures. They need triton, so only `select_backend` imports them, on CUDA.
 """
 
 from gemserve_kernels.attention import Partial, join, merge

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gemserve_client.load_test import result_line
-from gemserve_client.load_test.metrics import METRICS, Row, aligned, cell, point_name
+from gemserve_client.load_test.metrics import METRICS, Row, point_name
 from gemserve_client.load_test.options import Comparison
 from gemserve_client.load_test.result_files import Saved, UnreadableResult, read_json
+from gemserve_client.load_test.text_table import aligned, cell
 
 Pair = tuple[Saved, Saved]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gemserve_client.load_test import pictures
-from gemserve_client.load_test.metrics import cell, error_lines, point_name, table
+from gemserve_client.load_test.metrics import error_lines, point_name, table
 from gemserve_client.load_test.pictures import Curve, Draw
+from gemserve_client.load_test.text_table import cell
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2328; --soft: #59636e;

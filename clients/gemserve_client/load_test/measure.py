@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from gemserve_client.load_test import result_line
-from gemserve_client.load_test.metrics import aligned, error_lines, point_name, summarize, table
+from gemserve_client.load_test.metrics import error_lines, point_name, summarize, table
 from gemserve_client.load_test.options import Options, command_line, read_options, redact
 from gemserve_client.load_test.point import Limits, Point, Progress
 from gemserve_client.load_test.result_files import (
@@ -34,6 +34,7 @@ from gemserve_client.load_test.result_files import (
     write_json,
 )
 from gemserve_client.load_test.streamed_request import Client, Record
+from gemserve_client.load_test.text_table import aligned
 from gemserve_client.load_test.traffic import Job, Prompts, arrivals, jobs
 
 MAX_WARM_UP_TOKENS = 2048

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemserve_client.load_test.streamed_request import CANCELLED, Record
+from gemserve_client.load_test.text_table import cell
 
 Row = dict[str, Any]
 STATISTICS = ("mean", "p50", "p95", "p99")
@@ -121,18 +122,6 @@ def table(heads: Sequence[str], columns: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """A table as text: the first column left, the others right."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if i else text.ljust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def error_lines(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A table of point, kind, count, and the first message of that kind."""
     lines = [["at", "error", "count", "first message"]]
@@ -141,14 +130,6 @@ def error_lines(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             first = next(r["message"] for r in point["requests"] if r["error"] == kind)
             lines.append([point_name(point["row"]), kind, str(count), first])
     return lines
-
-
-def cell(value: object) -> str:
-    if value is None:
-        return "–"
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _distribution(seconds: Iterable[float | None]) -> dict[str, float | None]:

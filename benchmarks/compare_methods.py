@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gemserve.evaluation.compare import compare, judge_fallback
 from gemserve.evaluation.score import Outcome, average
+from gemserve.json_lines import parse_objects
 
 RETRIEVAL = (
     *("single", "multikey", "multivalue", "multiquery"),
@@ -29,8 +30,7 @@ def main() -> None:
     outcomes: list[Outcome] = []
     runs: dict[str, dict[str, object]] = {}
     for folder in arguments.folders:
-        for line in (folder / "outcomes.jsonl").read_text().splitlines():
-            entry = json.loads(line)
+        for _, entry in parse_objects((folder / "outcomes.jsonl").read_bytes()):
             if not names <= set(entry):
                 continue  # of an older version
             made = Outcome(**{name: entry[name] for name in names})

@@ -224,7 +224,7 @@ def test_triton_s_operations_equal_the_plain_ones() -> None:
     query, key = random(4, 6, 32), random(2, 40, 32, seed=1)
     for softcap in (None, 3.0):
         options = {"scale": 0.2, "softcap": softcap}
-        rows = torch.tensor([3, 11, 12, 20, 38, 39])
+        rows = torch.tensor([3, 11, 12, 20, 38, 39], device=DEVICE)
         close(
             ours.largest_attention(query, key, rows, **options),
             plain.largest_attention(query, key, rows, **options),

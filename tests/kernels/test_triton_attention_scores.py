@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gemserve_kernels import attention_scores
-from tests.kernels.twins import CLOSE, assert_caught, guarded, mutant, random, twin, wide
+from tests.kernels.twins import CLOSE, DEVICE, assert_caught, guarded, mutant, random, twin, wide
 
 triton_attention_scores, triton_blocks = twin("triton_attention_scores"), twin("triton_blocks")
 
@@ -50,8 +50,10 @@ def check(module: ModuleType, case: Case) -> None:
     key = wide(random(case.kv_heads, case.keys, case.head_dim, dtype=case.dtype), 1)
     options = {"scale": case.scale, "softcap": case.softcap}
     close = {"atol": case.close, "rtol": case.close}
-    last = torch.arange(case.keys - case.window, case.keys)
-    apart = torch.linspace(0, case.keys - 1, case.window).long()  # rows anywhere in the prompt
+    last = torch.arange(case.keys - case.window, case.keys, device=DEVICE)
+    apart = torch.linspace(
+        0, case.keys - 1, case.window, device=DEVICE
+    ).long()  # rows anywhere in the prompt
     for rows in (last, apart):
         with guarded(), mock.patch.object(module, "_SPLIT", case.split):
             ours = module.largest_attention(query, key, rows, **options)
@@ -73,7 +75,7 @@ def test_nan_is_not_hidden() -> None:
     """Whoever chooses by the scores asks whether they are finite."""
     query, key = random(2, 3, 32), random(1, 70, 32)
     key[0, 5, 7] = torch.nan
-    rows = torch.tensor([10, 20, 69])
+    rows = torch.tensor([10, 20, 69], device=DEVICE)
     assert bool(
         triton_attention_scores.largest_attention(query, key, rows, scale=0.3).isnan().all()
     )

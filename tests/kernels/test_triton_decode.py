@@ -38,6 +38,7 @@ class Case:
     scale: float = 0.3
     dtype: torch.dtype = torch.float32
     programs: int = 1024  # as many as make every block a piece of its own
+    first_row: int = 3  # of the first sequence
     close: float = CLOSE
 
 
@@ -59,7 +60,7 @@ CASES = [
 
 def spans_of(case: Case) -> KVTable:
     """Sequences in a shuffled order, with room beyond their ends, in memory that is else NaN."""
-    layers, start, places = 2, 3, {}
+    layers, start, places = 2, case.first_row, {}
     for index in sorted(range(len(case.lengths)), key=lambda i: -i % 3):
         capacity = case.lengths[index] + 2 * index
         places[index] = (start, capacity)

@@ -103,6 +103,7 @@ class Write:
     lengths: tuple[int, ...]
     layer: int = 1
     dtype: torch.dtype = torch.float32
+    first_row: int = 5  # of the first sequence
 
 
 WRITES = [
@@ -115,7 +116,7 @@ WRITES = [
 
 def check_write(module: ModuleType, case: Write) -> None:
     """Each sequence has room for two more tokens than it counts, in two layers."""
-    table, start = [], 5
+    table, start = [], case.first_row
     for length in case.lengths:
         capacity = length + 2
         steps = (capacity, case.kv_heads * capacity, 2 * case.kv_heads * capacity)

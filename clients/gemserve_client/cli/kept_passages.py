@@ -1,4 +1,4 @@
-"""The passages that a filter kept, in words: ranges of the report, detokenized by the server."""
+"""The text of the passages that a filter kept: the report's ranges, detokenized by the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal shows while nothing comes."""
+"""A line with the seconds gone, which a terminal shows while nothing comes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PERIOD_S = 0.1
 
 @contextmanager
 def waiting(title: str) -> Iterator[None]:
-    """`title` and the seconds gone, redrawn on a terminal, gone at the end; nothing elsewhere."""
+    """Show `title` and the seconds gone on a terminal until the end. Elsewhere show nothing."""
     if not sys.stderr.isatty():
         yield
         return

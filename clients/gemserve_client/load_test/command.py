@@ -1,4 +1,4 @@
-"""The load test's entry. It needs more libraries than the client does; what lacks is named."""
+"""The load test's `main`. It names a library that is missing: it needs more than the client."""
 
 from __future__ import annotations
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tqdm import tqdm
+
 from gemserve_client.load_test.streamed_request import CANCELLED, Client, Record
 from gemserve_client.load_test.traffic import Job
-
-BAR_CHARS = 24
 
 
 @dataclass(slots=True)
@@ -45,39 +43,24 @@ class Limits:
                 loop.remove_signal_handler(signal.SIGINT)
 
 
-@dataclass(slots=True)
 class Progress:
-    """A line on the terminal; nothing elsewhere."""
+    """A bar on the terminal; nothing elsewhere."""
 
-    title: str
-    total: int
-    started: int = 0
-    ended: int = 0
-    failed: int = 0
-    began_s: float = field(default_factory=time.perf_counter)
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total = title, total
+        self.started = self.ended = self.failed = 0
 
     async def show(self) -> None:
         """Redraw until cancelled."""
-        if not sys.stderr.isatty():
+        bar = tqdm(desc=self._title, total=self._total, leave=False, disable=None, unit="request")
+        if bar.disable:
             return
-        try:
+        with bar:
             while True:
-                self._draw()
+                running = {"running": self.started - self.ended}
+                bar.set_postfix(running | ({"failed": self.failed} if self.failed else {}))
+                bar.update(self.ended - bar.n)
                 await asyncio.sleep(0.2)
-        finally:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def _draw(self) -> None:
-        filled = BAR_CHARS * self.ended // self.total
-        bar = "█" * filled + "░" * (BAR_CHARS - filled)
-        parts = [
-            f"{self.title} {bar} {self.ended}/{self.total}",
-            f"{self.started - self.ended} running",
-            *([f"{self.failed} failed"] if self.failed else []),
-            f"{time.perf_counter() - self.began_s:.0f} s",
-        ]
-        line = " · ".join(parts)[: shutil.get_terminal_size().columns - 1]
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--engines", default=",".join(ENGINES), help="default: %(default)s")
     parser.add_argument("--skip-continuous-batching", action="store_true")
-    harness.add_model_options(parser)
+    harness.add_shape_option(parser)
+    harness.add_variants_option(parser)
+    results.add_row_options(parser)
     arguments = parser.parse_args()
     if arguments.skip_continuous_batching:
         arguments.engines = arguments.engines.replace("continuous_batching", "")

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("ceilings", "environment"), default="ceilings")
     parser.add_argument("--copy-bytes", type=int, default=1 << 26, help="default: %(default)s")
     parser.add_argument("--matmul-size", type=int, default=1024, help="default: %(default)s")
-    results.add_common(parser)
+    results.add_row_options(parser)
     arguments = parser.parse_args()
     rows = results.Rows(arguments)
     if arguments.what == "environment":

@@ -124,17 +124,22 @@ class NoText:
         self.backend_tokenizer.decoder = decoders.Fuse()
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options of benchmarks that can run at a GPU's scale."""
+def add_shape_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small", help="default: %(default)s")
+
+
+def add_variants_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variants", default="default", help=f"of {', '.join(VARIANTS)} (default: %(default)s)"
     )
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """The options of benchmarks that read prompts."""
     parser.add_argument(
         "--warm-up-tokens", type=int, default=2048, help="of a first prompt (%(default)s)"
     )
     parser.add_argument("--chunk-tokens", default="", help="at most, of one pass over a prompt")
-    results.add_common(parser)
 
 
 def random_llama(device: str, *, seed: int = 0, shape: str = "small") -> Any:

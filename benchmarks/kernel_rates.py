@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import harness
 import results
 import torch
-from harness import SHAPES
 from timing import median_s
 
 from gemserve.types import MAX_QUESTION_TOKENS, SNAPKV_ROWS
@@ -61,15 +61,15 @@ class Sizes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="small", help="default: %(default)s")
+    harness.add_shape_option(parser)
     parser.add_argument("--tokens", type=int, default=32768, help="keys (default: %(default)s)")
     parser.add_argument("--sequences", default="1,8,32", help="that decode; default: %(default)s")
     parser.add_argument("--sequence-tokens", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--queries", type=int, default=4096, help="of a chunk (%(default)s)")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
-    results.add_common(parser)
+    results.add_row_options(parser)
     arguments = parser.parse_args()
-    config, device = SHAPES[arguments.shape].config, arguments.device
+    config, device = harness.SHAPES[arguments.shape].config, arguments.device
     sizes = Sizes(
         device=device,
         dtype=torch.bfloat16 if device == "cuda" else torch.float32,

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", default="test_*.py", help="a pattern (default: %(default)s)")
-    results.add_common(parser)
+    results.add_row_options(parser)
     arguments = parser.parse_args()
     rows = results.Rows(arguments)
     status = 0

@@ -15,7 +15,8 @@ from gemserve.model.check import check_servable
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    harness.add_model_options(parser)
+    harness.add_shape_option(parser)
+    results.add_row_options(parser)
     arguments = parser.parse_args()
     rows, made = results.Rows(arguments), []
 

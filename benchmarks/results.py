@@ -89,6 +89,11 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="only the result line")
+
+
+def add_row_options(parser: argparse.ArgumentParser) -> None:
+    """The common options, and those of `Rows`."""
+    add_common(parser)
     parser.add_argument("--rows", type=Path, help="append rows there, and go on after errors")
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no measurement after these"

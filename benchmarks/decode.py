@@ -18,7 +18,9 @@ import results
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from gemserve.engine.core import Core
 from gemserve.model.causal import CausalModel
+from gemserve.types import Finished
 
 ENGINES = ("gemserve", "generate", "continuous_batching")
 _WARM_UP_STEPS = 3
@@ -126,11 +128,11 @@ class Gemserve:
         self._labels |= harness.served_labels(core, self._variant)
         jobs = [core.add(harness.request(p, "none", 16, max_tokens)) for p in self._prompts]
         while any(not job.sequence.generated for job in jobs):
-            core.step()
+            _step(core)
         taken_s: list[float] = []
         for _ in range(steps):
             started_s = time.perf_counter()
-            core.step()
+            _step(core)
             results.synchronize(device)
             taken_s.append(time.perf_counter() - started_s)
         held = sum(length + len(job.sequence.generated) for job in jobs)
@@ -138,6 +140,13 @@ class Gemserve:
             core.cancel(job)
         self.read_bytes = _weight_bytes(self._model, count) + shape.kept_bytes(held)
         return taken_s[_WARM_UP_STEPS:]
+
+
+def _step(core: Core) -> None:
+    """One step, in which no sequence may end: all of them must decode together."""
+    for _, event in core.step():
+        if isinstance(event, Finished):
+            raise RuntimeError(f"a sequence ended too soon: {event.reason}, {event.error}")
 
 
 def _weight_bytes(model: Any, count: int) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import harness
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -263,7 +262,7 @@ def main() -> None:
                     scores.append(score_answer(text, example))
                     held = whole_statements(example, choices[name])
                     whole.setdefault((name, share), []).append(held)
-        harness.note(f"{subtask} done")
+        results.note(f"{subtask} done")
     rows = [
         {
             "variant": name,
@@ -275,7 +274,7 @@ def main() -> None:
         }
         for (name, share), by_subtask in sorted(results.items(), key=lambda item: -item[0][1])
     ]
-    harness.finish("ablation", "cpu", rows, arguments.json)
+    results.finish("ablation", "cpu", rows, arguments.json)
 
 
 def answer(core: Core, example: Example, kept: Sequence[int]) -> str:

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any
 
 import harness
+import results
 import torch
 from torch import nn
 
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--filler", type=int, default=0, help="tokens of prose around the fact")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--rate", type=float, help="instead of the type's own")
-    harness.add_common(parser)
+    results.add_common(parser)
     arguments = parser.parse_args()
     loaded = load(ModelConfig(device=arguments.device))
     core = assemble(loaded, EngineConfig(kv_memory_bytes=256 << 20))
@@ -108,7 +109,7 @@ def main() -> None:
             continue
         runs = []
         for seed in map(int, arguments.seeds.split(",")):
-            harness.note(f"{contestant.name}, seed {seed}")
+            results.note(f"{contestant.name}, seed {seed}")
             taught = chats(loaded, arguments.task, arguments.examples, arguments.filler, seed)
             rate = arguments.rate or RATES[contestant.kind]
             with trained(loaded, contestant, taught, seed, rate) as (adapter, count, spent_s):
@@ -126,7 +127,7 @@ def main() -> None:
                 "decode_ms": 1e3 * statistics.median(steps),
             }
         )
-    harness.finish("adapters", arguments.device, rows, arguments.json)
+    results.finish("adapters", arguments.device, rows, arguments.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,7 @@ def convert_folder(loaded: Loaded, folder: Path, examples: list[TrainingExample]
     assert isinstance(prefix, Prefix)
     probes = [Probe(e.ids, e.num_prompt) for e in examples]
     config = ConvertConfig(r=model.shape.head_dim, s=16, seed=1)
-    made, _ = convert(model, prefix, probes, config, harness.note)
+    made, _ = convert(model, prefix, probes, config, results.note)
     write_folder(folder, kind=made.kind, settings=made.settings, tensors=made.tensors(), base=base)
     return made.num_parameters
 

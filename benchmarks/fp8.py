@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 import harness
+import results
 import torch
 
 from gemserve.config import EngineConfig, ModelConfig
@@ -113,7 +114,7 @@ def needles(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 params = FilterParams(method=method, keep=arguments.keep, return_selection=True)
                 results: dict[str, list[Result]] = {precision: [] for precision in cores}
                 for index in range(arguments.samples):
-                    harness.note(f"{length} {name} {method} {index}")
+                    results.note(f"{length} {name} {method} {index}")
                     draw = Draw(
                         seed=arguments.seed,
                         num_tokens=length,
@@ -148,7 +149,7 @@ def noise(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             params = FilterParams(method=method, keep=arguments.keep, return_selection=True)
             results: dict[str, list[Result]] = {precision: [] for precision in cores}
             for index in range(arguments.samples):
-                harness.note(f"{length} noise {method} {index}")
+                results.note(f"{length} noise {method} {index}")
                 ids = harness.random_ids(length, own.model.vocab_size, arguments.seed + index)
                 for precision, core in cores.items():
                     results[precision].append(Result(report_of(core, ids, params)))
@@ -168,7 +169,7 @@ def report_of(core: Core, ids: list[int], params: FilterParams) -> FilterReport:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    harness.add_common(parser)
+    results.add_common(parser)
     parser.add_argument("--model", default="builtin", help="or `noise`: random weights")
     parser.add_argument("--lengths", default="1024,4096", help="default: %(default)s")
     parser.add_argument("--samples", type=int, default=20, help="default: %(default)s")
@@ -177,7 +178,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.lengths = [int(length) for length in arguments.lengths.split(",")]
     rows = noise(arguments) if arguments.model == "noise" else needles(arguments)
-    harness.finish("fp8", arguments.device, rows, arguments.json)
+    results.finish("fp8", arguments.device, rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,106 @@
-"""Proves and measures everything that runs on a GPU, on one GPU, within minutes.
+"""Measures everything that runs on a GPU, on one GPU, within minutes.
 
-Every Triton kernel against its plain twin; what the device can do at best, and each kernel's and
-attention backend's share of it; then Llama-3.1-8B's shapes with random weights: time to first
-token, memory, decoding, requests per second. What came of it, and how far from the targets, is in
-`gpu.json` and pictures. Nothing is downloaded. docs/gpu.md explains the figures.
+Runs the other benchmarks at a GPU's scale, with the shapes of Llama-3.1-8B and random weights: each
+section below in a process of its own, with a time limit. The report says how far the figures are
+from the device's ceilings and from the targets. Nothing is downloaded. docs/gpu.md explains it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_sections.pictures import draw_all
-from gpu_sections.plan import ALWAYS, SECTIONS
-from gpu_sections.record import OUT_OF_TIME, figure, read_json, write_json
-from gpu_sections.targets import judge
+import gpu_pictures
+import gpu_report
+from gpu_report import figure
 
-SCHEMA = 1
 ROOT = Path(__file__).resolve().parent.parent
-# Of the time there is, what is left for merging and drawing, and what a section may overrun by.
-_REPORT_S = 15.0
-_GRACE_S = 20.0
-# To import torch and transformers, from a cold disk.
-_START_S = 180.0
+sys.path.append(str(ROOT / "clients"))  # gemserve need not be installed
+
+from gemserve_client.load_test import result_line  # noqa: E402
+
+ALWAYS = ("environment", "ceilings")  # the others need what they find
+OUT_OF_TIME = "skipped: out of time"
+_REPORT_S = 15.0  # left for the report
+_GRACE_S = 20.0  # a section may overrun its time by this; then it is killed
+_LEAST_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`share` of the time; what a section leaves goes to those after it. `script` and `options`.
+
+    `full` and `smoke` are the options that set the scale.
+    """
+
+    share: float
+    script: str
+    options: str = ""
+    full: str = ""
+    smoke: str = ""
+    chunked: bool = False  # takes the chunk size that was the fastest
+
+
+SECTIONS = {
+    "environment": Section(5, "device_ceilings.py", "environment"),
+    "ceilings": Section(
+        *(15, "device_ceilings.py", "ceilings"),
+        full=f"--copy-bytes {2 << 30} --matmul-size 8192 --repeats 10",
+        smoke=f"--copy-bytes {1 << 20} --matmul-size 64",
+    ),
+    "kernels": Section(75, "kernel_tests.py", smoke="--files test_triton_pooling.py"),
+    "rates": Section(
+        *(40, "kernel_rates.py", ""),
+        full="--shape llama-8b --tokens 131072 --sequences 1,4,16,64,256 --repeats 10",
+        smoke="--shape tiny --tokens 160 --sequences 1,3 --sequence-tokens 24 --queries 64 "
+        "--keep 32",
+    ),
+    "model": Section(20, "model_check.py", "", full="--shape llama-8b", smoke="--shape tiny"),
+    "chunks": Section(
+        *(20, "ttft.py", "--methods none,sieve --skip-sdpa --fit-kv --repeats 1"),
+        full="--shape llama-8b --lengths 32768 --chunk-tokens 2048,4096,8192,16384 "
+        "--warm-up-tokens 4096",
+        smoke="--shape tiny --lengths 192 --chunk-tokens 128,256 --warm-up-tokens 64 --keep 32",
+    ),
+    "attention": Section(
+        *(50, "attention.py", ""),
+        full="--shape llama-8b --lengths 32768,131072 --warm-up-tokens 4096",
+        smoke="--shape tiny --lengths 64,192 --warm-up-tokens 64 --keep 32",
+        chunked=True,
+    ),
+    "ttft": Section(
+        *(180, "ttft.py", "--methods none,sieve,gemfilter,snapkv --fit-kv"),
+        full="--shape llama-8b --lengths 8192,32768,65536,131072 --warm-up-tokens 4096 "
+        "--new-tokens 50 --repeats 3",
+        smoke="--shape tiny --lengths 96,192 --warm-up-tokens 64 --new-tokens 4 --keep 32 "
+        "--repeats 2",
+        chunked=True,
+    ),
+    "decode": Section(
+        *(70, "decode.py", "--engines gemserve --repeats 1"),
+        full="--shape llama-8b --sequences 1,4,16,64,256 --new-tokens 32",
+        smoke="--shape tiny --sequences 1,3 --prompt-tokens 24 --new-tokens 3",
+    ),
+    "throughput": Section(
+        *(60, "throughput.py", "--methods none,sieve"),
+        full="--shape llama-8b --prompt-tokens 16384 --requests 24 --concurrency 12 "
+        "--max-tokens 64 --keep 1024 --kv-memory 25GiB --warm-up-tokens 4096",
+        smoke="--shape tiny --prompt-tokens 96 --requests 3 --concurrency 2 --max-tokens 3 "
+        "--keep 32 --kv-memory 64MiB --warm-up-tokens 64",
+        chunked=True,
+    ),
+}
+VARIANTS = {"ttft": "default,fp8 filter", "decode": "default,eager"}
+VARIANTS["throughput"] = VARIANTS["ttft"]
 
 
 def main() -> None:
@@ -52,181 +123,114 @@ def main() -> None:
     folder: Path = arguments.out / "sections"
     folder.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
-        wanted = [name for name in SECTIONS if name in (*ALWAYS, *sections)]
-        for name in wanted:
-            (folder / f"{name}.json").unlink(missing_ok=True)
-        measure(arguments, wanted, folder)
-    report = merge(folder)
-    report["pictures"] = draw_all(report["rows"], _title(report), arguments.out)
-    write_json(arguments.out / "gpu.json", report)
+        measure(arguments, [n for n in SECTIONS if n in (*ALWAYS, *sections)], folder)
+    report = gpu_report.merge(read_sections(folder), folder)
+    report["pictures"] = gpu_pictures.draw_all(report, arguments.out)
+    (arguments.out / "gpu.json").write_text(json.dumps(report, indent=1, allow_nan=False))
     if not arguments.json:
-        print_tables(report)
+        gpu_report.print_tables(report)
     print(json.dumps(report))
     if all(row["status"] != "measured" for row in report["rows"]):
         sys.exit(f"nothing was measured: see {arguments.out / 'worker.log'}")
 
 
-def measure(arguments: argparse.Namespace, wanted: list[str], folder: Path) -> None:
-    """Run the sections in a worker; where it dies, the rest in another one."""
-    until_s = time.time() + 60 * arguments.minutes
-    commit = arguments.commit or _commit()
-    pending = list(wanted)
-    while pending:
-        command = [sys.executable, "-m", "gpu_sections.worker", "--folder", str(folder)]
-        command += ["--sections", ",".join(pending), "--until", str(until_s - _REPORT_S)]
-        command += ["--commit", commit, *(["--smoke"] if arguments.smoke else [])]
-        log_path = folder.parent / "worker.log"
-        with log_path.open("ab") as log:
-            started_at = log.tell()
-            worker = subprocess.Popen(
-                command, stdout=log, stderr=log, env=_environment(arguments.smoke), cwd=ROOT
-            )
-            try:
-                reason = watch(worker, folder, until_s, arguments.json)
-            finally:
-                worker.kill()
-                worker.wait()
-        if reason is None:
-            reason = f"its process ended with status {worker.returncode}"
-        said = log_path.read_bytes()[started_at:].decode(errors="replace").strip()
-        pending = close(folder, pending, f"{reason}; last words: {said[-800:]}", until_s)
-
-
-def watch(worker: Any, folder: Path, until_s: float, is_quiet: bool) -> str | None:
-    """Until the worker ends, or has to be killed: then why."""
-    started_s, shown = time.time(), ""
-    while worker.poll() is None:
-        time.sleep(0.2)
-        now = time.time()
-        # a folder may hold sections of a run that was itself killed
-        begun = [s for s in _read_all(folder).values() if _started_s(s) >= started_s]
-        for section in (s for s in begun if s["status"] == "running"):
-            if section["section"] != shown and not is_quiet:
-                shown = section["section"]
-                print(f"{shown} …", file=sys.stderr, flush=True)
-            limit_s = section["limit"]["value"]
-            if now > _started_s(section) + limit_s + _GRACE_S:
-                return f"killed: took more than {limit_s + _GRACE_S:.0f} s"
-        if now > until_s:
-            return "killed: the whole run's time was up"
-        if not begun and now > started_s + _START_S:
-            return f"killed: nothing began within {_START_S:.0f} s"
-    return None
-
-
-def close(folder: Path, pending: list[str], reason: str, until_s: float) -> list[str]:
-    """Say of a section that was under way how it ended; which have yet to be run."""
-    found = _read_all(folder)
+def measure(arguments: argparse.Namespace, pending: Sequence[str], folder: Path) -> None:
+    """Run the sections one after the other, and note of each how it ended."""
+    ends_s = time.time() + 60 * arguments.minutes - _REPORT_S
+    origin: dict[str, Any] | None = None
+    obstacle: str | None = None
     for name in pending:
-        section = found.get(name)
-        if section is not None and section["status"] == "running":
-            ended = {"status": "failed", "reason": reason}
-            took = figure(time.time() - _started_s(section), "s")
-            write_json(folder / f"{name}.json", section | ended | {"took": took})
-    left = [name for name in pending if name not in found]
-    if left == pending or time.time() > until_s - _REPORT_S:
-        # nothing began: another worker would do no better
-        for name in left:
-            why = reason if left == pending else OUT_OF_TIME
-            blank = {"section": name, "status": "skipped", "reason": why, "origin": None}
-            write_json(folder / f"{name}.json", blank | {"rows": []})
-        return []
-    return left
+        for ending in ("json", "jsonl"):
+            (folder / f"{name}.{ending}").unlink(missing_ok=True)
+    for number, name in enumerate(pending):
+        left_s, limit_s = ends_s - time.time(), ends_s - time.time()
+        if not arguments.smoke:  # its times are long on a busy machine, and mean nothing
+            limit_s *= SECTIONS[name].share / sum(SECTIONS[n].share for n in pending[number:])
+        note = {"status": "running", "reason": None, "origin": origin}
+        note |= {"started_unix": figure(time.time(), "s"), "limit": figure(limit_s, "s")}
+        if obstacle is not None or left_s < _LEAST_S:
+            note |= {"status": "skipped", "reason": obstacle or OUT_OF_TIME}
+            write_section(folder, name, note)
+            continue
+        write_section(folder, name, note)
+        if not arguments.json:
+            print(f"{name} …", file=sys.stderr, flush=True)
+        reason = run(command_of(name, arguments, folder, limit_s), folder, limit_s + _GRACE_S)
+        took = figure(time.time() - note["started_unix"]["value"], "s")
+        note |= {"status": "done" if reason is None else "failed", "reason": reason, "took": took}
+        if name == "environment":
+            rows = gpu_report.read_rows(folder / f"{name}.jsonl")
+            if not rows:  # there is no device to measure
+                note["status"], obstacle = "skipped", reason
+            else:
+                device = rows[0]["labels"]["device"]
+                commit = arguments.commit or result_line.commit()
+                origin = {"commit": commit, "device": device, "is_smoke": arguments.smoke}
+                note["origin"] = origin
+        write_section(folder, name, note)
 
 
-def merge(folder: Path) -> dict[str, Any]:
-    """One report of all sections, but those of another commit or device than the latest."""
-    found = _read_all(folder)
-    latest = max(
-        (s for s in found.values() if s["origin"] is not None),
-        key=_started_s,
-        default=None,
-    )
-    origin = {"commit": "unknown", "device": "unknown", "is_smoke": False}
-    if latest is not None:
-        origin = latest["origin"]
-    ours = {n: s for n, s in found.items() if s["origin"] in (None, origin)}
-    rows = [{"section": name, **row} for name, section in ours.items() for row in section["rows"]]
-    environment = next((r["labels"] for r in rows if r["section"] == "environment"), {})
-    return {
-        "benchmark": "gpu",
-        "schema": SCHEMA,
-        "device": origin["device"],
-        "commit": origin["commit"],
-        "is_smoke": origin["is_smoke"],
-        "versions": {k: v for k, v in environment.items() if k not in ("device", "nvidia_smi")},
-        "sections": {
-            name: {key: value for key, value in section.items() if key not in ("rows", "section")}
-            for name, section in ours.items()
-        },
-        "left_out": sorted(set(found) - set(ours)),
-        "targets": judge(rows),
-        "rows": rows,
-    }
+def command_of(name: str, arguments: argparse.Namespace, folder: Path, limit_s: float) -> list[str]:
+    section = SECTIONS[name]
+    options = f"{section.options} {section.smoke if arguments.smoke else section.full}".split()
+    options += ["--device", "cpu" if arguments.smoke else "cuda", "--json"]
+    options += ["--rows", str(folder / f"{name}.jsonl"), "--seconds", str(max(0.0, limit_s))]
+    if name in VARIANTS:
+        options += ["--variants", VARIANTS[name]]
+    if section.chunked:
+        rows = gpu_report.read_rows(folder / "chunks.jsonl")
+        for row in gpu_report.chunk_rows(rows):
+            if row["figures"].get("is_fastest", {}).get("value") == 1:
+                options += ["--chunk-tokens", str(row["labels"]["max_chunk_tokens"])]
+    return [sys.executable, str(ROOT / "benchmarks" / section.script), *options]
 
 
-def print_tables(report: dict[str, Any]) -> None:
-    print(f"{_title(report)}\n")
-    for name, section in report["sections"].items():
-        took = section.get("took", {}).get("value")
-        seconds = "" if took is None else f"{took:.1f} s"
-        print(f"{name}: {section['status']} {seconds} {section['reason'] or ''}".rstrip())
-        for row in report["rows"]:
-            if row["section"] == name:
-                about = ", ".join(f"{k} {v}" for k, v in row["labels"].items() if v is not None)
-                told = ", ".join(f"{k} {_told(v)}" for k, v in row["figures"].items())
-                print(f"    {about}: {told or row['reason']}")
-    print()
-    for target in report["targets"]:
-        limit, measured = target["limit"]["value"], target["measured"]["value"]
-        told = "–" if measured is None else f"{measured:.3g}"
-        goal = f"{target['relation']} {limit:.3g}"
-        print(f"{target['target']:60} {goal:>15} {told:>8}  {target['verdict']}")
-
-
-def _told(of: dict[str, Any]) -> str:
-    value, unit = of["value"], of["unit"]
-    if value is None:
-        return of.get("not_finite", "–")
-    if unit in ("bytes", "bytes/s", "FLOP/s") and value >= 1e9:
-        power, letter = (1e12, "T") if value >= 1e12 else (1e9, "G")
-        return f"{value / power:.4g} {letter}{unit}"
-    return f"{value:.4g}" if unit in ("1", "bool") else f"{value:.4g} {unit}"
-
-
-def _title(report: dict[str, Any]) -> str:
-    torch, dry = report["versions"].get("torch"), " (dry run)" if report["is_smoke"] else ""
-    return f"{report['device']}, torch {torch}, gemserve {report['commit']}{dry}"
-
-
-def _started_s(section: dict[str, Any]) -> float:
-    """By `time.time()`; 0: never."""
-    started_s: float = section.get("started_unix", {"value": 0.0})["value"]
-    return started_s
-
-
-def _read_all(folder: Path) -> dict[str, dict[str, Any]]:
-    found = {name: read_json(folder / f"{name}.json") for name in SECTIONS}
-    return {name: section for name, section in found.items() if section is not None}
-
-
-def _environment(is_smoke: bool) -> dict[str, str]:
-    """Of a worker: it measures the code beside this file, whatever is installed."""
-    packages = [str(ROOT / name) for name in ("benchmarks", "server", "kernels", "clients")]
+def run(command: Sequence[str], folder: Path, limit_s: float) -> str | None:
+    """Run a section's process; kill it after `limit_s`. Return why it failed, or None."""
+    packages = [str(ROOT / name) for name in ("server", "kernels", "clients")]
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*packages, *([given] if given else [])])
-    made = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    if is_smoke:  # Triton's kernels run in its interpreter, which asks once
-        made["TRITON_INTERPRET"] = "1"
-    return made
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    if "cuda" not in command:
+        environment["TRITON_INTERPRET"] = "1"  # Triton asks once
+    log_path = folder.parent / "worker.log"
+    with log_path.open("ab") as log:
+        started_at = log.tell()
+        worker = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True
+        )
+        try:
+            status = worker.wait(limit_s)
+            reason = f"its process ended with status {status}"
+        except subprocess.TimeoutExpired:
+            status, reason = None, f"killed: took more than {limit_s:.0f} s"
+        finally:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
+    if status == 0:
+        return None
+    output = log_path.read_bytes()[started_at:].decode(errors="replace").strip()
+    return f"{reason}; the end of its output: {output[-800:]}"
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    with contextlib.suppress(OSError):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() or "unknown"
-    return "unknown"
+def write_section(folder: Path, name: str, content: dict[str, Any]) -> None:
+    """Replace the file at once: a reader gets the old content or the new."""
+    part = folder / f"{name}.part"
+    part.write_text(json.dumps(content, indent=1, allow_nan=False))
+    part.replace(folder / f"{name}.json")
+
+
+def read_sections(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is known of each section. One that was never finished has been stopped."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in SECTIONS:
+        path = folder / f"{name}.json"
+        if path.exists():
+            found[name] = json.loads(path.read_text())
+            if found[name]["status"] == "running":
+                found[name] |= {"status": "failed", "reason": "gpu.py was stopped"}
+    return found
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import harness
 import numpy as np
+import results
 
 from gemserve.engine.core import Core
 from gemserve.engine.job import Job
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--streams", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--stream-tokens", type=int, default=1024, help="default: %(default)s")
-    harness.add_common(parser)
+    results.add_common(parser)
     arguments = parser.parse_args()
     core = harness.build_core(harness.random_llama(arguments.device), kv_memory_bytes=8 << 30)
     ids = harness.random_ids(arguments.prompt_tokens, core.model.vocab_size, seed=99)
@@ -72,13 +73,13 @@ def main() -> None:
 
     core_warm = core.add(request(ids[:2048], arguments.method, 256, 1))
     gaps_during(core, [], core_warm, 0)
-    harness.note("the long prompt alone")
+    results.note("the long prompt alone")
     alone_s, _ = ttft([])
-    harness.note("the streams alone")
+    results.note("the streams alone")
     jobs = start_streams(core, arguments.streams, arguments.stream_tokens)
     gaps_during(core, jobs, None, 20)
     quiet = gaps_during(core, jobs, None, 150)
-    harness.note("together")
+    results.note("together")
     beside_s, busy = ttft(jobs)
     for job in jobs:
         core.cancel(job)
@@ -95,7 +96,7 @@ def main() -> None:
         "ttft_beside_s": beside_s,
         "ttft_ratio": beside_s / alone_s,
     }
-    harness.finish("interleave", arguments.device, [row], arguments.json)
+    results.finish("interleave", arguments.device, [row], arguments.json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from gemserve_client.load.main import main
+from gemserve_client.load_test.command import main
 
 if __name__ == "__main__":
     sys.exit(main(program="python benchmarks/load.py"))

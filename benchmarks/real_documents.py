@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import harness
+import results
 
 QUESTIONS = Path(__file__).with_name("real_questions.json")
 MAX_TOKENS = 32
@@ -270,7 +270,7 @@ def main() -> None:
         print(message, file=sys.stderr)
     print(f"{len(lines)} of {len(questions)} questions are in {arguments.out}", file=sys.stderr)
     rows = summarize(lines, [question.source for question in questions])
-    harness.finish("real_documents", "cpu", rows, arguments.json)
+    results.finish("real_documents", "cpu", rows, arguments.json)
 
 
 if __name__ == "__main__":

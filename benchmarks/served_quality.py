@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import harness
+import results
 from openai import OpenAI
 
 from gemserve.config import ModelConfig
@@ -29,6 +29,7 @@ from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.needle import SUBTASKS
 from gemserve.evaluation.score import Outcome, recall
+from gemserve.json_lines import parse_objects
 from gemserve.model.checkpoint import open_checkpoint
 
 
@@ -69,7 +70,7 @@ def main() -> None:
     for row in rows:
         print(row)
     _print_pairs(found, filters)
-    harness.finish("served_quality", "cpu", rows, arguments.json)
+    results.finish("served_quality", "cpu", rows, arguments.json)
 
 
 def _ask(
@@ -160,8 +161,7 @@ def _outcome(row: dict[str, Any]) -> Outcome:
 def _read(path: Path | None) -> dict[tuple[Any, ...], dict[str, Any]]:
     if path is None or not path.exists():
         return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {tuple(row["key"]): row for row in rows}
+    return {tuple(row["key"]): row for _, row in parse_objects(path.read_bytes())}
 
 
 def _append(path: Path | None, row: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Time to first token: each filter method against reading everything, and that against SDPA.
 
-`bound` is FLOPs(none) / FLOPs(method), second pass included; `fraction_of_bound` how much of it
+`bound` is FLOPs(none) / FLOPs(method), second pass included; `fraction_of_bound` is how much of it
 was reached. transformers' own SDPA prefill of the same weights runs beside, so that a slow `none`
-cannot flatter the rest.
+cannot flatter the rest. With `--new-tokens` above 1 an answer is generated and timed, too.
 """
 
 from __future__ import annotations
@@ -10,16 +10,200 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import harness
+import results
 import torch
 
 from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
-from gemserve.types import FilterMethod, FilterParams, Request, SamplingParams
+from gemserve.model.causal import CausalModel
 
 SDPA = "transformers_sdpa"
+
+
+@dataclass(kw_only=True)
+class Contestant:
+    """One method of one variant at one length; `variant` None is transformers' own prefill."""
+
+    labels: dict[str, Any]
+    method: str
+    length: int
+    variant: str | None
+    chunk_tokens: int | None
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    has_failed: bool = False
+
+    def median(self, name: str) -> float | None:
+        values = [sample[name] for sample in self.samples if sample.get(name) is not None]
+        return statistics.median(values) if values else None
+
+
+class Race:
+    """The contestants on one model. They take turns, so that they share what the machine does."""
+
+    def __init__(self, arguments: argparse.Namespace, rows: results.Rows) -> None:
+        self.options, self.rows = arguments, rows
+        self.hf = harness.random_llama(arguments.device, shape=arguments.shape)
+        self.shape = CausalModel(self.hf).shape
+        self.layer = harness.SHAPES[arguments.shape].filter_layer
+        self.sdpa = harness.twin(self.hf)
+        self.is_sdpa_warm = False
+        self.cores: dict[tuple[Any, ...], tuple[Core, set[str]]] = {}  # and methods warmed up
+        self.contestants = [
+            contestant
+            for length in results.numbers(arguments.lengths)
+            for contestant in self._at(length)
+        ]
+
+    def run(self) -> None:
+        for repeat in range(self.options.repeats):
+            for contestant in self.contestants:
+                if contestant.has_failed or (repeat > 0 and self.rows.left_s <= 0):
+                    continue  # what it has stands
+                sample = partial(self._sample, contestant)
+                contestant.has_failed = not self.rows.attempt(contestant.labels, sample)
+                if self.options.fit_kv:
+                    self.cores.clear()
+                    results.free(self.options.device)
+        for contestant in self.contestants:  # again, as the last samples of `none` are known now
+            if contestant.samples and not contestant.has_failed:
+                self.rows.put(contestant.labels, self._figures(contestant))
+
+    def _at(self, length: int) -> list[Contestant]:
+        made: list[Contestant] = []
+        methods = self.options.methods.split(",")
+        if "none" not in methods:
+            methods.insert(0, "none")
+        if not self.options.skip_sdpa:
+            labels = {"method": SDPA, "prompt_tokens": length, "variant": "transformers"}
+            made.append(
+                Contestant(
+                    labels=labels, method=SDPA, length=length, variant=None, chunk_tokens=None
+                )
+            )
+        chunks = results.numbers(self.options.chunk_tokens) if self.options.chunk_tokens else [None]
+        for name in self.options.variants.split(","):
+            variant = harness.VARIANTS[name]
+            obstacle = variant.find_obstacle(self.options.device)
+            for method in variant.methods or methods:
+                labels = {"method": method, "prompt_tokens": length, "variant": name}
+                if obstacle is not None:
+                    self.rows.put(labels, {"reason": obstacle})
+                    continue
+                for chunk in chunks:
+                    if len(chunks) > 1:
+                        labels = labels | {"max_chunk_tokens": chunk}
+                    made.append(
+                        Contestant(
+                            labels=labels,
+                            method=method,
+                            length=length,
+                            variant=name,
+                            chunk_tokens=chunk,
+                        )
+                    )
+        return made
+
+    def _core(self, contestant: Contestant) -> Core:
+        """An engine core, warmed up; with `--fit-kv`, whose pool just holds the request."""
+        options, kv_bytes = self.options, self.options.kv_memory
+        if options.fit_kv:
+            length, new, keep = contestant.length, options.new_tokens, options.keep
+            kv_bytes = max(
+                harness.request_bytes(self.shape, contestant.method, tokens, new, keep, self.layer)
+                for tokens in (length, options.warm_up_tokens)
+            )
+        key = (contestant.variant, contestant.chunk_tokens, kv_bytes)
+        if key not in self.cores:
+            chunk = contestant.chunk_tokens
+            core = harness.build_core(
+                self.hf,
+                shape=options.shape,
+                variant=contestant.variant or "default",
+                kv_memory_bytes=kv_bytes,
+                **({} if chunk is None else {"max_chunk_tokens": chunk}),
+            )
+            self.cores[key] = (core, set())
+        core, warmed = self.cores[key]
+        if contestant.method not in warmed:
+            self._time(core, contestant.method, options.warm_up_tokens, 2)
+            warmed.add(contestant.method)
+        return core
+
+    def _sample(self, contestant: Contestant) -> dict[str, Any]:
+        """Take one more sample, and return the figures of all."""
+        if contestant.variant is None:
+            contestant.samples.append(self._prefill(contestant.length))
+        else:
+            core = self._core(contestant)
+            contestant.labels |= harness.served_labels(core, contestant.variant)
+            found = self._time(core, contestant.method, contestant.length, self.options.new_tokens)
+            contestant.samples.append(found)
+        return self._figures(contestant)
+
+    def _time(self, core: Core, method: Any, length: int, new_tokens: int) -> dict[str, Any]:
+        ids = harness.random_ids(length, core.model.vocab_size, seed=length)
+        asked = harness.request(ids, method, self.options.keep, new_tokens)
+        return harness.time_request(core, asked, self.options.device)
+
+    @torch.inference_mode()
+    def _prefill(self, length: int) -> dict[str, Any]:
+        """Read the whole prompt with transformers, up to the logits of its last token."""
+        device = self.options.device
+        ids = harness.random_ids(length, self.hf.config.vocab_size, seed=length)
+        if not self.is_sdpa_warm:
+            warm_up = torch.tensor([ids[: self.options.warm_up_tokens]], device=device)
+            self.sdpa(input_ids=warm_up)
+            self.is_sdpa_warm = True
+        results.synchronize(device)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        started_s = time.perf_counter()
+        tokens = torch.tensor([ids], device=device)
+        self.sdpa(input_ids=tokens, use_cache=True, logits_to_keep=1).logits.argmax().item()
+        taken_s = time.perf_counter() - started_s
+        peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
+        return {"ttft_s": taken_s, "peak_memory_bytes": peak}
+
+    def _figures(self, contestant: Contestant) -> dict[str, Any]:
+        """Medians of a contestant's samples, beside those of `none` at the same length."""
+        ttft_s = contestant.median("ttft_s")
+        none_s = next(
+            (
+                other.median("ttft_s")
+                for other in self.contestants
+                if (other.method, other.length) == ("none", contestant.length) and other.samples
+            ),
+            None,
+        )
+        ratio = none_s / ttft_s if none_s and ttft_s else None
+        method: Any = "none" if contestant.variant is None else contestant.method
+        flops, full = (
+            self.shape.prompt_flops(m, contestant.length, self.options.keep, self.layer)
+            for m in (method, "none")
+        )
+        bound = None if contestant.variant is None else full / flops
+        found = {
+            "ttft_s": ttft_s,
+            "ratio_to_none": ratio,
+            "bound": bound,
+            "fraction_of_bound": ratio / bound if ratio and bound else None,
+            "peak_kv_bytes": contestant.median("peak_kv_bytes"),
+            "peak_memory_bytes": contestant.median("peak_memory_bytes"),
+            "prompt_flops": flops,
+            "flops_to_none": flops / full,
+            "samples": len(contestant.samples),
+        }
+        if method in ("sieve", "gemfilter"):
+            found["layers_to_none"] = self.layer / self.shape.num_layers
+        if self.options.new_tokens > 1 and contestant.variant is not None:
+            for name in ("generation_s", "step_s", "total_s", "decode_kv_bytes"):
+                found[name] = contestant.median(name)
+        return found
 
 
 def main() -> None:
@@ -27,79 +211,18 @@ def main() -> None:
     parser.add_argument("--lengths", default="4096,16384,32768", help="default: %(default)s")
     parser.add_argument("--methods", default="none,gemfilter,sieve", help="default: %(default)s")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
+    parser.add_argument("--new-tokens", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--kv-memory", type=read_bytes, default="8GiB", help="default: %(default)s")
-    harness.add_common(parser)
+    parser.add_argument("--fit-kv", action="store_true", help="a pool just large enough, each time")
+    parser.add_argument("--skip-sdpa", action="store_true", help="do not run transformers")
+    harness.add_shape_option(parser)
+    harness.add_variants_option(parser)
+    harness.add_prompt_options(parser)
+    results.add_row_options(parser)
     arguments = parser.parse_args()
-    methods: list[FilterMethod] = arguments.methods.split(",")
-    if "none" not in methods:
-        methods.insert(0, "none")
-
-    model = harness.random_llama(arguments.device)
-    theirs = harness.twin(model)
-    core = harness.build_core(model, kv_memory_bytes=arguments.kv_memory)
-    warm_up = harness.random_ids(2048, core.model.vocab_size, seed=0)
-    _sdpa(theirs, warm_up, arguments.device)
-    for method in methods:
-        _ours(core, warm_up, method, 256)
-    rows: list[dict[str, Any]] = []
-    for length in map(int, arguments.lengths.split(",")):
-        ids = harness.random_ids(length, core.model.vocab_size, seed=length)
-        seconds: dict[str, list[float]] = {name: [] for name in (SDPA, *methods)}
-        peaks: dict[str, int] = {}
-        for repeat in range(arguments.repeats):
-            harness.note(f"{length} tokens, round {repeat + 1} of {arguments.repeats}")
-            seconds[SDPA].append(_sdpa(theirs, ids, arguments.device))
-            for method in methods:
-                took, peaks[method] = _ours(core, ids, method, arguments.keep)
-                seconds[method].append(took)
-        none_s = statistics.median(seconds["none"])
-        for name, taken in seconds.items():
-            ttft_s = statistics.median(taken)
-            bound = None if name == SDPA else _bound(core, name, length, arguments.keep)
-            rows.append(
-                {
-                    "method": name,
-                    "prompt_tokens": length,
-                    "ttft_s": ttft_s,
-                    "ratio_to_none": none_s / ttft_s,
-                    "bound": bound,
-                    "fraction_of_bound": None if bound is None else none_s / ttft_s / bound,
-                    "peak_kv_bytes": peaks.get(name),
-                }
-            )
-    harness.finish("ttft", arguments.device, rows, arguments.json)
-
-
-def _bound(core: Core, method: Any, length: int, keep: int) -> float:
-    shape, layer = core.model.shape, harness.FILTER_LAYER
-    full = shape.prompt_flops("none", length, keep, layer)
-    return full / shape.prompt_flops(method, length, keep, layer)
-
-
-def _ours(core: Core, ids: list[int], method: FilterMethod, keep: int) -> tuple[float, int]:
-    """Seconds to the first token, and the largest KV memory seen between steps."""
-    request = Request(
-        request_id="ttft",
-        prompt_ids=ids,
-        sampling=SamplingParams(max_tokens=1, temperature=0.0),
-        filter=FilterParams(method=method, keep=keep),
-    )
-    started_s = time.perf_counter()
-    core.add(request)
-    peak = 0
-    while not core.is_idle:
-        core.step()
-        peak = max(peak, core.kv_bytes_used)
-    return time.perf_counter() - started_s, peak
-
-
-@torch.inference_mode()
-def _sdpa(model: Any, ids: list[int], device: str) -> float:
-    tokens = torch.tensor([ids], device=device)
-    started_s = time.perf_counter()
-    model(input_ids=tokens, use_cache=True, logits_to_keep=1)
-    harness.synchronize(device)
-    return time.perf_counter() - started_s
+    rows = results.Rows(arguments)
+    Race(arguments, rows).run()
+    results.finish("ttft", arguments.device, rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`client.adapters`: what can be put on the model, by name.
+"""`client.adapters`: the adapters that requests can name, listed, loaded and unloaded.
 
-Where the server has keys, loading and unloading need one of an administrator's.
+Where the server has keys, loading and unloading need an administrator's key.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ def _path_of(name: str) -> str:
 
 
 class Adapters:
+    """The server's adapters.
+
+    ```python
+    client.adapters.load(name="legal", path="legal-v2")
+    print([adapter.name for adapter in client.adapters.list()])
+    reply = client.chat.completions.create(model="builtin", messages=messages, adapter="legal")
+    client.adapters.unload("legal")
+    ```
+    """
+
     def __init__(self, client: OpenAI) -> None:
         self._client = client
 
@@ -27,7 +37,10 @@ class Adapters:
         return self._client.get_api_list(_PATH, page=SyncPage[Adapter], model=Adapter)
 
     def load(self, *, name: str, path: str) -> Adapter:
-        """In place of one with this name. `path` is relative to the server's adapter folder."""
+        """Load an adapter, in place of any with this name.
+
+        `path` is relative to the server's adapter folder.
+        """
         return self._client.post(_PATH, cast_to=Adapter, body={"name": name, "path": path})
 
     def unload(self, name: str) -> None:
@@ -35,6 +48,15 @@ class Adapters:
 
 
 class AsyncAdapters:
+    """The server's adapters, for asyncio.
+
+    ```python
+    await client.adapters.load(name="legal", path="legal-v2")
+    async for adapter in await client.adapters.list():
+        print(adapter.name)
+    ```
+    """
+
     def __init__(self, client: AsyncOpenAI) -> None:
         self._client = client
 
@@ -42,7 +64,10 @@ class AsyncAdapters:
         return await self._client.get_api_list(_PATH, page=AsyncPage[Adapter], model=Adapter)
 
     async def load(self, *, name: str, path: str) -> Adapter:
-        """In place of one with this name. `path` is relative to the server's adapter folder."""
+        """Load an adapter, in place of any with this name.
+
+        `path` is relative to the server's adapter folder.
+        """
         return await self._client.post(_PATH, cast_to=Adapter, body={"name": name, "path": path})
 
     async def unload(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Which server, and with which key: what is given, else the environment's, else this machine's."""
+"""The server's address and the key: as given, else from the environment, else this machine's."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 def server_url(given: str | None = None) -> str:
-    """`given`, GEMSERVE_URL or port 8000 here; an address without a path gets its /v1."""
+    """Return `given`, or GEMSERVE_URL, or port 8000 here. An address without a path gets /v1."""
     url = given or os.environ.get("GEMSERVE_URL") or DEFAULT_URL
     return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
 
 
 def has_key(given: str | None = None) -> bool:
-    """Is there a key, in `given` or GEMSERVE_API_KEY?"""
+    """Whether there is a key, in `given` or GEMSERVE_API_KEY."""
     return bool(given or os.environ.get("GEMSERVE_API_KEY"))
 
 
 def server_key(given: str | None = None) -> str:
-    """`given`, GEMSERVE_API_KEY, or "none" for a server that wants no key."""
+    """Return `given`, or GEMSERVE_API_KEY, or "none" for a server that wants no key."""
     return given or os.environ.get("GEMSERVE_API_KEY") or "none"

@@ -1,4 +1,4 @@
-"""`client.chat.completions`: the SDK's, whose `create` also takes `filter` and `adapter`."""
+"""`client.chat.completions`, whose `create` also takes `filter` and `adapter`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from gemserve_client.requests import ChatRequest, ChatStreamRequest, with_ours
 
 
 class ChatCompletions(chat.Completions):
+    """The SDK's chat completions, with `filter` and `adapter`.
+
+    ```python
+    stream = client.chat.completions.create(
+        model="builtin", messages=messages, filter="sieve", adapter="legal", stream=True
+    )
+    for chunk in stream:
+        if chunk.filter is not None:  # the first chunk of each choice has the report
+            print(chunk.filter.kept_tokens)
+    ```
+    """
+
     @overload  # type: ignore[override]  # fields in a typed dict: they follow the SDK's
     def create(self, **request: Unpack[ChatRequest]) -> ChatCompletion: ...
 

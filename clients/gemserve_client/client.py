@@ -1,9 +1,7 @@
 """`openai.OpenAI` and `openai.AsyncOpenAI` for a gemserve server.
 
-HTTP, retries, errors and streams are the SDK's. Added are `filter`, what comes back of it,
-`adapter`, and the endpoints that only gemserve has. `base_url` falls back to GEMSERVE_URL, then to
-port 8000 of this machine, and `api_key` to GEMSERVE_API_KEY: OpenAI's own variables are not read,
-so that its key is never sent elsewhere. Further options are the SDK's.
+HTTP, retries, errors and streams are the SDK's. This package adds the request fields `filter` and
+`adapter`, the `filter` report of a reply, and the endpoints that only gemserve has.
 """
 
 from __future__ import annotations
@@ -25,6 +23,24 @@ _SELECTION_PATH = "/filter"
 
 
 class GemserveClient(OpenAI):
+    r"""A client of one gemserve server.
+
+    ```python
+    with GemserveClient(base_url="http://127.0.0.1:8000/v1") as client:
+        reply = client.chat.completions.create(
+            model="builtin",
+            messages=[{"role": "user", "content": f"{document}\n\n{question}"}],
+            filter={"method": "sieve", "keep": 1024},
+        )
+        print(reply.choices[0].message.content)
+        print(reply.filter.kept_tokens, "of", reply.filter.prompt_tokens)
+    ```
+
+    `base_url` falls back to GEMSERVE_URL, then to port 8000 of this machine, and `api_key` to
+    GEMSERVE_API_KEY. OpenAI's own variables are not read, so that its key is never sent elsewhere.
+    All other options are those of `openai.OpenAI`.
+    """
+
     def __init__(
         self,
         *,
@@ -49,18 +65,40 @@ class GemserveClient(OpenAI):
         return Adapters(self)
 
     def filter(self, **request: Unpack[SelectionRequest]) -> Selection:
-        """What would be kept of a prompt, as text; nothing is generated."""
+        r"""Return what the server would keep of a prompt, as text. It generates nothing.
+
+        ```python
+        selection = client.filter(
+            model="builtin",
+            messages=[{"role": "user", "content": f"{document}\n\n{question}"}],
+            filter={"keep": 512},
+        )
+        print(selection.text)
+        ```
+        """
         return self.post(_SELECTION_PATH, cast_to=Selection, body=request)
 
     def request(
         self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None
     ) -> Any:
-        """The SDK's, which builds this package's replies instead of its own."""
+        """Send a request as the SDK does, but build this package's replies instead of its own."""
         typed, typed_stream = (TYPED.get(each, each) for each in (cast_to, stream_cls))
         return super().request(typed, options, stream=stream, stream_cls=typed_stream)
 
 
 class AsyncGemserveClient(AsyncOpenAI):
+    """`GemserveClient` for asyncio, with the same options.
+
+    ```python
+    async with AsyncGemserveClient() as client:
+        stream = await client.chat.completions.create(
+            model="builtin", messages=messages, filter="sieve", stream=True
+        )
+        async for chunk in stream:
+            print(chunk.choices[0].delta.content or "", end="")
+    ```
+    """
+
     def __init__(
         self,
         *,
@@ -84,12 +122,17 @@ class AsyncGemserveClient(AsyncOpenAI):
         return AsyncAdapters(self)
 
     async def filter(self, **request: Unpack[SelectionRequest]) -> Selection:
-        """What would be kept of a prompt, as text; nothing is generated."""
+        """Return what the server would keep of a prompt, as text. It generates nothing.
+
+        ```python
+        selection = await client.filter(model="builtin", prompt=text, filter="sieve")
+        ```
+        """
         return await self.post(_SELECTION_PATH, cast_to=Selection, body=request)
 
     async def request(
         self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None
     ) -> Any:
-        """The SDK's, which builds this package's replies instead of its own."""
+        """Send a request as the SDK does, but build this package's replies instead of its own."""
         typed, typed_stream = (TYPED.get(each, each) for each in (cast_to, stream_cls))
         return await super().request(typed, options, stream=stream, stream_cls=typed_stream)

@@ -1,4 +1,4 @@
-"""`client.completions`: the SDK's, whose `create` also takes `filter` and `adapter`."""
+"""`client.completions`, whose `create` also takes `filter` and `adapter`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from gemserve_client.requests import CompletionRequest, CompletionStreamRequest,
 
 
 class Completions(resources.Completions):
+    """The SDK's completions, with `filter` and `adapter`.
+
+    ```python
+    reply = client.completions.create(model="builtin", prompt=text, filter={"keep": 0.25})
+    print(reply.choices[0].text, reply.filter.kept_tokens)
+    ```
+    """
+
     @overload  # type: ignore[override]  # fields in a typed dict: they follow the SDK's
     def create(self, **request: Unpack[CompletionRequest]) -> Completion: ...
 

@@ -8,9 +8,14 @@ FilterMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "rand
 
 
 class Filter(TypedDict, total=False):
-    """How a prompt is filtered; what is left out is up to the server.
+    """How a prompt is filtered. The server decides what is left out.
 
-    `keep`: tokens, or a fraction of the prompt in (0, 1), or "auto". `layer`: 0-based.
+    `keep` is a number of tokens, a fraction of the prompt in (0, 1), or "auto". `layer` counts from
+    0. Instead of a `Filter`, a request may give the name of a method alone.
+
+    ```python
+    filter: Filter = {"method": "sieve", "keep": 0.1, "return_selection": True}
+    ```
     """
 
     method: FilterMethod

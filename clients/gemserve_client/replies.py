@@ -20,9 +20,9 @@ FilterReason = Literal[
 class FilterReport(BaseModel):
     """What the filter did.
 
-    `selection`: the kept tokens as half-open ranges, if they were asked for. `coverage`: how
-    focused attention was, the share that the best sixteenth of the document got, where the method
-    tells.
+    `selection` is the kept tokens as half-open ranges, if the request has `return_selection`.
+    `coverage` says how focused attention was: the share of it that the best sixteenth of the
+    document got. Some methods do not measure it.
     """
 
     method: FilterMethod
@@ -46,13 +46,13 @@ class ChatCompletionChunk(chat.ChatCompletionChunk):
 
 
 class Completion(types.Completion):
-    """A whole reply or a chunk. In a whole reply to a list of prompts `filter` is a list, too."""
+    """A whole reply or a chunk. In a whole reply to a list of prompts, `filter` is a list too."""
 
     filter: FilterReport | list[FilterReport] | None = None
 
 
 class Selection(BaseModel):
-    """What a filter keeps of a prompt; `text` is the kept tokens'."""
+    """What a filter keeps of a prompt. `text` is the text of the kept tokens."""
 
     filter: FilterReport
     text: str
@@ -60,10 +60,10 @@ class Selection(BaseModel):
 
 
 class Adapter(BaseModel):
-    """What can be put on the model, by name.
+    """An adapter that requests can name.
 
-    `positions`: of the context, those it takes. `bytes`: of the server's memory while it is
-    `loaded`; one that is not is when it is used. `parent`: the model.
+    It takes `positions` of the context, and `bytes` of the server's memory while it is `loaded`.
+    One that is not loaded is loaded when a request uses it. `parent` is the model.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Adapter(BaseModel):
     parent: str
 
 
-# What the SDK asks for, and what it is to build instead.
+# The SDK's reply types, and those that are built instead.
 TYPED: Final[dict[Any, Any]] = {
     chat.ChatCompletion: ChatCompletion,
     Stream[chat.ChatCompletionChunk]: Stream[ChatCompletionChunk],

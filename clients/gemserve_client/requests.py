@@ -37,7 +37,7 @@ class CompletionStreamRequest(
 
 
 class SelectionRequest(TypedDict, total=False):
-    """Either a prompt or messages."""
+    """Has either a prompt or messages."""
 
     model: Required[str]
     prompt: str | Sequence[int]
@@ -47,7 +47,7 @@ class SelectionRequest(TypedDict, total=False):
 
 
 def with_ours(request: dict[str, Any]) -> dict[str, Any]:
-    """`request` with `filter` and `adapter` where the SDK takes fields it does not know."""
+    """Move `filter` and `adapter` to `extra_body`, where the SDK takes fields it does not know."""
     ours = {name: request.pop(name, None) for name in ("filter", "adapter")}
     given = {name: value for name, value in ours.items() if value is not None}
     if not given:

@@ -1,26 +1,26 @@
 """Tensor operations of gemserve: tensors in, tensors out; no model, no server.
 
-What is named here is plain torch and runs anywhere. The `triton_…` modules hold twins of the same
-names and signatures, and are imported by whoever wants them: they need triton.
+The functions named here are plain torch and run anywhere. The `triton_…` modules hold twins with
+the same names and signatures. They need triton, so only `select_backend` imports them, on CUDA.
 """
 
 from gemserve_kernels.attention import Partial, join, merge
-from gemserve_kernels.backends import Backend, select_backend
-from gemserve_kernels.decode import decode_attention
-from gemserve_kernels.moves import gather_tokens, write_tokens
-from gemserve_kernels.ntk import merge_ntk, ntk_features, ntk_part
-from gemserve_kernels.scores import (
+from gemserve_kernels.attention_scores import (
     grouped_probabilities,
     largest_attention,
     pooled,
     raw_scores,
 )
-from gemserve_kernels.spans import Spans
+from gemserve_kernels.backends import Backend, select_backend
+from gemserve_kernels.decode import decode_attention
+from gemserve_kernels.kv_copy import gather_tokens, write_tokens
+from gemserve_kernels.kv_table import KVTable
+from gemserve_kernels.ntk import merge_ntk, ntk_features, ntk_part
 
 __all__ = [
     "Backend",
+    "KVTable",
     "Partial",
-    "Spans",
     "decode_attention",
     "gather_tokens",
     "grouped_probabilities",

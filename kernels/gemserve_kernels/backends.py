@@ -1,224 +1,48 @@
-"""All tensor operations of one kind of machine, in one object that is chosen once."""
+"""The tensor operations of one kind of machine, as one object that is chosen once.
+
+`Backend` is the list of all operations: each name below is a function, whose docstring is its
+contract. A backend for another kind of machine replaces the functions that it does better.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
 
-from gemserve_kernels.attention import Partial, join, merge
-from gemserve_kernels.decode import decode_attention
-from gemserve_kernels.moves import gather_tokens, write_tokens
-from gemserve_kernels.ntk import ntk_part
-from gemserve_kernels.parts import ATTENTION, AtenCpu, Attention, Reference
-from gemserve_kernels.scores import grouped_probabilities, largest_attention, pooled
-from gemserve_kernels.spans import Spans
+from gemserve_kernels import attention_scores, kv_copy, ntk
+from gemserve_kernels.attention_backends import ATTENTION, AtenCpu, Attention, Reference
+from gemserve_kernels.decode import decode_attention, fused_decode_attention
 
 
 class Backend:
-    """Plain torch, for any device; other kinds of machines replace what they do better.
+    """Plain torch, for any device.
 
-    `name`: of what evaluates parts of attention; `kernels`: what does the rest. `is_recordable`:
-    `write` and `decode` never wait for the device, and read lengths there.
+    `name` and `part` are those of the attention kernel; `kernels` names what computes the other
+    operations. If `is_recordable`, `write` and `decode` never wait for the device, so a CUDA graph
+    can record them.
     """
 
     kernels = "torch"
     is_recordable = False
 
+    decode = staticmethod(decode_attention)
+    write = staticmethod(kv_copy.write_tokens)
+    gather = staticmethod(kv_copy.gather_tokens)
+    merge_ntk = staticmethod(ntk.merge_ntk)
+    largest_attention = staticmethod(attention_scores.largest_attention)
+    grouped_probabilities = staticmethod(attention_scores.grouped_probabilities)
+    pooled = staticmethod(attention_scores.pooled)
+
     def __init__(self, attention: Attention) -> None:
-        self._attention = attention
-
-    @property
-    def name(self) -> str:
-        return self._attention.name
-
-    def part(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        is_causal: bool,
-    ) -> Partial:
-        """Attend `query` [heads, queries, head_dim] to `key`, `value` [kv_heads, keys, head_dim].
-
-        There is at least one key. `is_causal` requires as many queries as keys: query i sees keys
-        0..i.
-        """
-        return self._attention.part(query, key, value, scale=scale, is_causal=is_causal)
-
-    def decode(
-        self,
-        query: torch.Tensor,
-        spans: Spans,
-        *,
-        layer: int,
-        scale: float,
-        softcap: float | None = None,
-        window: int | None = None,
-    ) -> Partial:
-        """See `decode.decode_attention`."""
-        return decode_attention(
-            query, spans, layer=layer, scale=scale, softcap=softcap, window=window
-        )
-
-    def write(self, spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
-        """See `moves.write_tokens`."""
-        write_tokens(spans, key, value, layer=layer)
-
-    def gather(self, source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
-        """See `moves.gather_tokens`."""
-        gather_tokens(source, target, chosen)
-
-    def merge_ntk(
-        self,
-        parts: Sequence[Partial],
-        query: torch.Tensor,
-        z_a: torch.Tensor,
-        z_b: torch.Tensor,
-        k: torch.Tensor,
-    ) -> torch.Tensor:
-        """Parts of keys and values joined with the term of their queries: see `ntk.merge_ntk`."""
-        return merge([*parts, ntk_part(query, z_a, z_b, k)])
-
-    def largest_attention(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        rows: torch.Tensor,
-        *,
-        scale: float,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """See `scores.largest_attention`."""
-        return largest_attention(query, key, rows, scale=scale, softcap=softcap)
-
-    def grouped_probabilities(
-        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
-    ) -> torch.Tensor:
-        """See `scores.grouped_probabilities`."""
-        return grouped_probabilities(query, key, scale=scale, softcap=softcap)
-
-    def pooled(self, scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
-        """See `scores.pooled`."""
-        return pooled(scores, kind=kind, width=width)
+        self.name = attention.name
+        self.part = attention.part
 
 
 class CpuBackend(Backend):
-    """Decodes by torch's fused kernel, sequence by sequence: nothing is faster on a CPU."""
+    """Decodes with torch's fused kernel, sequence by sequence: nothing is faster on a CPU."""
 
-    def decode(
-        self,
-        query: torch.Tensor,
-        spans: Spans,
-        *,
-        layer: int,
-        scale: float,
-        softcap: float | None = None,
-        window: int | None = None,
-    ) -> Partial:
-        if softcap is not None:
-            return super().decode(
-                query, spans, layer=layer, scale=scale, softcap=softcap, window=window
-            )
-        sequences, heads, head_dim = query.shape
-        kv_heads, rows = spans.kv_heads, spans.rows
-        # a group's query heads are the rows of one small product: each key is read once
-        grouped = query.reshape(sequences, 1, kv_heads, heads // kv_heads, head_dim)
-        outs: list[torch.Tensor] = []
-        lses: list[torch.Tensor] = []
-        for q, place in zip(grouped, spans.places, strict=True):
-            first, to_head, to_value, to_layer, length = place
-            seen = length if window is None else min(window, length)
-            if seen == 0:  # which would kill the process
-                outs.append(torch.zeros_like(q))
-                lses.append(torch.full(q.shape[:-1], -torch.inf))
-                continue
-            size, steps = (1, kv_heads, seen, head_dim), (0, to_head * head_dim, head_dim, 1)
-            start = first + layer * to_layer + length - seen
-            k, v = (
-                rows.as_strided(size, steps, rows.storage_offset() + row * head_dim)
-                for row in (start, start + to_value)
-            )
-            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, False, scale=scale
-            )
-            outs.append(out)
-            lses.append(lse)
-        joined = torch.cat(outs).reshape(sequences, heads, head_dim)
-        return Partial(joined.transpose(0, 1), torch.cat(lses).reshape(sequences, heads).T)
-
-
-class TritonBackend(Backend):
-    """Our own kernels on CUDA, for everything but parts. It has never run on a GPU."""
-
-    kernels = "triton"
-    is_recordable = True
-
-    def decode(
-        self,
-        query: torch.Tensor,
-        spans: Spans,
-        *,
-        layer: int,
-        scale: float,
-        softcap: float | None = None,
-        window: int | None = None,
-    ) -> Partial:
-        from gemserve_kernels.triton_decode import decode_attention
-
-        return decode_attention(
-            query, spans, layer=layer, scale=scale, softcap=softcap, window=window
-        )
-
-    def write(self, spans: Spans, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
-        from gemserve_kernels.triton_moves import write_tokens
-
-        write_tokens(spans, key, value, layer=layer)
-
-    def gather(self, source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
-        from gemserve_kernels.triton_moves import gather_tokens
-
-        gather_tokens(source, target, chosen)
-
-    def merge_ntk(
-        self,
-        parts: Sequence[Partial],
-        query: torch.Tensor,
-        z_a: torch.Tensor,
-        z_b: torch.Tensor,
-        k: torch.Tensor,
-    ) -> torch.Tensor:
-        from gemserve_kernels.triton_ntk import merge_ntk
-
-        return merge_ntk(join(parts), query, z_a, z_b, k)
-
-    def largest_attention(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        rows: torch.Tensor,
-        *,
-        scale: float,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        from gemserve_kernels.triton_scores import largest_attention
-
-        return largest_attention(query, key, rows, scale=scale, softcap=softcap)
-
-    def grouped_probabilities(
-        self, query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None
-    ) -> torch.Tensor:
-        from gemserve_kernels.triton_scores import grouped_probabilities
-
-        return grouped_probabilities(query, key, scale=scale, softcap=softcap)
-
-    def pooled(self, scores: torch.Tensor, *, kind: str, width: int = 5) -> torch.Tensor:
-        from gemserve_kernels.triton_pool import pooled
-
-        return pooled(scores, kind=kind, width=width)
+    decode = staticmethod(fused_decode_attention)
 
 
 def select_backend(
@@ -228,12 +52,13 @@ def select_backend(
     dtype: torch.dtype | None = None,
     head_dim: int | None = None,
 ) -> Backend:
-    """The backend for `device` whose parts `name` evaluates; None or "auto": the first that can.
+    """Return the backend for `device` whose attention kernel is called `name`.
 
-    "reference" is plain torch throughout. Elsewhere on CUDA, Triton's kernels do the rest where
-    triton is installed. `dtype`, `head_dim`: of keys and values, if they are known already.
+    None or "auto" takes the first kernel that can run. "reference" is plain torch for every
+    operation. With any other kernel on CUDA, Triton computes the other operations where triton is
+    installed. `dtype` and `head_dim` are those of keys and values, if they are known already.
 
-    Raises `ValueError` with the reason if there is none.
+    Raises `ValueError` with the reason if no kernel can be used.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
@@ -252,4 +77,8 @@ def select_backend(
         return Backend(chosen)
     if isinstance(chosen, AtenCpu):
         return CpuBackend(chosen)
-    return TritonBackend(chosen) if find_spec("triton") is not None else Backend(chosen)
+    if find_spec("triton") is None:
+        return Backend(chosen)
+    from gemserve_kernels.triton_backend import TritonBackend
+
+    return TritonBackend(chosen)

@@ -6,6 +6,8 @@ ten lines of code in its appendix multiply by (se + φk)/se instead, which is wr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gemserve_kernels.attention import Partial, merge
@@ -50,16 +52,16 @@ def ntk_part(query: torch.Tensor, z_a: torch.Tensor, z_b: torch.Tensor, k: torch
 
 
 def merge_ntk(
-    part: Partial,
+    parts: Sequence[Partial],
     query: torch.Tensor,
     z_a: torch.Tensor,
     z_b: torch.Tensor,
     k: torch.Tensor,
 ) -> torch.Tensor:
-    """A part of keys and values joined with the term of its queries: [heads, queries, head_dim].
+    """Join parts of keys and values with the term of their queries: [heads, queries, head_dim].
 
-    In the dtype of the part. The rest is as in `ntk_part`; for no query may both the part and the
-    term be empty.
+    The result has the dtype of the first part. The other arguments are those of `ntk_part`. For no
+    query may all the parts and the term be empty.
     """
-    assert part.mass is None
-    return merge([part, ntk_part(query, z_a, z_b, k)])
+    assert all(part.mass is None for part in parts)
+    return merge([*parts, ntk_part(query, z_a, z_b, k)])

@@ -6,6 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+# Triton's interpreter multiplies bfloat16 as if it were integers, so blocks become float32 there.
+# On a GPU they keep their dtype, which is what its tensor cores multiply.
+_IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# How tl.dot multiplies float32: three products in tf32 stand for one. Halves are exact either way.
+PRECISION = tl.constexpr("tf32x3")
+
 
 def block_of(size: int, most: int | None = None) -> int:
     """A block's side for `size` elements: a power of two, at least tl.dot's 16, at most `most`."""
@@ -18,15 +24,6 @@ def key_block(head_dim: int, dtype: torch.dtype) -> int:
     return max(16, min(64, (16 << 10) // (block_of(head_dim) * dtype.itemsize)))
 
 
-def precision_of(*operands: torch.Tensor) -> str:
-    """How tl.dot multiplies the operands once they are float32.
-
-    Halves of either kind fit tf32, so that their products are exact there; float32 does not.
-    """
-    is_half = all(t.dtype in (torch.float16, torch.bfloat16) for t in operands)
-    return "tf32" if is_half else "tf32x3"
-
-
 @triton.jit
 def load_rows(
     base: tl.tensor,
@@ -36,12 +33,14 @@ def load_rows(
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """[rows, DIM_BLOCK], float32; 0 outside of what there is."""
+    """A block [rows, DIM_BLOCK] in the dtype of the memory, 0 outside of what there is."""
     dims = tl.arange(0, DIM_BLOCK)
     at = base + rows[:, None] * row_step + dims[None, :]
     mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    # float32 at once: Triton's interpreter multiplies bfloat16 as if it were integers
-    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    block = tl.load(at, mask=mask, other=0.0)
+    if _IS_INTERPRETED:
+        block = block.to(tl.float32)
+    return block
 
 
 @triton.jit
@@ -50,9 +49,11 @@ def score_block(
     key: tl.tensor,
     scale: tl.tensor,
     SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """Scaled scores [rows, keys] of [rows, dim] and [keys, dim]; SOFTCAP, if any, bounds them."""
+    """Scaled scores [rows, keys], float32, of [rows, dim] and [keys, dim].
+
+    SOFTCAP, if it is given, bounds them.
+    """
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
     if SOFTCAP is not None:
         ratio = scores / SOFTCAP

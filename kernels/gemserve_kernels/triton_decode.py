@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 from gemserve_kernels.attention import Partial
-from gemserve_kernels.spans import Spans
+from gemserve_kernels.kv_table import KVTable
 from gemserve_kernels.triton_blocks import (
+    PRECISION,
     block_of,
     key_block,
     load_rows,
-    precision_of,
     score_block,
 )
 
@@ -27,7 +27,7 @@ _PIECES = 16  # joined at a time
 
 def decode_attention(
     query: torch.Tensor,
-    spans: Spans,
+    kv: KVTable,
     *,
     layer: int,
     scale: float,
@@ -36,13 +36,14 @@ def decode_attention(
 ) -> Partial:
     """See `decode.decode_attention`. Never waits for the device."""
     sequences, heads, head_dim = query.shape
-    assert sequences == spans.num_sequences
+    assert sequences == kv.num_sequences
     assert query.stride(2) == 1
-    assert spans.rows.shape[1] == head_dim
-    group = heads // spans.kv_heads
-    visible = spans.longest if window is None else min(window, spans.longest)
-    block = key_block(head_dim, spans.rows.dtype)
-    split = _split_size(sequences * spans.kv_heads, visible, block)
+    assert kv.rows.shape[1] == head_dim
+    assert kv.rows.dtype == query.dtype
+    group = heads // kv.kv_heads
+    visible = kv.longest if window is None else min(window, kv.longest)
+    block = key_block(head_dim, kv.rows.dtype)
+    split = _split_size(sequences * kv.kv_heads, visible, block)
     splits = max(1, triton.cdiv(visible, split))
     device = query.device
     out = torch.empty(sequences, heads, head_dim, dtype=query.dtype, device=device)
@@ -52,15 +53,15 @@ def decode_attention(
         shape = (splits, sequences, heads)
         pieces = torch.empty(*shape, head_dim, dtype=torch.float32, device=device)
         piece_lse = torch.empty(shape, dtype=torch.float32, device=device)
-    _attend_kernel[(splits, spans.kv_heads, sequences)](
-        query, spans.rows, spans.table, pieces, piece_lse,
+    _attend_kernel[(splits, kv.kv_heads, sequences)](
+        query, kv.rows, kv.table, pieces, piece_lse,
         layer, group, visible, split, query.stride(0), query.stride(1), scale,
         HEAD_DIM=head_dim, DIM_BLOCK=block_of(head_dim), ROWS=block_of(group),
-        KEYS=block, SOFTCAP=softcap, PRECISION=precision_of(query, spans.rows),
+        KEYS=block, SOFTCAP=softcap,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(heads, sequences)](
-            pieces, piece_lse, spans.table, out, lse, visible, split,
+            pieces, piece_lse, kv.table, out, lse, visible, split,
             HEAD_DIM=head_dim, DIM_BLOCK=block_of(head_dim), PIECES=_PIECES,
         )  # fmt: skip
     return Partial(out.transpose(0, 1), lse.T)
@@ -92,7 +93,6 @@ def _attend_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
     """One piece of one sequence, for one key head: `out` [splits, sequences, heads, head_dim]."""
     part, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -119,14 +119,15 @@ def _attend_kernel(
         is_token = tokens < stop
         rows = first_row + tokens  # int64, as the table is
         k = load_rows(memory, rows, HEAD_DIM, is_token, HEAD_DIM, DIM_BLOCK)
-        scores = score_block(q, k, scale, SOFTCAP, PRECISION)
+        scores = score_block(q, k, scale, SOFTCAP)
         scores = tl.where(is_token[None, :], scores, float("-inf"))
         higher = tl.maximum(largest, tl.max(scores, 1))  # finite: every block holds a token
         shrink = tl.exp(largest - higher)
         shares = tl.exp(scores - higher[:, None])
         total = total * shrink + tl.sum(shares, 1)
         v = load_rows(memory, rows + to_value, HEAD_DIM, is_token, HEAD_DIM, DIM_BLOCK)
-        summed = summed * shrink[:, None] + tl.dot(shares, v, input_precision=PRECISION)
+        values = tl.dot(shares.to(v.dtype), v, input_precision=PRECISION)
+        summed = summed * shrink[:, None] + values
         largest = higher
     is_empty = total == 0.0  # not of a NaN, which must stay one
     total = tl.where(is_empty, 1.0, total)

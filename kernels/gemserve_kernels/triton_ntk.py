@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
-from gemserve_kernels.attention import Partial
+from gemserve_kernels.attention import Partial, join
 from gemserve_kernels.ntk import LEAST_SHARE
-from gemserve_kernels.triton_blocks import block_of
+from gemserve_kernels.triton_blocks import PRECISION, block_of
 
 _FEATURES = 64  # of one step
 
 
 def merge_ntk(
-    part: Partial,
+    parts: Sequence[Partial],
     query: torch.Tensor,
     z_a: torch.Tensor,
     z_b: torch.Tensor,
     k: torch.Tensor,
 ) -> torch.Tensor:
     """See `ntk.merge_ntk`."""
+    part = join(parts)
     heads, queries, head_dim = query.shape
     features, inner = z_a.shape[1:]
-    assert part.mass is None
     assert features in (head_dim, 2 * head_dim)
     assert z_a.dtype == z_b.dtype == k.dtype == torch.float32
     assert query.stride(2) == part.out.stride(2) == 1
@@ -92,7 +94,7 @@ def _merge_kernel(
             mask=is_column[:, None] & is_inner[None, :],
             other=0.0,
         )
-        middle += tl.dot(phi, a, input_precision="tf32x3")
+        middle += tl.dot(phi, a, input_precision=PRECISION)
         terms = phi.to(tl.float64) * tl.load(k + own, mask=is_column, other=0.0)[None, :]
         mass += tl.sum(terms, 1)
         least += tl.sum(tl.abs(terms), 1)
@@ -103,7 +105,7 @@ def _merge_kernel(
         mask=is_inner[:, None] & is_dim,
         other=0.0,
     )
-    term = tl.dot(middle, b, input_precision="tf32x3")  # φ(q)·Z
+    term = tl.dot(middle, b, input_precision=PRECISION)  # φ(q)·Z
     held = tl.maximum(mass, LEAST * least, propagate_nan=tl.PropagateNan.ALL).to(tl.float32)
     size = tl.load(lse + head * lse_head_step + rows * lse_step, mask=is_row, other=0.0)
     # where k is all zero there is no term; of those there are, the larger is the unit

@@ -15,7 +15,7 @@ DEFAULT_KEEP = 1024
 # Layers from the host share two places on the device: two of them would save nothing.
 FEWEST_OFFLOADED = 3
 FilterPrecision = Literal["model", "fp8"]
-# Who evaluates attention: "auto", or one of `gemserve_kernels.parts.ATTENTION` by name.
+# Who evaluates attention: "auto", or a name in `gemserve_kernels.attention_backends.ATTENTION`.
 ATTENTION_BACKENDS = (
     "auto",
     "aten-cpu",

@@ -33,7 +33,7 @@ def test_unknown_section_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    """And a worker that cannot begin is not started again for every section."""
+    """And it does not start a process for every section that cannot begin either."""
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--sections", "kernels"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 1
@@ -81,7 +81,7 @@ def _labels(rows: list[dict[str, Any]], section: str, *names: str) -> set[tuple[
 
 
 def _check_kernels(rows: list[dict[str, Any]]) -> None:
-    """No twin is forgotten, and all of them are right."""
+    """No Triton kernel is forgotten."""
     known: set[tuple[str]] = set()
     for module in pkgutil.iter_modules(gemserve_kernels.__path__, "gemserve_kernels."):
         if "triton_" in module.name and not module.name.endswith("triton_blocks"):
@@ -94,13 +94,11 @@ def _check_kernels(rows: list[dict[str, Any]]) -> None:
                 and not name.startswith("_")
             }
     assert _labels(rows, "rates", "kernel") == known
-    checked = {kernel for (kernel,) in _labels(rows, "kernels", "kernel")}
-    # one case covers both of what is scored
-    scores = {("largest_attention",), ("grouped_probabilities",)}
-    assert checked == {"window_scores", *(name for (name,) in known - scores)}
-    for row in rows:
-        if row["section"] == "kernels":
-            assert row["figures"]["is_within_bounds"]["value"] == 1, row
+    # the other files of tests/kernels run in this suite anyway
+    (checked,) = (row for row in rows if row["section"] == "kernels")
+    assert checked["labels"] == {"file": "test_triton_pooling.py"}
+    assert checked["figures"]["passed"]["value"] > 0
+    assert checked["figures"]["failed"]["value"] == 0
 
 
 def _check_model(rows: list[dict[str, Any]]) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemserve_client.load import traffic
-from gemserve_client.load.client import EventDecoder
-from gemserve_client.load.main import main
-from gemserve_client.load.options import command_line, read_options
+from gemserve_client.load_test import traffic
+from gemserve_client.load_test.command import main
+from gemserve_client.load_test.options import command_line, read_options
+from gemserve_client.load_test.streamed_request import EventDecoder
 from tests.load_stub import Stub
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "load.py"
@@ -289,15 +289,17 @@ def test_secrets_stay_out_of_the_command_line():
 
 def test_no_torch_and_no_pictures_without_need():
     unwanted = "{'torch', 'matplotlib', 'gemserve', 'openai'}"
-    code = f"import gemserve_client.load.program, sys; assert not {unwanted} & set(sys.modules)"
+    code = (
+        f"import gemserve_client.load_test.measure, sys; assert not {unwanted} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_missing_library_is_named_before_anything_is_measured(
     stub, tmp_path, monkeypatch, capsys
 ):
-    for name in ("pictures", "report"):
-        monkeypatch.delitem(sys.modules, f"gemserve_client.load.{name}", raising=False)
+    for name in ("pictures", "html_report"):
+        monkeypatch.delitem(sys.modules, f"gemserve_client.load_test.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["--url", stub.url, "--requests", "1", "--rate", "1", "--out", str(tmp_path)]
     assert main(words, program="gemserve-client load") == 1

@@ -37,22 +37,24 @@ class Driver:
 def call_all(dtype: torch.dtype, head_dim: int, window: int, softcap: float | None) -> None:
     """Every twin once, and again where it does something else for long sequences."""
     from gemserve_kernels import (
+        triton_attention_scores,
         triton_decode,
-        triton_moves,
+        triton_kv_copy,
         triton_ntk,
-        triton_pool,
-        triton_scores,
+        triton_pooling,
     )
 
     heads, kv_heads, keys, sequences = 8, 2, 77, 3
     query = torch.zeros(heads, window, head_dim, dtype=dtype)
     key = torch.zeros(kv_heads, keys, head_dim, dtype=dtype)
-    triton_scores.largest_attention(query, key, torch.arange(window), scale=0.1, softcap=softcap)
-    triton_scores.grouped_probabilities(query, key, scale=0.1, softcap=softcap)
+    triton_attention_scores.largest_attention(
+        query, key, torch.arange(window), scale=0.1, softcap=softcap
+    )
+    triton_attention_scores.grouped_probabilities(query, key, scale=0.1, softcap=softcap)
     for kind, score_dtype in (("mean", torch.float32), ("max", torch.float64)):
-        triton_pool.pooled(torch.zeros(2, keys, dtype=score_dtype), kind=kind)
+        triton_pooling.pooled(torch.zeros(2, keys, dtype=score_dtype), kind=kind)
     for longest in (10, 100_000):
-        spans = gemserve_kernels.Spans(
+        spans = gemserve_kernels.KVTable(
             rows=torch.zeros(1, head_dim, dtype=dtype),
             table=torch.zeros(sequences, 5, dtype=torch.long),
             kv_heads=kv_heads,
@@ -61,16 +63,16 @@ def call_all(dtype: torch.dtype, head_dim: int, window: int, softcap: float | No
         one = torch.zeros(sequences, heads, head_dim, dtype=dtype)
         triton_decode.decode_attention(one, spans, layer=1, scale=0.1, softcap=softcap)
     new = torch.zeros(kv_heads, sequences, head_dim, dtype=dtype)
-    triton_moves.write_tokens(spans, new, new, layer=1)
+    triton_kv_copy.write_tokens(spans, new, new, layer=1)
     span = torch.zeros(2, 1, 2, kv_heads, 9, head_dim, dtype=dtype)
-    triton_moves.gather_tokens(span[0], span[1], torch.zeros(1, kv_heads, 5, dtype=torch.long))
+    triton_kv_copy.gather_tokens(span[0], span[1], torch.zeros(1, kv_heads, 5, dtype=torch.long))
     part = gemserve_kernels.Partial(query, torch.zeros(heads, window))
     term = [torch.zeros(heads, *s) for s in ((2 * head_dim, 16), (16, head_dim), (2 * head_dim,))]
-    triton_ntk.merge_ntk(part, query, *term)
+    triton_ntk.merge_ntk([part], query, *term)
 
 
 def main() -> None:
-    """Print of each kernel: capability, dtype, head_dim, name, bytes of shared memory."""
+    """Print for each kernel: capability, dtype, head_dim, name, shared bytes, if it has tf32."""
     assert "triton" not in sys.modules, "importing gemserve_kernels must not need triton"
     import triton
     from triton.runtime.jit import JITFunction
@@ -82,7 +84,7 @@ def main() -> None:
 
     def compile_only(self: Any, *arguments: Any, warmup: bool, **keywords: Any) -> None:
         kernel = launch(self, *arguments, warmup=True, **keywords)
-        made.append((*about, self.__name__, kernel.metadata.shared))
+        made.append((*about, self.__name__, kernel.metadata.shared, "tf32" in kernel.asm["ptx"]))
 
     JITFunction.run = compile_only
     cases = [

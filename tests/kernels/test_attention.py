@@ -7,7 +7,7 @@ import torch
 
 from gemserve_kernels import Partial, join, merge
 from gemserve_kernels.attention import reference_attention
-from gemserve_kernels.parts import AtenCpu, Reference
+from gemserve_kernels.attention_backends import AtenCpu, Reference
 
 CPU = AtenCpu()
 SHAPES = [(1, 1, 16), (4, 4, 32), (8, 2, 64), (8, 1, 80), (6, 3, 128)]

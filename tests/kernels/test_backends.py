@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from gemserve.config import ATTENTION_BACKENDS
-from gemserve_kernels import Backend, Partial, Spans, backends, parts, select_backend
-from gemserve_kernels.backends import TritonBackend
-from gemserve_kernels.parts import ATTENTION, Reference
+from gemserve_kernels import Backend, KVTable, Partial, attention_backends, backends, select_backend
+from gemserve_kernels.attention_backends import ATTENTION, Reference
 from tests.kernels.twins import CLOSE, DEVICE, random
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -30,9 +29,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         *installed: str,
         capability: tuple[int, int] = (9, 0),
         has_cudnn: bool = True,
-        has_triton: bool = True,
+        has_triton: bool = find_spec("triton") is not None,
     ) -> None:
-        monkeypatch.setattr(parts, "is_installed", lambda package: package in installed)
+        monkeypatch.setattr(
+            attention_backends, "is_installed", lambda package: package in installed
+        )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: has_cudnn)
         monkeypatch.setattr(backends, "find_spec", lambda _: has_triton or None)
@@ -69,6 +70,7 @@ def test_auto_takes_the_first_that_can(
         assert select_backend(device, name=choice, **known).name == name
 
 
+@needs_triton
 def test_what_runs_beside_attention(machine: Callable[..., None]) -> None:
     machine()
     assert select_backend(CPU).kernels == "torch"
@@ -126,8 +128,8 @@ def test_another_device_is_refused() -> None:
 
 
 def test_the_packages_share_a_module_and_are_told_apart() -> None:
-    assert parts.is_installed("torch")
-    assert not parts.is_installed("flash-attn-4-of-which-there-is-none")
+    assert attention_backends.is_installed("torch")
+    assert not attention_backends.is_installed("flash-attn-4-of-which-there-is-none")
 
 
 # Shapes of outputs, found on the meta device, where torch checks arguments and computes nothing.
@@ -216,11 +218,13 @@ def test_a_kernel_with_as_many_key_heads_gets_them(
 
 @needs_triton
 def test_triton_s_operations_equal_the_plain_ones() -> None:
+    from gemserve_kernels.triton_backend import TritonBackend
+
     ours, plain = TritonBackend(Reference()), Backend(Reference())
     query, key = random(4, 6, 32), random(2, 40, 32, seed=1)
     for softcap in (None, 3.0):
         options = {"scale": 0.2, "softcap": softcap}
-        rows = torch.tensor([3, 11, 12, 20, 38, 39])
+        rows = torch.tensor([3, 11, 12, 20, 38, 39], device=DEVICE)
         close(
             ours.largest_attention(query, key, rows, **options),
             plain.largest_attention(query, key, rows, **options),
@@ -248,10 +252,12 @@ def test_triton_s_operations_equal_the_plain_ones() -> None:
 @pytest.mark.parametrize("window", [None, 5])
 def test_triton_s_decode_step_equals_the_plain_one(window: int | None) -> None:
     """Filled up with an empty sequence, and with a bound on lengths that none reaches."""
+    from gemserve_kernels.triton_backend import TritonBackend
+
     results = []
     for backend in (TritonBackend(Reference()), Backend(Reference())):
         table = torch.tensor([[0, 9, 18, 36, 7], [72, 4, 8, 16, 4], [0] * 5], device=DEVICE)
-        spans = Spans(rows=random(104, 32), table=table, kv_heads=2, longest=64)
+        spans = KVTable(rows=random(104, 32), table=table, kv_heads=2, longest=64)
         backend.write(spans, random(2, 3, 32, seed=1), random(2, 3, 32, seed=2), layer=1)
         part = backend.decode(random(3, 4, 32, seed=3), spans, layer=1, scale=0.2, window=window)
         results.append((spans.rows, part.out, part.lse))

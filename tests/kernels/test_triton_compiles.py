@@ -15,7 +15,14 @@ from tests.kernels.twins import twin
 KERNELS = {
     f"{module.__name__.rpartition('.')[2]}.{name}"
     for module in map(
-        twin, ("triton_decode", "triton_moves", "triton_ntk", "triton_pool", "triton_scores")
+        twin,
+        (
+            "triton_decode",
+            "triton_kv_copy",
+            "triton_ntk",
+            "triton_pooling",
+            "triton_attention_scores",
+        ),
     )
     for name in vars(module)
     if name.endswith("_kernel")
@@ -38,6 +45,9 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout.splitlines()[-1])
     for capability in (86, 90):
-        names = {name for at, _, _, name, _ in made if at == capability}
+        names = {name for at, _, _, name, *_ in made if at == capability}
         assert names == {kernel.partition(".")[2] for kernel in KERNELS}
     assert {kernel[3]: kernel for kernel in made if kernel[4] > SHARED} == {}
+    # only the interpreter needs float32 blocks: a GPU must multiply halves as halves
+    widened = {name for _, dtype, _, name, _, has_tf32 in made if dtype == "bfloat16" and has_tf32}
+    assert widened == {"_merge_kernel"}  # whose features are float32

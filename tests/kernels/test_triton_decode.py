@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from gemserve_kernels import Spans, decode_attention
+from gemserve_kernels import KVTable, decode_attention
 from tests.kernels.twins import (
     CLOSE,
     DEVICE,
@@ -38,6 +38,7 @@ class Case:
     scale: float = 0.3
     dtype: torch.dtype = torch.float32
     programs: int = 1024  # as many as make every block a piece of its own
+    first_row: int = 3  # of the first sequence
     close: float = CLOSE
 
 
@@ -57,9 +58,9 @@ CASES = [
 ]
 
 
-def spans_of(case: Case) -> Spans:
-    """Spans in a shuffled order, each with some room beyond its end, in memory that is else NaN."""
-    layers, start, places = 2, 3, {}
+def spans_of(case: Case) -> KVTable:
+    """Sequences in a shuffled order, with room beyond their ends, in memory that is else NaN."""
+    layers, start, places = 2, case.first_row, {}
     for index in sorted(range(len(case.lengths)), key=lambda i: -i % 3):
         capacity = case.lengths[index] + 2 * index
         places[index] = (start, capacity)
@@ -76,7 +77,7 @@ def spans_of(case: Case) -> Spans:
         table.append(
             (first, capacity, case.kv_heads * capacity, 2 * case.kv_heads * capacity, length)
         )
-    return Spans(
+    return KVTable(
         rows=memory,
         table=torch.tensor(table, device=DEVICE).view(-1, 5).long(),
         kv_heads=case.kv_heads,

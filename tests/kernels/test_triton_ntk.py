@@ -54,8 +54,8 @@ def check(module: ModuleType, case: Case) -> None:
     sign = {"positive": k.abs(), "mixed": k + 0.1, "negative": -k.abs(), "zero": 0 * k}
     term = (z_a, z_b, sign[case.sign])
     with guarded():
-        ours = module.merge_ntk(Partial(out, lse), query, *term)
-    theirs = merge_ntk(Partial(out, lse), query, *term)
+        ours = module.merge_ntk([Partial(out, lse)], query, *term)
+    theirs = merge_ntk([Partial(out, lse)], query, *term)
     assert ours.dtype == case.dtype
     # what the clamp leaves of a denominator may be a thousandth of its terms
     most = 1 if case.sign == "positive" else 30
@@ -75,8 +75,8 @@ def test_a_step_of_decoding() -> None:
     part = Partial(random(3, 4, 32, seed=1).transpose(0, 1), random(3, 4).T)
     term = (random(4, 32, 4), random(4, 4, 32), random(4, 32).abs())
     close = {"atol": 1e-4, "rtol": 1e-5}
-    ours = triton_ntk.merge_ntk(part, query, *term)
-    torch.testing.assert_close(ours, merge_ntk(part, query, *term), **close)
+    ours = triton_ntk.merge_ntk([part], query, *term)
+    torch.testing.assert_close(ours, merge_ntk([part], query, *term), **close)
 
 
 MUTATIONS: list[tuple[str, str, int | None]] = [

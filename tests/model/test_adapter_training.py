@@ -235,7 +235,7 @@ def test_conversion_comes_close_to_the_prefix() -> None:
     ("line", "fault"),
     [
         ("{", "line 1"),
-        ("[]", "must be an object"),
+        ("[]", "must be a JSON object"),
         ('{"prompt": "a"}', "fields prompt: must be prompt and completion, or messages"),
         ('{"prompt": "a", "completion": ""}', "must be a text, and not empty"),
         ('{"prompt": 1, "completion": "b"}', "prompt=1: must be a text"),
@@ -345,7 +345,7 @@ def test_training_that_diverges_writes_nothing(
             r"messages\[0\].content=None: must be a text",
         ),
         ('{"prompt": "a\\ud800", "completion": "b"}', "prompt: is not valid Unicode"),
-        ("[1]", "must be an object"),
+        ("[1]", "must be a JSON object"),
         ("[" * 100_000, "line 1"),
     ],
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
-import time
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ORIGIN = {"commit": "c", "device": "d", "is_smoke": False}
@@ -24,91 +24,99 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def records(load: Any) -> ModuleType:
-    found: ModuleType = load("gpu_sections.record")
+def gpu(load: Any) -> ModuleType:
+    found: ModuleType = load("gpu")
     return found
 
 
-def rows_of(path: Path) -> list[tuple[str, str | None]]:
-    return [(row["status"], row["reason"]) for row in json.loads(path.read_text())["rows"]]
+@pytest.fixture
+def report(load: Any) -> ModuleType:
+    found: ModuleType = load("gpu_report")
+    return found
 
 
-def test_a_failure_is_a_row_and_the_section_goes_on(records: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "rates.json"
-    recovered: list[bool] = []
-    record = records.Record(
-        path, limit_s=60.0, origin=ORIGIN, recover=lambda: recovered.append(True)
-    )
+def rows_to(load: Any, path: Path | None, seconds: float = 60.0) -> Any:
+    options = argparse.Namespace(rows=path, device="cpu", seconds=seconds)
+    return load("results").Rows(options)
 
-    def fail() -> Any:
-        raise RuntimeError("out of memory")
 
-    assert not record.attempt({"kernel": "a"}, fail)
-    assert recovered == [True]
-    assert record.attempt({"kernel": "b"}, lambda: {"time": (1.5, "s")})
-    assert not record.attempt({"kernel": "c"}, lambda: {}, expected_s=61.0)
-    # nothing has been finished: all of it is on the disk already
-    assert rows_of(path) == [
+def fail() -> Any:
+    raise RuntimeError("out of memory")
+
+
+def test_a_failure_is_a_row_and_the_section_goes_on(
+    load: Any, report: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "rates.jsonl"
+    rows = rows_to(load, path)
+    assert not rows.attempt({"kernel": "a"}, fail)
+    assert rows.attempt({"kernel": "b"}, lambda: {"time_s": 1.5})
+    assert rows.attempt({"kernel": "b"}, lambda: {"time_s": 2.5})
+    # nothing has been finished: all of it is on the disk already, and a later row counts
+    with path.open("a") as file:
+        file.write('{"labels": {"kernel": "cut')
+    found = report.read_rows(path)
+    assert [(row["status"], row["reason"]) for row in found] == [
         ("failed", "RuntimeError: out of memory"),
         ("measured", None),
-        ("skipped", "skipped: out of time"),
     ]
+    assert found[1]["figures"] == {"time": {"value": 2.5, "unit": "s"}}
 
 
-def test_time_that_runs_out_within_a_measurement(records: ModuleType, tmp_path: Path) -> None:
-    record = records.Record(tmp_path / "decode.json", limit_s=0.01, origin=ORIGIN)
-
-    def wait() -> Any:
-        while True:
-            time.sleep(0.005)
-            record.check_time()
-
-    assert not record.attempt({"sequences": 1}, wait)
-    assert rows_of(tmp_path / "decode.json") == [("skipped", "skipped: out of time")]
+def test_an_ordinary_run_ends_at_a_failure(load: Any) -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        rows_to(load, None).attempt({"kernel": "a"}, fail)
 
 
-def test_what_is_not_finite_can_be_written_and_read(records: ModuleType) -> None:
-    assert records.figure(float("nan"), "s") == {"value": None, "unit": "s", "not_finite": "nan"}
-
-
-def test_a_worker_that_dies_takes_one_section_with_it(
-    load: Any, records: ModuleType, tmp_path: Path
+def test_nothing_begins_after_the_section_s_time(
+    load: Any, report: ModuleType, tmp_path: Path
 ) -> None:
-    gpu = load("gpu")
-    done = records.Record(tmp_path / "kernels.json", limit_s=60.0, origin=ORIGIN)
-    done.finish("done")
-    died = records.Record(tmp_path / "rates.json", limit_s=60.0, origin=ORIGIN)
-    died.add({"kernel": "pooled"}, {"time": (1.5, "s")})
-    later = time.time() + 600
-    left = gpu.close(tmp_path, ["kernels", "rates", "ttft"], "its process ended", later)
-    assert left == ["ttft"]
-    report = gpu.merge(tmp_path)
-    assert report["sections"]["kernels"]["status"] == "done"
-    assert report["sections"]["rates"]["status"] == "failed"
-    assert report["sections"]["rates"]["reason"] == "its process ended"
-    assert [row["labels"] for row in report["rows"]] == [{"kernel": "pooled"}]
+    path = tmp_path / "decode.jsonl"
+    assert not rows_to(load, path, seconds=0.0).attempt({"sequences": 1}, fail)
+    (row,) = report.read_rows(path)
+    assert (row["status"], row["reason"]) == ("skipped", "skipped: out of time")
 
 
-@pytest.mark.parametrize(("left_s", "why"), [(600, "ended"), (0, "ended")])
-def test_a_worker_that_begins_nothing_is_not_tried_again(
-    load: Any, tmp_path: Path, left_s: float, why: str
+def test_what_is_not_finite_can_be_written_and_read(report: ModuleType) -> None:
+    assert report.figure(float("nan"), "s") == {"value": None, "unit": "s", "not_finite": "nan"}
+
+
+def test_a_process_that_dies_or_hangs_gives_its_reason(gpu: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "sections"
+    dies = [sys.executable, "-c", "print('no more memory'); raise SystemExit(3)"]
+    reason = gpu.run(dies, folder, 60.0)
+    assert reason == "its process ended with status 3; the end of its output: no more memory"
+    hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
+    assert gpu.run(hangs, folder, 0.2).startswith("killed: took more than 0 s")
+    assert gpu.run([sys.executable, "-c", ""], folder, 60.0) is None
+
+
+def section(folder: Path, name: str, **fields: Any) -> None:
+    started = {"value": fields.pop("started_s", 1.0), "unit": "s"}
+    content = {"status": "done", "reason": None, "origin": ORIGIN, "started_unix": started}
+    (folder / f"{name}.json").write_text(json.dumps(content | fields))
+
+
+def test_a_run_that_was_stopped_keeps_what_it_had(
+    gpu: ModuleType, load: Any, report: ModuleType, tmp_path: Path
 ) -> None:
-    gpu = load("gpu")
-    assert gpu.close(tmp_path, ["model", "ttft"], why, time.time() + left_s) == []
-    report = gpu.merge(tmp_path)
-    assert {section["reason"] for section in report["sections"].values()} == {why}
+    section(tmp_path, "ceilings")
+    section(tmp_path, "rates", status="running")
+    rows_to(load, tmp_path / "rates.jsonl").put({"kernel": "pooled"}, {"time_s": 1.5})
+    found = report.merge(gpu.read_sections(tmp_path), tmp_path)
+    assert found["sections"]["ceilings"]["status"] == "done"
+    rates = found["sections"]["rates"]
+    assert (rates["status"], rates["reason"]) == ("failed", "gpu.py was stopped")
+    assert [row["labels"] for row in found["rows"]] == [{"kernel": "pooled"}]
 
 
-def test_other_code_is_not_merged(load: Any, records: ModuleType, tmp_path: Path) -> None:
+def test_other_code_is_not_merged(gpu: ModuleType, report: ModuleType, tmp_path: Path) -> None:
     """One folder may hold several runs' sections; a ratio of two versions means nothing."""
-    gpu = load("gpu")
-    old = records.Record(tmp_path / "ttft.json", limit_s=1.0, origin={**ORIGIN, "commit": "old"})
-    old.finish("done")
-    time.sleep(0.01)
-    records.Record(tmp_path / "ceilings.json", limit_s=1.0, origin=ORIGIN).finish("done")
-    report = gpu.merge(tmp_path)
-    assert (report["commit"], report["left_out"]) == ("c", ["ttft"])
-    assert list(report["sections"]) == ["ceilings"]
+    section(tmp_path, "ttft", origin={**ORIGIN, "commit": "old"})
+    section(tmp_path, "ceilings", started_s=2.0)
+    found = report.merge(gpu.read_sections(tmp_path), tmp_path)
+    assert (found["commit"], found["left_out"]) == ("c", ["ttft"])
+    assert list(found["sections"]) == ["ceilings"]
 
 
 def row(section: str, labels: dict[str, Any], name: str, value: float) -> dict[str, Any]:
@@ -116,9 +124,41 @@ def row(section: str, labels: dict[str, Any], name: str, value: float) -> dict[s
     return {"section": section, "status": "measured", "labels": labels, "figures": figures}
 
 
-def test_targets(load: Any) -> None:
+def test_shares_and_ratios(report: ModuleType) -> None:
+    none = {"variant": "default", "method": "none", "prompt_tokens": 8}
+    rows = [
+        row("ceilings", {"ceiling": "copy"}, "bandwidth", 100.0),
+        row("rates", {"kernel": "pooled"}, "bandwidth", 70.0),
+        row("decode", {"sequences": 1}, "step", 2.0),
+        row("ttft", none, "decode_kv", 50.0),
+        row("ttft", none | {"method": "sieve"}, "decode_kv", 5.0),
+        row("attention", {"where": "alone", "backend": "b", "prompt_tokens": 8}, "rate", 4.0),
+        row("attention", {"where": "filter pass", "backend": "b", "prompt_tokens": 8}, "rate", 3.0),
+    ]
+    rows[2]["figures"]["read"] = {"value": 30.0, "unit": "bytes"}
+    report.add_shares(rows)
+    found = [{name: of["value"] for name, of in row["figures"].items()} for row in rows]
+    assert found[1]["share_of_copy"] == 0.7
+    assert found[2]["share_of_copy"] == 0.15
+    assert found[4]["decode_kv_to_none"] == 0.1
+    assert found[6]["share_of_alone"] == 0.75
+    assert found[6]["share_of_bf16"] is None  # that ceiling was not measured
+
+
+def test_the_fastest_chunk_size(report: ModuleType) -> None:
+    times = {(64, "none"): 5.0, (64, "sieve"): 1.0, (128, "none"): 3.0, (128, "sieve"): 2.0}
+    rows = [
+        row("chunks", {"max_chunk_tokens": size, "method": method}, "ttft", time_s)
+        for (size, method), time_s in times.items()
+    ]
+    found = report.chunk_rows(rows)
+    sizes = [(of["labels"], of["figures"]["is_fastest"]["value"]) for of in found]
+    assert sizes == [({"max_chunk_tokens": 64}, 0), ({"max_chunk_tokens": 128}, 1)]
+
+
+def test_targets(report: ModuleType) -> None:
     sieve = {"variant": "default", "method": "sieve", "prompt_tokens": 131072}
-    found = load("gpu_sections.targets").judge(
+    found = report.judge(
         [
             row("ttft", sieve | {"prompt_tokens": 8192}, "ttft_to_none", 0.9),
             row("ttft", sieve | {"method": "none"}, "ttft_to_none", 1.0),
@@ -133,16 +173,3 @@ def test_targets(load: Any) -> None:
     )
     verdicts = [target["verdict"] for target in found]
     assert verdicts == ["met", "met", "missed", "not measured", "met", "missed"]
-
-
-def test_errors_of_kernels(load: Any) -> None:
-    kernels = load("gpu_sections.kernels")
-    theirs = torch.tensor([[2.0, -torch.inf, torch.nan], [0.0, 0.5, 100.0]])
-    assert kernels.largest_error(theirs, theirs) == 0
-    ours = theirs + torch.tensor([[0.5, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    # of a row, what is large beside its largest value
-    assert kernels.largest_error(ours, theirs) == pytest.approx(0.25)
-    assert kernels.largest_error(ours.half(), theirs) == torch.inf
-    with kernels.poisoned():
-        unwritten = torch.empty(2, 3)
-    assert kernels.largest_error(unwritten, torch.zeros(2, 3)) == torch.inf

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from gemserve_client.cli.connection import add_server_options, connected, first_model
 from gemserve_client.cli.errors import Misused
-from gemserve_client.cli.kept import show_kept
-from gemserve_client.cli.waiting import waiting
+from gemserve_client.cli.kept_passages import show_kept
+from gemserve_client.cli.spinner import waiting
 from gemserve_client.filters import Filter, FilterMethod
 
 if TYPE_CHECKING:

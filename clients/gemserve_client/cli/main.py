@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if words[:1] == ["load"]:  # its flags are its own
-        from gemserve_client.load.main import main as load
+        from gemserve_client.load_test.command import main as load
 
         return load(words[1:], program=f"{PROGRAM} load")
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Talk to a running gemserve server.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gemserve.errors import AdapterError, shown
+from gemserve.json_lines import BadLine, parse_objects
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -22,17 +22,12 @@ def read_text(path: Path) -> str:
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Lines that are not blank, with their numbers. Raises `AdapterError`."""
-    # `splitlines` would also cut at what JSON allows within a text
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise AdapterError(f"{path}: line {number}: {error}") from error
-        if not isinstance(fields, dict):
-            raise AdapterError(f"{path}: line {number}: must be an object")
-        yield number, fields
+    try:
+        yield from parse_objects(path.read_bytes())
+    except OSError as error:
+        raise AdapterError(f"{path}: cannot be read: {error}") from error
+    except BadLine as error:
+        raise AdapterError(f"{path}: line {error.number}: {error}") from error
 
 
 def check_chat(messages: object) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.cli.options import MODEL_OPTIONS, add_options, make_folder, number, read_options
+from gemserve.cli.text_table import aligned
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
 
@@ -122,9 +123,12 @@ def run(arguments: argparse.Namespace) -> int:
     tested = probes[-max(1, len(probes) // 8) :]
     before = agreement(loaded.model, prefix, None, tested)
     after = agreement(loaded.model, prefix, parameters, tested)
-    print(f"{'layer':>5} {'without':>8} {'fitted':>8}   relative error of attention's output")
-    for layer, (without, fitted) in enumerate(zip(fit.without, fit.fitted, strict=True)):
-        print(f"{layer:>5} {without:>8.3f} {fitted:>8.3f}")
+    heads = ("layer", "without", "fitted", "relative error of attention's output")
+    errors = [
+        (str(layer), f"{without:.3f}", f"{fitted:.3f}", "")
+        for layer, (without, fitted) in enumerate(zip(fit.without, fit.fitted, strict=True))
+    ]
+    print(*aligned([heads, *errors], left=(3,)), sep="\n")
     print(
         f"{prefix.num_positions} tokens, {prefix.num_bytes:,} bytes of keys and values, as "
         f"{parameters.num_parameters:,} parameters. On {len(tested)} texts held out the likeliest "

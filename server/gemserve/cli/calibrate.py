@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from gemserve.cli.options import (
     read_options,
     read_value,
 )
+from gemserve.cli.text_table import aligned
 from gemserve.config import EngineConfig, ModelConfig
 
 
@@ -59,8 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(read_options(arguments, MODEL_OPTIONS, ModelConfig))
     engine: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
     found, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     _print_found(found)
     result = result_of(loaded, found, effort, seconds)
     path = place_for(loaded.source, str(result["weights"]))
@@ -79,15 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_found(found: Any) -> None:
-    print(f"{'layer':>5} {'own head':>9} {'recall':>7} {'score':>6} {'work':>6}  heads")
+    lines = [("layer", "own head", "recall", "score", "work", "heads")]
     for row in found.layers:
         heads = " ".join(f"{layer}.{head}" for layer, head in row.heads)
         score = "" if row.score is None else f"{row.score:.2f}"
         mark = "  ← filter layer" if row.layer == found.chosen.layer else ""
-        print(
-            f"{row.layer:>5} {row.own_recall:>9.2f} {row.recall:>7.2f} {score:>6} "
-            f"{row.work:>6.2f}  {heads}{mark}"
-        )
+        shares = (f"{row.own_recall:.2f}", f"{row.recall:.2f}", score, f"{row.work:.2f}")
+        lines.append((str(row.layer), *shares, f"{heads}{mark}"))
+    print(*aligned(lines, left=(5,)), sep="\n")
     chosen, trust = found.chosen, found.trust
     rows = "the question's tokens" + (" and the prompt's end" if chosen.ends_with else "")
     print(f"rows that look: {rows}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gemserve.cli.text_table import aligned
+
 if TYPE_CHECKING:  # a command that runs no model loads no torch
     from gemserve.evaluation.score import Row
 
@@ -29,16 +31,7 @@ def table(rows: Sequence[Row], whole: Mapping[tuple[str, int, str], int]) -> lis
         own = (row.method, f"{row.kept_tokens:.0f}", f"{row.score:.2f}", recall, unfiltered)
         lines.append(("", "", "", *own) if shared == above else (*shared, *own))
         above = shared
-    columns = [
-        _aligned(head, cells)
-        for head, cells in zip(_HEADS, zip(*lines, strict=True), strict=True)
-        if any(cells)
-    ]
-    shown = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    kept = [i for i in range(len(_HEADS)) if any(line[i] for line in lines)]
+    texts = [place for place, i in enumerate(kept) if _HEADS[i] in _TEXTS]
+    shown = aligned([[line[i] for i in kept] for line in (_HEADS, *lines)], texts)
     return [*shown, _NOTE] if any(whole.values()) else shown
-
-
-def _aligned(head: str, cells: Sequence[str]) -> list[str]:
-    width = max(len(cell) for cell in (head, *cells))
-    side = "<" if head in _TEXTS else ">"
-    return [f"{cell:{side}{width}}" for cell in (head, *cells)]

@@ -98,6 +98,8 @@ MakeBatches = Callable[["Core"], list[Batch]]
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
     from gemserve.evaluation.calibrated import build_calibrated_core
     from gemserve.evaluation.cases import pool_lengths
     from gemserve.evaluation.score import Outcomes, average, evaluate
@@ -128,13 +130,15 @@ def run(arguments: argparse.Namespace) -> int:
         "weights": hash_weights(core.model.hf),
         "tokenizer": hash_tokenizer(core.tokenizer),
     }
-    progress = Progress(sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods))
     done = []
-    for batch in batches:
-        outcomes = Outcomes(out / "outcomes.jsonl" if out else None, settings | batch.settings)
-        found = evaluate(core, batch.subtasks, batch.draws, methods, keep, outcomes, progress.step)
-        done += pool_lengths(found) if is_read else found
-    progress.close()
+    total = sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods)
+    with tqdm(total=total, leave=False, disable=None) as progress:
+        for batch in batches:
+            outcomes = Outcomes(out / "outcomes.jsonl" if out else None, settings | batch.settings)
+            found = evaluate(
+                core, batch.subtasks, batch.draws, methods, keep, outcomes, progress.update
+            )
+            done += pool_lengths(found) if is_read else found
 
     rows = average(done)
     whole = Counter(
@@ -249,24 +253,6 @@ def _tell_too_long(refused: list[TooLong], total: int, is_skipping: bool) -> Non
     if not is_skipping:
         raise ConfigError(f"{text}; --skip-too-long runs the others")
     print(f"gemserve: left out: {text}", file=sys.stderr)
-
-
-class Progress:
-    """A counter on a terminal; silent in a pipe."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._is_shown = sys.stderr.isatty()
-
-    def step(self) -> None:
-        self._done += 1
-        if self._is_shown:
-            print(f"\r{self._done}/{self._total}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _compare(outcomes: Any, methods: list[str]) -> list[Any]:

@@ -18,6 +18,7 @@ from gemserve.cli.options import (
     read_options,
     read_value,
 )
+from gemserve.cli.text_table import aligned
 from gemserve.config import (
     EngineConfig,
     ModelConfig,
@@ -130,16 +131,21 @@ def _print_table(
     rows: list[MethodPlan], shape: ModelShape, tokens: int, kept: int, layer: int, memory: str
 ) -> None:
     print(f"{tokens:,} tokens, {kept:,} kept, filter layer {layer} of {shape.num_layers}")
-    print(
-        f"{'method':<10}{'prompt FLOPs':>14}{'speed-up ≤':>12}{'KV filtering':>14}"
-        f"{'KV decoding':>13}{f'fit in {memory}: reading':>24}{'decoding':>10}"
-    )
-    for row in rows:
-        print(
-            f"{row.method:<10}{row.prompt_flops:>14.3e}{row.bound:>11.2f}×"
-            f"{_mib(row.filter_kv_bytes):>14}{_mib(row.decode_kv_bytes):>13}"
-            f"{row.requests_filtering:>24}{row.requests_decoding:>10}"
+    reading = f"fit in {memory}: reading"
+    heads = ("method", "prompt FLOPs", "speed-up ≤", "KV filtering", "KV decoding", reading)
+    lines = [
+        (
+            row.method,
+            f"{row.prompt_flops:.3e}",
+            f"{row.bound:.2f}×",
+            _mib(row.filter_kv_bytes),
+            _mib(row.decode_kv_bytes),
+            str(row.requests_filtering),
+            str(row.requests_decoding),
         )
+        for row in rows
+    ]
+    print(*aligned([(*heads, "decoding"), *lines], left=(0,)), sep="\n")
 
 
 def _print_weights(weights: WeightPlan, dtype: str) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+
+from tqdm import tqdm
 
 from gemserve.calibration import Calibration, place_for, read_calibration, write_calibration
 from gemserve.config import EngineConfig, ModelConfig
@@ -61,7 +64,8 @@ def run_calibration(loaded: Loaded, effort: Effort, *, kv_memory_bytes: int) -> 
     assert limit is not None
     if max(effort.lengths) > limit:
         raise ConfigError(f"lengths={max(effort.lengths)}: the longest prompt here is {limit}")
-    found = calibrate(core, effort, progress_printer())
+    with progress() as step:
+        found = calibrate(core, effort, step)
     return found, time.monotonic() - started_s
 
 
@@ -78,21 +82,22 @@ def result_of(loaded: Loaded, found: Found, effort: Effort, seconds: float) -> d
     }
 
 
-def progress_printer() -> Callable[[str], None]:
-    """Counts what was read: on a terminal in place, elsewhere a line now and then."""
-    count, last_s, is_terminal = 0, time.monotonic(), sys.stderr.isatty()
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that counts what was read: on a terminal in place, elsewhere now and then."""
+    count, last_s = 0, time.monotonic()
+    with tqdm(desc="calibrating", unit="probe", leave=False, disable=None) as bar:
 
-    def step(what: str) -> None:
-        nonlocal count, last_s
-        count += 1
-        now_s = time.monotonic()
-        if is_terminal:
-            print(f"\rcalibrating: {count}, {what}\x1b[K", end="", file=sys.stderr, flush=True)
-        elif now_s - last_s >= _EVERY_S:
-            last_s = now_s
-            _say(f"calibrating: {count} probes read")
+        def step(what: str) -> None:
+            nonlocal count, last_s
+            count += 1
+            bar.set_postfix_str(what, refresh=False)
+            bar.update()
+            if bar.disable and time.monotonic() - last_s >= _EVERY_S:
+                last_s = time.monotonic()
+                _say(f"calibrating: {count} probes read")
 
-    return step
+        yield step
 
 
 def _calibrate_now(loaded: Loaded, engine: EngineConfig) -> Calibration | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemserve.errors import ConfigError, shown
+from gemserve.json_lines import BadLine, parse_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +60,10 @@ def read_records(path: Path) -> tuple[list[Record], str]:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"data={path}: {error.strerror}") from error
-    records = [
-        Record(path, number, _fields(path, number, line))
-        # not str.splitlines: a JSON text may hold other line ends, such as U+2028
-        for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1)
-        if line.strip()
-    ]
+    try:
+        records = [Record(path, number, fields) for number, fields in parse_objects(content)]
+    except BadLine as error:
+        raise ConfigError(f"{path}, line {error.number}: {error}") from error
     if not records:
         raise ConfigError(f"data={path}: holds no examples")
     return records, hashlib.sha256(content).hexdigest()
-
-
-def _fields(path: Path, number: int, line: bytes) -> Mapping[str, object]:
-    try:
-        fields = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}, line {number}: not JSON in UTF-8: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{path}, line {number}: {shown(fields)}: must be a JSON object")
-    return fields

@@ -13,6 +13,7 @@ from gemserve.evaluation.arms import OUTSIDE, constants_of, params_of
 from gemserve.evaluation.example import Draw, Example, Subtasks
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.whole import read_whole
+from gemserve.json_lines import parse_objects
 from gemserve.types import (
     Filtered,
     FilterParams,
@@ -85,8 +86,7 @@ class Outcomes:
             whole = text[: text.rfind("\n") + 1]
             if whole != text:  # a run was killed while it wrote
                 path.write_text(whole)
-            for line in whole.splitlines():
-                entry = json.loads(line)
+            for _, entry in parse_objects(whole.encode()):
                 is_same = entry.pop("run") == run
                 constants = entry.pop("constants", None)
                 if is_same and set(entry) == names and constants == constants_of(entry["method"]):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.cost import ModelShape
-from gemserve_kernels import Backend, Spans
+from gemserve_kernels import Backend, KVTable
 
-_PLACE = 5  # numbers that say where a sequence lies: a row of `Spans.table`
+_PLACE = 5  # numbers that say where a sequence lies: a row of `KVTable.table`
 NUMBERS = _PLACE + 2  # of a sequence in a decode step: its newest token's id and position, too
 
 
@@ -82,14 +82,14 @@ class DecodeStep:
 
     ids: torch.Tensor
     positions: torch.Tensor
-    spans: Spans
+    spans: KVTable
 
     @classmethod
     def over(cls, numbers: torch.Tensor, memory: Memory, longest: int) -> DecodeStep:
-        """Views of `numbers`, laid out by `DecodeBatch.numbers`. `longest`: as of `Spans`."""
+        """Views of `numbers`, laid out by `DecodeBatch.numbers`. `longest`: as of `KVTable`."""
         size = len(numbers) // NUMBERS
         table, ids, positions = numbers.split([_PLACE * size, size, size])
-        spans = Spans(
+        spans = KVTable(
             rows=memory.rows,
             table=table.view(size, _PLACE),
             kv_heads=memory.num_kv_heads,

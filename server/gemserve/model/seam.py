@@ -18,7 +18,7 @@ from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.transfer import sent
-from gemserve_kernels import Backend, Partial, Spans
+from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention import reference_attention
 
 ATTENTION_NAME = "gemserve"
@@ -70,7 +70,7 @@ class ForwardContext:
     it after every `piece` pairs of a query and a key: there the pass may be left for a while.
     """
 
-    rows: Chunk | Spans
+    rows: Chunk | KVTable
     backend: Backend
     groups: Sequence[Group] = PLAIN
     query_tap: QueryTap | None = None
@@ -110,7 +110,7 @@ def attention(
         softcap=softcap,
     )
     layer: int = module.layer_idx
-    if isinstance(context.rows, Spans):
+    if isinstance(context.rows, KVTable):
         return _decode(context, context.rows, layer, q, k, v, options).unsqueeze(0), None
     start, filter_tap = context.rows.start, context.filter_tap
     listener = context.query_tap if filter_tap is None else filter_tap.queries
@@ -131,7 +131,7 @@ def attention(
 
 def _decode(
     context: ForwardContext,
-    spans: Spans,
+    spans: KVTable,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,

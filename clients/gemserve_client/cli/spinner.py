@@ -1,0 +1,35 @@
+"""A line with the seconds gone, which a terminal shows while nothing comes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PERIOD_S = 0.1
+
+
+@contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """Show `title` and the seconds gone on a terminal until the end. Elsewhere show nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    began_s = time.monotonic()
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(_PERIOD_S):
+            line = f"{title} {time.monotonic() - began_s:.1f} s"
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    drawing = threading.Thread(target=draw, daemon=True)
+    drawing.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        drawing.join()
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,123 @@
+"""Running one point of a load test: requests at their times, or a fixed number at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from gemserve_client.load_test.streamed_request import CANCELLED, Client, Record
+from gemserve_client.load_test.traffic import Job
+
+
+@dataclass(slots=True)
+class Limits:
+    """When the whole run must end: at `ends_s` (perf_counter), or on Ctrl-C."""
+
+    ends_s: float
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.ends_s - time.perf_counter())
+
+    @property
+    def is_over(self) -> bool:
+        return self.interrupted.is_set() or self.left_s == 0
+
+    @contextlib.contextmanager
+    def watching_ctrl_c(self) -> Iterator[None]:
+        """Ctrl-C ends the run instead of the program."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the program there
+            loop.add_signal_handler(signal.SIGINT, self.interrupted.set)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(signal.SIGINT)
+
+
+class Progress:
+    """A bar on the terminal; nothing elsewhere."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total = title, total
+        self.started = self.ended = self.failed = 0
+
+    async def show(self) -> None:
+        """Redraw until cancelled."""
+        bar = tqdm(desc=self._title, total=self._total, leave=False, disable=None, unit="request")
+        if bar.disable:
+            return
+        with bar:
+            while True:
+                running = {"running": self.started - self.ended}
+                bar.set_postfix(running | ({"failed": self.failed} if self.failed else {}))
+                bar.update(self.ended - bar.n)
+                await asyncio.sleep(0.2)
+
+
+@dataclass(slots=True)
+class Point:
+    """The requests of one point, and how long they took together."""
+
+    client: Client
+    progress: Progress
+    origin_s: float = field(default_factory=time.perf_counter)
+    records: list[Record] = field(default_factory=list)
+    duration_s: float = 0.0
+
+    async def run(
+        self, jobs: Iterator[Job], limits: Limits, *, concurrency: int | None, ramp_s: float
+    ) -> None:
+        """Send `jobs`: by their `due_s`, or `concurrency` at a time. Ends by `limits`."""
+        if concurrency is None:
+            sending = asyncio.create_task(self._by_schedule(jobs))
+        else:
+            sending = asyncio.create_task(self._by_workers(jobs, concurrency, ramp_s))
+        stopped = asyncio.create_task(limits.interrupted.wait())
+        shown = asyncio.create_task(self.progress.show())
+        self.origin_s = time.perf_counter()
+        await asyncio.wait(
+            {sending, stopped}, timeout=limits.left_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        self.duration_s = time.perf_counter() - self.origin_s
+        for task in (sending, stopped, shown):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+        await asyncio.wait({stopped, shown})
+
+    async def _by_schedule(self, jobs: Iterator[Job]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                assert job.due_s is not None
+                wait_s = self.origin_s + job.due_s - time.perf_counter()
+                await asyncio.sleep(max(0.0, wait_s))
+                group.create_task(self._send(job))
+
+    async def _by_workers(self, jobs: Iterator[Job], concurrency: int, ramp_s: float) -> None:
+        async def work(delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
+            for job in jobs:  # shared: each job goes to the first worker free
+                await self._send(job)
+
+        async with asyncio.TaskGroup() as group:
+            for worker in range(concurrency):
+                group.create_task(work(ramp_s * worker / concurrency))
+
+    async def _send(self, job: Job) -> None:
+        record = Record(index=job.index, due_s=job.due_s)
+        self.records.append(record)
+        self.progress.started += 1
+        try:
+            await self.client.send(job, record, self.origin_s)
+        finally:
+            self.progress.ended += 1
+            self.progress.failed += record.error not in (None, CANCELLED)

@@ -1,0 +1,265 @@
+"""The attention kernels: one small class for each, with what it needs to run.
+
+All of them return log-sum-exps. Queries and keys have their rotary positions already.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor
+
+from gemserve_kernels.attention import Partial, reference_attention
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Attention(ABC):
+    """One attention kernel and its requirements. None means that there is no such requirement.
+
+    `device` is the only device type it runs on. `package` must be installed, which `extra` of
+    gemserve does. `capability` is the lowest compute capability of a GPU.
+    """
+
+    name: str
+    device: str | None = None
+    package: str | None = None
+    extra: str | None = None
+    capability: tuple[int, int] | None = None
+    is_half_only: bool = False
+    most_dim: int | None = None  # the largest head_dim; it must then be a multiple of 8, too
+
+    def find_obstacle(
+        self, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> str | None:
+        """Return why the kernel cannot be used, or None if it can.
+
+        A `dtype` or `head_dim` of None is not known yet and is not checked.
+        """
+        if self.device not in (None, device.type):
+            return f"runs on {self.device} only, not on {device.type}"
+        if self.package is not None and not is_installed(self.package):
+            return f"needs {self.package}: pip install 'gemserve[{self.extra}]'"
+        if self.capability is not None:
+            found = torch.cuda.get_device_capability(device)
+            if found < self.capability:
+                needed, has = (".".join(map(str, pair)) for pair in (self.capability, found))
+                return f"needs compute capability {needed}, this GPU has {has}"
+        if self.is_half_only and dtype not in (None, *_HALF):
+            return f"takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+        if self.most_dim is not None and head_dim is not None:
+            if head_dim > self.most_dim:
+                return f"takes a head_dim of at most {self.most_dim}, not {head_dim}"
+            if head_dim % 8:
+                return f"takes a head_dim that is a multiple of 8, not {head_dim}"
+        return None
+
+    @abstractmethod
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        """Attend `query` [heads, queries, head_dim] to `key`, `value` [kv_heads, keys, head_dim].
+
+        There is at least one key. `is_causal` requires as many queries as keys, and query i then
+        sees keys 0..i.
+        """
+
+
+class Reference(Attention):
+    """Plain torch, any device: what the others are tested against."""
+
+    name = "reference"
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        mask = None
+        if is_causal:
+            mask = torch.ones(
+                query.shape[1], key.shape[1], dtype=torch.bool, device=query.device
+            ).tril()
+        return reference_attention(query, key, value, scale=scale, mask=mask)
+
+
+class AtenCpu(Attention):
+    """torch's fused CPU kernel."""
+
+    name = "aten-cpu"
+    device = "cpu"
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        # with zero keys this kernel kills the process (SIGFPE) instead of raising
+        _check(query, key, is_causal)
+        heads, queries, head_dim = query.shape
+        if is_causal:  # heads of a group share their key head through a stride of 0: no copy
+            kv_heads = key.shape[0]
+            group = heads // kv_heads
+            q = query.reshape(kv_heads, group, queries, head_dim)
+            k, v = (t.unsqueeze(1).expand(-1, group, -1, -1) for t in (key, value))
+        else:
+            q, k, v = _rows_of_groups(query, key), key.unsqueeze(0), value.unsqueeze(0)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, scale=scale
+        )
+        return Partial(out.reshape(heads, queries, head_dim), lse.reshape(heads, queries))
+
+
+class Flash(Attention):
+    """torch's own build of FlashAttention 2, which takes fewer key heads than query heads."""
+
+    name = "flash"
+    device = "cuda"
+    is_half_only = True
+    most_dim = 256
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        _check(query, key, is_causal)
+        q, k, v = (t.unsqueeze(0) for t in (query, key, value))
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, is_causal, False, scale=scale
+        )
+        return _unbatched(out, lse, query)
+
+
+class Cudnn(Attention):
+    """cuDNN's, through torch; takes fewer key heads than query heads.
+
+    It plans anew for each pair of a number of queries and one of keys.
+    """
+
+    name = "cudnn"
+    device = "cuda"
+    is_half_only = True
+    most_dim = 128
+
+    def find_obstacle(
+        self, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> str | None:
+        found = super().find_obstacle(device, dtype, head_dim)
+        if found is None and not torch.backends.cudnn.is_available():
+            return "needs a torch that is built with cuDNN"
+        return found
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        _check(query, key, is_causal)
+        q, k, v = (t.unsqueeze(0) for t in (query, key, value))
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, is_causal, False, scale=scale
+        )
+        return _unbatched(out, lse, query)
+
+
+class Efficient(Attention):
+    """torch's memory-efficient kernel: any dtype, as many key heads as query heads."""
+
+    name = "efficient"
+    device = "cuda"
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        _check(query, key, is_causal)
+        heads, queries, head_dim = query.shape
+        if is_causal:  # a chunk's own keys, few beside the past, which is never repeated
+            group = heads // key.shape[0]
+            q = query.unsqueeze(0)
+            k, v = (t.repeat_interleave(group, dim=0).unsqueeze(0) for t in (key, value))
+        else:
+            q, k, v = _rows_of_groups(query, key), key.unsqueeze(0), value.unsqueeze(0)
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, is_causal, scale=scale
+        )
+        # the kernel pads the rows of its log-sum-exp
+        lse = lse[..., : q.shape[2]]
+        return Partial(out.reshape(heads, queries, head_dim), lse.reshape(heads, queries))
+
+
+class FlashAttn2(Attention):
+    """The package flash-attn."""
+
+    name = "flash-attn"
+    device = "cuda"
+    package, extra = "flash-attn", "flash"
+    is_half_only = True
+    most_dim = 256
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        from flash_attn import flash_attn_func
+
+        _check(query, key, is_causal)
+        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (query, key, value))
+        out, lse, _ = flash_attn_func(
+            q, k, v, softmax_scale=scale, causal=is_causal, return_attn_probs=True
+        )
+        return _unbatched(out.transpose(1, 2), lse, query)
+
+
+class FlashAttn4(Attention):
+    """The package flash-attn-4, a pre-release: chosen by name only."""
+
+    name = "flash-attn-4"
+    device = "cuda"
+    package, extra = "flash-attn-4", "flash4"
+    capability = (9, 0)
+    is_half_only = True
+    most_dim = 128
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        from flash_attn.cute import flash_attn_func
+
+        _check(query, key, is_causal)
+        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (query, key, value))
+        out, lse = flash_attn_func(q, k, v, softmax_scale=scale, causal=is_causal, return_lse=True)
+        return _unbatched(out.transpose(1, 2), lse, query)
+
+
+# "auto" takes the first that can be used; those after the reference are taken by name only.
+ATTENTION: tuple[Attention, ...] = (
+    AtenCpu(),
+    FlashAttn2(),
+    Flash(),
+    Efficient(),
+    Reference(),
+    Cudnn(),
+    FlashAttn4(),
+)
+
+
+def is_installed(package: str) -> bool:
+    """By the package's own name: flash-attn and flash-attn-4 share a module's."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _check(query: Tensor, key: Tensor, is_causal: bool) -> None:
+    assert key.shape[1] > 0
+    assert not is_causal or query.shape[1] == key.shape[1]
+
+
+def _rows_of_groups(query: Tensor, key: Tensor) -> Tensor:
+    """A group's heads as rows of one product, so that each key is read once.
+
+    `query`: [heads, queries, head_dim]; returns [1, kv_heads, group · queries, head_dim].
+    """
+    return query.reshape(1, key.shape[0], -1, query.shape[-1])
+
+
+def _unbatched(out: Tensor, lse: Tensor, query: Tensor) -> Partial:
+    """Of [1, heads, queries, head_dim], and [1, heads, queries or more] or […, queries, 1]."""
+    heads, queries, _ = query.shape
+    return Partial(out[0], lse.reshape(heads, -1)[:, :queries])

@@ -1,0 +1,27 @@
+"""The backend of our own Triton kernels. Importing it needs triton."""
+
+from __future__ import annotations
+
+from gemserve_kernels import (
+    triton_attention_scores,
+    triton_decode,
+    triton_kv_copy,
+    triton_ntk,
+    triton_pooling,
+)
+from gemserve_kernels.backends import Backend
+
+
+class TritonBackend(Backend):
+    """Our own kernels on CUDA for everything but `part`. They have never run on a GPU."""
+
+    kernels = "triton"
+    is_recordable = True
+
+    decode = staticmethod(triton_decode.decode_attention)
+    write = staticmethod(triton_kv_copy.write_tokens)
+    gather = staticmethod(triton_kv_copy.gather_tokens)
+    merge_ntk = staticmethod(triton_ntk.merge_ntk)
+    largest_attention = staticmethod(triton_attention_scores.largest_attention)
+    grouped_probabilities = staticmethod(triton_attention_scores.grouped_probabilities)
+    pooled = staticmethod(triton_pooling.pooled)

@@ -20,15 +20,15 @@ from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.evaluation.arms import oracle
-from gemserve.evaluation.example import Draw, Example
+from gemserve.evaluation.calibration.observe import observe
+from gemserve.evaluation.methods_compared import oracle
 from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.observe import observe
-from gemserve.evaluation.score import generate
-from gemserve.evaluation.table import TASKS
+from gemserve.evaluation.run import generate
+from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.registry import TASKS
 from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
-from gemserve.filtering.reserve import protected_positions
+from gemserve.filtering.protected_budget import protected_positions
 from gemserve.filtering.selector import Evidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.loader import BUILTIN_PATH

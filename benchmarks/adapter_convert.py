@@ -20,21 +20,21 @@ from typing import Any
 
 import results
 
-from gemserve.adapters.convert import ConvertConfig, Probe, agreement, convert
 from gemserve.adapters.folder import write_folder
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.probes import after_text
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.trainable import read_prefix
+from gemserve.adapters.training.conversion_texts import after_text
+from gemserve.adapters.training.convert import ConvertConfig, Probe, agreement, convert
+from gemserve.adapters.training.parameters import read_prefix
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
-from gemserve.evaluation.example import draw_filler
-from gemserve.evaluation.problems import Problem, ProblemMaker
-from gemserve.evaluation.prose import stdlib_sentences
+from gemserve.evaluation.tasks.example import draw_filler
 from gemserve.model.adapter import Adapter
-from gemserve.model.base import base_of
+from gemserve.model.base_model import base_of
 from gemserve.model.loader import Loaded, load
+from gemserve.synthetic.problems import Problem, ProblemMaker
+from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 TESTED = 100  # chats of each kind

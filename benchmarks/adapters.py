@@ -23,28 +23,28 @@ import results
 import torch
 from torch import nn
 
-from gemserve.adapters.convert import ConvertConfig, Probe, convert
-from gemserve.adapters.examples import TrainingExample, read_examples
 from gemserve.adapters.folder import write_folder
+from gemserve.adapters.kinds import load_adapter
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.table import load_adapter
-from gemserve.adapters.train import TrainConfig, run_trainer, train
-from gemserve.adapters.trainable import (
+from gemserve.adapters.training.convert import ConvertConfig, Probe, convert
+from gemserve.adapters.training.examples import TrainingExample, read_examples
+from gemserve.adapters.training.parameters import (
     ActivationParameters,
     NTKParameters,
     PrefixParameters,
     logits_with_gradients,
 )
+from gemserve.adapters.training.trainer import TrainConfig, run_trainer, train
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
-from gemserve.evaluation.example import draw_filler
-from gemserve.evaluation.problems import ProblemMaker
-from gemserve.evaluation.prose import stdlib_sentences
+from gemserve.evaluation.tasks.example import draw_filler
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.base import base_of
+from gemserve.model.base_model import base_of
 from gemserve.model.loader import Loaded, load
+from gemserve.synthetic.problems import ProblemMaker
+from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

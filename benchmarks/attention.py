@@ -19,8 +19,8 @@ from timing import Watch, median_s
 from transformers import AttentionInterface
 
 from gemserve import config
-from gemserve.model.causal import CausalModel
-from gemserve.model.seam import attention
+from gemserve.model.attention import attention
+from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import select_backend
 
 SDPA = "torch-sdpa"

@@ -15,11 +15,11 @@ import results
 
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
-from gemserve.evaluation.example import Example, draw_filler
-from gemserve.evaluation.prose import stdlib_sentences
-from gemserve.evaluation.recall import Needle, draw_needles
-from gemserve.evaluation.score import average, run_example
+from gemserve.evaluation.run import average, run_example
+from gemserve.evaluation.tasks.example import Example, draw_filler
 from gemserve.prompting.prompt import chat_prompt
+from gemserve.synthetic.facts import Needle, draw_needles
+from gemserve.synthetic.prose import stdlib_sentences
 
 KEEP = 256
 Draw = Callable[[Random], list[Needle]]

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from gemserve.evaluation.compare import compare, judge_fallback
-from gemserve.evaluation.score import Outcome, average
+from gemserve.evaluation.run import Outcome, average
 from gemserve.json_lines import parse_objects
 
 RETRIEVAL = (

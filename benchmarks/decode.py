@@ -19,7 +19,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from gemserve.engine.core import Core
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import Finished
 
 ENGINES = ("gemserve", "generate", "continuous_batching")

@@ -22,10 +22,10 @@ import torch
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble, with_fp8_filter
 from gemserve.engine.core import Core
-from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.needle import SUBTASKS
-from gemserve.evaluation.score import generate, recall
+from gemserve.evaluation.run import generate, recall
+from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.fp8 import check_device
 from gemserve.model.loader import load
 from gemserve.types import (

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from gemserve.config import EngineConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import Loaded
 from gemserve.types import FilterMethod, FilterParams, Finished, Request, SamplingParams, TextDelta
 

@@ -9,8 +9,8 @@ from typing import Any
 import harness
 import results
 
-from gemserve.model.causal import CausalModel
-from gemserve.model.check import check_servable
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.compatibility import check_servable
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import torch
 from gemserve.adapters.ntk import NTK, shapes
 from gemserve.adapters.prefix import Prefix
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import DecodeBatch
 from gemserve_kernels import merge
 

@@ -25,10 +25,10 @@ from openai import OpenAI
 
 from gemserve.config import ModelConfig
 from gemserve.evaluation.compare import compare
-from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.needle import SUBTASKS
-from gemserve.evaluation.score import Outcome, recall
+from gemserve.evaluation.run import Outcome, recall
+from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.json_lines import parse_objects
 from gemserve.model.checkpoint import open_checkpoint
 

@@ -17,7 +17,7 @@ import results
 from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
 from gemserve.engine.job import Job
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import FilterMethod, Finished, Request
 
 

@@ -20,7 +20,7 @@ import torch
 
 from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 
 SDPA = "transformers_sdpa"
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gemserve.adapters.folder import write_folder
-from gemserve.model.base import BaseModel, base_of
-from gemserve.model.causal import CausalModel
+from gemserve.model.base_model import BaseModel, base_of
+from gemserve.model.causal_model import CausalModel
 
 
 def tensors(

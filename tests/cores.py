@@ -8,7 +8,7 @@ from typing import Any
 from gemserve.calibration import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 
 
 def core_over(

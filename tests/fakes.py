@@ -26,7 +26,7 @@ from gemserve.calibration import Calibration
 from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
 from gemserve.engine.worker import Engine
-from gemserve.filtering.plan import FilterPlanner
+from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
 from gemserve_kernels import select_backend
 

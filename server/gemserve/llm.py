@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.core import Core
 from gemserve.errors import GemserveError, PromptTooLong, RequestError
-from gemserve.evaluation.calibrated import build_calibrated_core
+from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
 from gemserve.filtering.methods import METHODS
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message

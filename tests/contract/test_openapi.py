@@ -20,7 +20,7 @@ import pytest
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ServerConfig
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from tests import adapters, models
 from tests.contract.schemathesis_checks import ADAPTER, FOLDER, MODEL
 from tests.cores import core_over

@@ -16,7 +16,7 @@ import torch
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.worker import Engine
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import (
     Filtered,
     FilterMethod,

@@ -13,7 +13,7 @@ import torch
 from gemserve.adapters import store as store_module
 from gemserve.adapters.store import AdapterStore
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from tests import adapters, models
 
 MIB = 1 << 20

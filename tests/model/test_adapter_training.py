@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.adapters.convert import ConvertConfig, Probe, agreement, convert
-from gemserve.adapters.examples import TrainingExample, read_examples
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.train import TrainConfig, TrainResult, train
-from gemserve.adapters.trainable import (
+from gemserve.adapters.training.convert import ConvertConfig, Probe, agreement, convert
+from gemserve.adapters.training.examples import TrainingExample, read_examples
+from gemserve.adapters.training.parameters import (
     ActivationParameters,
     Adapted,
     NTKParameters,
@@ -25,10 +24,11 @@ from gemserve.adapters.trainable import (
     logits_with_gradients,
     read_prefix,
 )
+from gemserve.adapters.training.trainer import TrainConfig, TrainResult, train
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Partial
 from tests import models
 from tests.model.test_adapters import core_of, prompt, request, run
@@ -276,7 +276,7 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         train(model, parameters_of(kind, model), *examples, tmp_path / "a", settings, pad_id=0)
 
     with monkeypatch.context() as patched:
-        patched.setattr("gemserve.adapters.train.run_trainer", lambda *_, **__: 1 / 0)
+        patched.setattr("gemserve.adapters.training.trainer.run_trainer", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start()
     for other, name in (
@@ -316,7 +316,7 @@ def test_training_that_diverges_writes_nothing(
 ) -> None:
     model = CausalModel(models.build("llama"))
     lost = TrainResult(steps=1, train_loss=1.0, eval_loss=float("nan"), num_parameters=1)
-    monkeypatch.setattr("gemserve.adapters.train.run_trainer", lambda *_, **__: lost)
+    monkeypatch.setattr("gemserve.adapters.training.trainer.run_trainer", lambda *_, **__: lost)
     with pytest.raises(AdapterError, match="diverged, its loss is nan"):
         train(
             model,

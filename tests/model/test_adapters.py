@@ -15,7 +15,7 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.model.adapter import Adapter
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import adapters, models
 from tests.cores import core_over

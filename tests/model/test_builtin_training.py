@@ -12,10 +12,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gemserve.builtin import train as training
-from gemserve.builtin.corpus import Batch, Corpus, Recipe
-from gemserve.builtin.curriculum import STAGES, Size, choose_stages
-from gemserve.builtin.guides import Guide
+from gemserve.builtin.recipe import train as training
+from gemserve.builtin.recipe.corpus import Batch, Corpus, Recipe
+from gemserve.builtin.recipe.curriculum import STAGES, Size, choose_stages
+from gemserve.builtin.recipe.guides import Guide
 from gemserve.model.loader import BUILTIN_PATH
 
 SHAPE = training.Shape(num_layers=7, hidden_size=96, filter_layer=3)

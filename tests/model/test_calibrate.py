@@ -15,17 +15,17 @@ from gemserve.calibration import read_calibration
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
-from gemserve.evaluation import calibrate as calibration
-from gemserve.evaluation import probes
-from gemserve.evaluation.calibrate import Effort, calibrate
-from gemserve.evaluation.example import Draw
-from gemserve.evaluation.needle import SUBTASKS
-from gemserve.evaluation.observe import observe
-from gemserve.evaluation.probes import PROBE_KINDS, draw_probes
-from gemserve.evaluation.score import generate
+from gemserve.evaluation.calibration import choose_layer as calibration
+from gemserve.evaluation.calibration import probes
+from gemserve.evaluation.calibration.choose_layer import Effort, calibrate
+from gemserve.evaluation.calibration.observe import observe
+from gemserve.evaluation.calibration.probes import PROBE_KINDS, draw_probes
+from gemserve.evaluation.run import generate
+from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
 from gemserve.filtering.sieve import Sieve
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import FilterParams

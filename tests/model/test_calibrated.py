@@ -15,11 +15,11 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation import calibrated
-from gemserve.evaluation.calibrate import Effort
-from gemserve.evaluation.calibration_result import Found, Trust
-from gemserve.model.base import hash_weights
-from gemserve.model.causal import CausalModel
+from gemserve.evaluation.calibration import calibrated_core
+from gemserve.evaluation.calibration.choose_layer import Effort
+from gemserve.evaluation.calibration.result import Found, Trust
+from gemserve.model.base_model import hash_weights
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import Loaded, load
 from gemserve.types import FilterOptions
 from tests import models
@@ -64,20 +64,20 @@ def test_a_model_is_calibrated_once(
         efforts.append(effort)
         return FOUND
 
-    monkeypatch.setattr(calibrated, "calibrate", find)
+    monkeypatch.setattr(calibrated_core, "calibrate", find)
     monkeypatch.chdir(cache.parent)
     before = set(cache.parent.rglob("*"))
     expected = Calibration(
         layer=1, heads=((0, 2), (1, 3)), ends_with=False, coverage_bound=0.25, is_measured=True
     )
     for _ in range(2):
-        core = calibrated.build_calibrated_core(uncalibrated, ENGINE)
+        core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE)
         assert replace(core.calibration, source=expected.source) == expected
         assert core.config.filter_layer == 1
         assert core.config.filter_keep == 1024
-    assert efforts == [calibrated.SHORT]
+    assert efforts == [calibrated_core.SHORT]
     said = capsys.readouterr().err
-    assert said.count("not calibrated yet") == said.count("kept in") == 1
+    assert said.count("not calibrated_core yet") == said.count("kept in") == 1
     assert "warning" not in said
     (written,) = [p for p in set(cache.parent.rglob("*")) - before if p.is_file()]
     assert written.is_relative_to(cache / "gemserve" / "calibrations")
@@ -97,8 +97,8 @@ def test_a_model_is_calibrated_once(
 def test_what_needs_no_calibration_makes_none(
     uncalibrated: ModelConfig, engine: EngineConfig, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrated, "calibrate", None)
-    core = calibrated.build_calibrated_core(uncalibrated, engine)
+    monkeypatch.setattr(calibrated_core, "calibrate", None)
+    core = calibrated_core.build_calibrated_core(uncalibrated, engine)
     assert not core.calibration.is_measured
     assert not cache.exists()
 
@@ -106,12 +106,12 @@ def test_what_needs_no_calibration_makes_none(
 def test_without_calibration_the_layer_is_a_guess_and_that_is_said(
     uncalibrated: ModelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrated, "calibrate", None)
+    monkeypatch.setattr(calibrated_core, "calibrate", None)
     off = replace(ENGINE, calibrate="off")
-    core = calibrated.build_calibrated_core(uncalibrated, off)
+    core = calibrated_core.build_calibrated_core(uncalibrated, off)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "warning: filter layer 3 is not calibrated (guessed from the depth)" in said
+    assert "warning: filter layer 3 is not calibrated_core (guessed from the depth)" in said
     assert core.config.filter_keep == "auto"
     params = core.planner.resolve(FilterOptions())
     assert (params.keep, params.fallback, params.layer) == ("auto", True, 3)
@@ -123,15 +123,15 @@ def test_a_calibration_file_is_used_and_a_wrong_one_refused(
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(FOUND.as_json()))
     engine = replace(ENGINE, calibrate=str(path))
-    core = calibrated.build_calibrated_core(uncalibrated, engine)
+    core = calibrated_core.build_calibrated_core(uncalibrated, engine)
     assert core.calibration.heads == FOUND.chosen.heads
     assert core.calibration.source == str(path)
     assert "warning" not in capsys.readouterr().err
     path.write_text(json.dumps(FOUND.as_json() | {"heads": [[0, 99]]}))
     with pytest.raises(ConfigError, match=r"mine\.json: heads=\[\[0, 99\]\] must be"):
-        calibrated.build_calibrated_core(uncalibrated, engine)
+        calibrated_core.build_calibrated_core(uncalibrated, engine)
     with pytest.raises(ConfigError, match=r"none\.json: cannot be read"):
-        calibrated.build_calibrated_core(
+        calibrated_core.build_calibrated_core(
             uncalibrated, replace(ENGINE, calibrate=str(tmp_path / "none.json"))
         )
 
@@ -145,11 +145,11 @@ def test_probes_that_fail_leave_a_warning_and_a_guess(
     """The server did not start, for want of a nicety."""
     few(monkeypatch, least_recall=1.1)
     short = Effort(lengths=(200,), samples=1, confirms=0)
-    monkeypatch.setattr(calibrated, "SHORT", short)
-    core = calibrated.build_calibrated_core(uncalibrated, ENGINE)
+    monkeypatch.setattr(calibrated_core, "SHORT", short)
+    core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE)
     said = capsys.readouterr().err
     assert "warning: the calibration failed: the best heads find" in said
-    assert "warning: filter layer 3 is not calibrated (guessed from the depth)" in said
+    assert "warning: filter layer 3 is not calibrated_core (guessed from the depth)" in said
     assert core.config.filter_keep == "auto"
     assert not list(cache.rglob("*.json"))
 
@@ -158,7 +158,7 @@ def test_other_weights_under_the_same_name_are_calibrated_anew(tmp_path: Path) -
     """A finetuned copy took over the file that lay beside the original."""
     model = copied(tmp_path / "model")
     loaded = load(ModelConfig(model=str(model)))
-    result = calibrated.result_of(loaded, FOUND, calibrated.SHORT, 1.0)
+    result = calibrated_core.result_of(loaded, FOUND, calibrated_core.SHORT, 1.0)
     (model / "calibration.json").write_text(json.dumps(result))
     assert assemble(loaded, ENGINE).calibration.is_measured
     with torch.no_grad():

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gemserve.config import EngineConfig
 from gemserve.cost import ModelShape, plan_methods
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.shape import shape_of
 from gemserve.types import (
     FILTER_METHODS,

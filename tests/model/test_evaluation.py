@@ -14,12 +14,12 @@ from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.evaluation.arms import OUTSIDE
 from gemserve.evaluation.compare import compare, judge_fallback
-from gemserve.evaluation.example import Draw, Example
-from gemserve.evaluation.problems import Problem, ProblemMaker
-from gemserve.evaluation.score import Outcome, Outcomes, average, evaluate, run_example
-from gemserve.evaluation.table import TASKS
+from gemserve.evaluation.methods_compared import OUTSIDE
+from gemserve.evaluation.run import Outcome, Outcomes, average, evaluate, run_example
+from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.registry import TASKS
+from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.types import AUTO_MIN_KEEP
 
 ALL = [(task, name) for task, subtasks in TASKS.items() for name in subtasks]
@@ -143,7 +143,7 @@ def test_a_stopped_run_resumes(core: Core, tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("gemserve.evaluation.score.run_example", fail)
+    monkeypatch.setattr("gemserve.evaluation.run.run_example", fail)
     assert go(draws, run) == whole
     with pytest.raises(AssertionError, match="run again"):
         go(draws, {**run, "seed": 1})

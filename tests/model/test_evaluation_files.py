@@ -74,7 +74,7 @@ def test_questions_of_one_s_own(
     def fail(*_: object) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("gemserve.evaluation.score.run_example", fail)
+    monkeypatch.setattr("gemserve.evaluation.run.run_example", fail)
     assert main(arguments) == 0
     assert last_line(capsys) == result
     changed = questions()

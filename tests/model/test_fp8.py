@@ -16,10 +16,10 @@ from gemserve.config import EngineConfig, ModelConfig, resolve_engine
 from gemserve.engine.build import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.example import Draw
-from gemserve.evaluation.needle import SUBTASKS
-from gemserve.evaluation.score import generate
-from gemserve.model.causal import CausalModel
+from gemserve.evaluation.run import generate
+from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.needle import SUBTASKS
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.fp8 import FP8Linear, check_device, check_sizes, fp8_bytes, fp8_layers
 from gemserve.model.loader import Loaded, load
 from gemserve.types import Filtered, FilterParams, Request

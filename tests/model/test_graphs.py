@@ -18,7 +18,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model import graphs
 from gemserve.model.adapter import Adapter
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.graphs import DecodeGraphs, build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 from gemserve.types import FilterParams, Request, SamplingParams, TextDelta

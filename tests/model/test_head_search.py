@@ -11,10 +11,9 @@ import torch
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation import calibrate as calibration
-from gemserve.evaluation.calibrate import check_found, choose_bound
-from gemserve.evaluation.calibration_result import LayerResult
-from gemserve.evaluation.head_search import (
+from gemserve.evaluation.calibration import choose_layer as calibration
+from gemserve.evaluation.calibration.choose_layer import check_found, choose_bound
+from gemserve.evaluation.calibration.head_search import (
     Observation,
     best_heads,
     recall_of,
@@ -22,8 +21,9 @@ from gemserve.evaluation.head_search import (
     single_recalls,
     watch,
 )
-from gemserve.evaluation.observe import observe
-from gemserve.model.causal import CausalModel
+from gemserve.evaluation.calibration.observe import observe
+from gemserve.evaluation.calibration.result import LayerResult
+from gemserve.model.causal_model import CausalModel
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import Priority, ProtectedRange
 from tests import models

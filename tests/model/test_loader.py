@@ -14,8 +14,8 @@ from transformers import BloomConfig, BloomForCausalLM, GptOssConfig, GptOssForC
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError, ModelError
-from gemserve.model.causal import CausalModel
-from gemserve.model.check import check_servable
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.compatibility import check_servable
 from gemserve.model.loader import Loaded, load
 from gemserve.prompting.prompt import text_prompt
 from tests import models

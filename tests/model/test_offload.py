@@ -18,8 +18,8 @@ from gemserve.engine.build import assemble, build_core, planned_weights
 from gemserve.engine.core import Core
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.errors import ConfigError
-from gemserve.model.causal import CausalModel
-from gemserve.model.check import check_servable
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.compatibility import check_servable
 from gemserve.model.loader import load, place
 from gemserve.model.offload import HostLayers, Visiting
 from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams

@@ -14,14 +14,14 @@ import torch
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.evaluation.example import Draw, draw_filler
-from gemserve.evaluation.needle import SUBTASKS
-from gemserve.evaluation.prose import stdlib_sentences
-from gemserve.evaluation.score import run_example
+from gemserve.evaluation.run import run_example
+from gemserve.evaluation.tasks.example import Draw, draw_filler
+from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
+from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import (
     Filtered,
     FilterMethod,

@@ -12,10 +12,10 @@ from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.sequence import Sequence
 from gemserve.errors import CapacityExceeded
-from gemserve.evaluation.observe import observe
+from gemserve.evaluation.calibration.observe import observe
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import (

@@ -15,7 +15,7 @@ from gemserve.errors import ModelError
 from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence, LayerEvidence
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.query_tap import FilterTap
 from gemserve.types import FilterParams, Request, SamplingParams
 from tests import models

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from gemserve.config import EngineConfig
 from gemserve.engine.eviction import evict
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
 from tests.cores import core_over

@@ -14,7 +14,7 @@ from gemserve.config import EngineConfig
 from gemserve.engine.build import assemble, calibration_for
 from gemserve.engine.core import Core
 from gemserve.errors import RequestError
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import BUILTIN_PATH, Loaded
 from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.types import Filtered, FilterOptions, FilterReport, Request, SamplingParams

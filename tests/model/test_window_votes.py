@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import Filtered, FilterMethod, FilterParams, Request, SamplingParams
 from tests import models
 from tests.cores import core_over

@@ -8,8 +8,8 @@ import pytest
 
 from gemserve.demo.__main__ import default_model, is_right
 from gemserve.demo.document import Hidden, natural_document, synthetic_document
+from gemserve.demo.output import Kept, print_kept, print_savings, print_table
 from gemserve.demo.server import Result
-from gemserve.demo.show import Kept, print_kept, print_savings, print_table
 from gemserve.errors import ModelError
 
 HIDDEN = Hidden(

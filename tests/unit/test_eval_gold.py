@@ -12,9 +12,9 @@ import pytest
 
 from gemserve.cli.main import main
 from gemserve.errors import ConfigError
-from gemserve.evaluation import jsonl
-from gemserve.evaluation.cases import check_gold
-from gemserve.evaluation.example import Draw, Example
+from gemserve.evaluation.tasks import jsonl
+from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example_file import check_gold
 
 FILLER = "The river runs past the houses, they say; nobody counts them. " * 12
 FACT = "The code for the lantern is 48213."

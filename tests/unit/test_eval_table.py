@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gemserve.cli.eval_table import table
-from gemserve.evaluation.score import Row
+from gemserve.cli.outcome_table import table
+from gemserve.evaluation.run import Row
 
 
 def row(method: str, subtask: str, prompt_tokens: int = 5712, recall: float | None = None) -> Row:

@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from gemserve.evaluation.example import Draw, Example
 from gemserve.evaluation.metrics import contains
-from gemserve.evaluation.natural import (
+from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.natural import (
     FILLERS,
     KINDS,
     VOCABULARIES,
@@ -18,7 +18,7 @@ from gemserve.evaluation.natural import (
     draw_facts,
     natural_maker,
 )
-from gemserve.evaluation.prose import stdlib_sentences, topics_sentences
+from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
 
 NAMES: tuple[VocabularyName, ...] = get_args(VocabularyName)
 

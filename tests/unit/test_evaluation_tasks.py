@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gemserve.evaluation.code import draw_definitions
-from gemserve.evaluation.example import Draw, Example, with_metric
-from gemserve.evaluation.inference import draw_chain
 from gemserve.evaluation.metrics import METRICS
-from gemserve.evaluation.table import DEFAULT_SUBTASKS, TASKS
-from gemserve.evaluation.words_associative import NAMES, PAIRS
+from gemserve.evaluation.tasks.code import draw_definitions
+from gemserve.evaluation.tasks.example import Draw, Example, with_metric
+from gemserve.evaluation.tasks.inference import draw_chain
+from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
+from gemserve.evaluation.tasks.words_associative import NAMES, PAIRS
 
 NEW = [
     *(

@@ -10,7 +10,7 @@ import pytest
 from gemserve.calibration import Calibration
 from gemserve.errors import RequestError
 from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.filtering.plan import FilterPlanner
+from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FILTER_METHODS,

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gemserve.evaluation.example import Example
 from gemserve.evaluation.metrics import METRICS, score_answer
+from gemserve.evaluation.tasks.example import Example
 from gemserve.prompting.prompt import Prompt
 
 LABELS = ("city", "capital city", "country", "person")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gemserve.errors import RequestError
-from gemserve.filtering.reserve import protected_positions
+from gemserve.filtering.protected_budget import protected_positions
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.protected import QUESTION_HEAD, QUESTION_TAIL
 from gemserve.types import Priority

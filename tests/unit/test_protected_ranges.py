@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gemserve.filtering.reserve import protected_positions, reserve
+from gemserve.filtering.protected_budget import protected_positions, reserve
 from gemserve.prompting.protected import (
     LONGEST_QUESTION,
     QUESTION_HEAD,

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gemserve.evaluation import jsonl
+from gemserve.evaluation.tasks import jsonl
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEXT = "\n\n".join(f"Paragraph {i} says\nthat its number is {i}." for i in range(1000))

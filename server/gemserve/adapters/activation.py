@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import torch
 
-from gemserve.adapters.shapes import take
+from gemserve.adapters.tensor_checks import take
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 
 
 class Activation(Adapter):

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from gemserve.errors import AdapterError, shown
-from gemserve.model.base import BaseModel
+from gemserve.model.base_model import BaseModel
 
 FORMAT = 1
 _OURS = ("adapter.json", "adapter.safetensors")

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from gemserve.adapters.shapes import check_values
+from gemserve.adapters.tensor_checks import check_values
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
-from gemserve.model.causal import CausalModel
-from gemserve.model.tree import shared_tree
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.shared_tree import shared_tree
 
 _PREFIX = "base_model.model."
 _ADDED = ".lora_"

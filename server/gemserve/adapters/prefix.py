@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from gemserve.adapters.shapes import take
+from gemserve.adapters.tensor_checks import take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Backend, Partial
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemserve.adapters.folder import find_folder
-from gemserve.adapters.table import load_adapter
+from gemserve.adapters.kinds import load_adapter
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound, shown
 from gemserve.model.adapter import Adapter
-from gemserve.model.base import BaseModel, base_of
-from gemserve.model.causal import CausalModel
+from gemserve.model.base_model import BaseModel, base_of
+from gemserve.model.causal_model import CausalModel
 
 _MAX_MESSAGE = 500  # characters: files have names of any length
 

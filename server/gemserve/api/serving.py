@@ -12,7 +12,7 @@ from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Backend
 
 

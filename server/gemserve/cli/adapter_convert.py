@@ -51,14 +51,14 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.adapters.convert import ConvertConfig, agreement, convert
     from gemserve.adapters.folder import write_folder
-    from gemserve.adapters.lines import read_text
+    from gemserve.adapters.kinds import load_adapter
     from gemserve.adapters.prefix import Prefix
-    from gemserve.adapters.probes import after_prefix, after_text
-    from gemserve.adapters.table import load_adapter
-    from gemserve.adapters.trainable import read_prefix
-    from gemserve.model.base import base_of
+    from gemserve.adapters.training.conversion_texts import after_prefix, after_text
+    from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
+    from gemserve.adapters.training.data_files import read_text
+    from gemserve.adapters.training.parameters import read_prefix
+    from gemserve.model.base_model import base_of
     from gemserve.model.loader import load
 
     make_folder("out", arguments.out)

@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: is needed to train")
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError("training needs the package accelerate; pip install 'gemserve[train]'")
-    from gemserve.adapters.examples import read_examples
-    from gemserve.adapters.train import TrainConfig, train
+    from gemserve.adapters.training.examples import read_examples
+    from gemserve.adapters.training.trainer import TrainConfig, train
     from gemserve.model.loader import load
 
     loaded = load(model)
@@ -134,7 +134,7 @@ def _parameters(
     arguments: argparse.Namespace, model: Any, texts: Sequence[Sequence[int]], seed: int
 ) -> Any:
     """A new adapter of the wanted kind; a prefix starts as the beginning of the first text."""
-    from gemserve.adapters.trainable import (
+    from gemserve.adapters.training.parameters import (
         ActivationParameters,
         NTKParameters,
         PrefixParameters,
@@ -155,7 +155,7 @@ def _parameters(
 
 
 def _count(arguments: argparse.Namespace, model: ModelConfig) -> int:
-    from gemserve.adapters.trainable import count_parameters
+    from gemserve.adapters.training.parameters import count_parameters
     from gemserve.model.loader import shape_from_config
 
     shape, _ = shape_from_config(model)

@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load(path: str, model: Any) -> Any:
-    from gemserve.adapters.table import load_adapter
-    from gemserve.model.base import base_of
+    from gemserve.adapters.kinds import load_adapter
+    from gemserve.model.base_model import base_of
 
     try:
         return load_adapter(path, Path(path).resolve(), model, base_of(model), MAX_BYTES)

@@ -44,8 +44,8 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.calibration import place_for, write_calibration
-    from gemserve.evaluation.calibrate import Effort
-    from gemserve.evaluation.calibrated import result_of, run_calibration
+    from gemserve.evaluation.calibration.calibrated_core import result_of, run_calibration
+    from gemserve.evaluation.calibration.choose_layer import Effort
     from gemserve.model.loader import load
 
     effort = Effort(

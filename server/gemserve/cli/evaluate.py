@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.eval_table import table
 from gemserve.cli.options import (
     MEMORY_OPTIONS,
     MODEL_OPTIONS,
@@ -23,12 +22,13 @@ from gemserve.cli.options import (
     read_options,
     read_value,
 )
+from gemserve.cli.outcome_table import table
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:  # a command that runs no model loads no torch
     from gemserve.engine.core import Core
-    from gemserve.evaluation.cases import TooLong
+    from gemserve.evaluation.tasks.example_file import TooLong
 
 GENERATED_TASKS = ("needle", "ruler", "relevance")
 READ_TASKS = ("jsonl", "longbench")
@@ -100,10 +100,10 @@ MakeBatches = Callable[["Core"], list[Batch]]
 def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from gemserve.evaluation.calibrated import build_calibrated_core
-    from gemserve.evaluation.cases import pool_lengths
-    from gemserve.evaluation.score import Outcomes, average, evaluate
-    from gemserve.model.base import hash_tokenizer, hash_weights
+    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
+    from gemserve.evaluation.run import Outcomes, average, evaluate
+    from gemserve.evaluation.tasks.example_file import pool_lengths
+    from gemserve.model.base_model import hash_tokenizer, hash_weights
 
     methods = _methods(arguments.methods)
     keep = read_value("keep", arguments.keep, read_keep)
@@ -166,8 +166,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _generated(arguments: argparse.Namespace) -> MakeBatches:
     """Check the options of a task that makes its examples; the lengths once a model is there."""
-    from gemserve.evaluation.example import Draw, with_metric
-    from gemserve.evaluation.table import DEFAULT_SUBTASKS, TASKS
+    from gemserve.evaluation.tasks.example import Draw, with_metric
+    from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
 
     task = arguments.task
     if arguments.data is not None:
@@ -202,8 +202,8 @@ def _generated(arguments: argparse.Namespace) -> MakeBatches:
 
 def _read_files(arguments: argparse.Namespace, methods: list[str]) -> MakeBatches:
     """Read the files of a task that has its examples from there; their lengths need a model."""
-    from gemserve.evaluation.cases import check_gold, check_packages, measure
-    from gemserve.evaluation.table import FILE_TASKS
+    from gemserve.evaluation.tasks.example_file import check_gold, check_packages, measure
+    from gemserve.evaluation.tasks.registry import FILE_TASKS
 
     task = arguments.task
     if arguments.data is None:
@@ -287,7 +287,7 @@ def _print_fallback(outcomes: Any) -> None:
 
 
 def _methods(text: str) -> list[str]:
-    from gemserve.evaluation.arms import ARMS
+    from gemserve.evaluation.methods_compared import ARMS
 
     methods = list(dict.fromkeys(text.split(",")))
     for method in methods:

@@ -45,7 +45,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.model.loader import model_from_config
     from gemserve.model.shape import shape_of
-    from gemserve.model.weights import weights_of
+    from gemserve.model.weight_memory import weights_of
 
     num_tokens = read_value("tokens", arguments.tokens, int)
     keep = read_value("keep", arguments.keep, read_keep)

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.api.access.keys import open_keys
     from gemserve.api.app import create_app
     from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.evaluation.calibrated import build_calibrated_core
+    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)

@@ -12,11 +12,11 @@ from typing import Any
 
 from gemserve.config import ModelConfig
 from gemserve.demo.document import Hidden, natural_document, synthetic_document
+from gemserve.demo.output import print_kept, print_savings, print_table
 from gemserve.demo.server import Result, Server
-from gemserve.demo.show import print_kept, print_savings, print_table
 from gemserve.errors import ModelError
-from gemserve.evaluation.example import Example
 from gemserve.evaluation.metrics import score_answer
+from gemserve.evaluation.tasks.example import Example
 from gemserve.model.gguf import find_gguf
 from gemserve.prompting.prompt import Prompt
 

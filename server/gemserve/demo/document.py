@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.evaluation.natural import VOCABULARIES, draw_facts
-from gemserve.evaluation.prose import stdlib_sentences, topics_sentences
-from gemserve.evaluation.recall import draw_needles
+from gemserve.evaluation.tasks.natural import VOCABULARIES, draw_facts
+from gemserve.synthetic.facts import draw_needles
+from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
 
 _AT_ONCE = 16  # sentences between two counts of tokens
 

@@ -20,12 +20,12 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
 from gemserve.model import fp8
-from gemserve.model.base import hash_weights
-from gemserve.model.causal import CausalModel
-from gemserve.model.check import check_filter_pass
+from gemserve.model.base_model import hash_weights
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.compatibility import check_filter_pass
 from gemserve.model.fp8 import Product
 from gemserve.model.loader import Loaded, load, resolve_device, shape_from_config
-from gemserve.model.weights import weights_of
+from gemserve.model.weight_memory import weights_of
 from gemserve_kernels.fp8 import scaled_product
 
 

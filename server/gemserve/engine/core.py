@@ -20,8 +20,8 @@ from gemserve.engine.scheduler import Chunk, Plan, Scheduler
 from gemserve.engine.sequence import Sequence, State
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
-from gemserve.filtering.plan import FilterPlanner
-from gemserve.model.causal import CausalModel
+from gemserve.filtering.planner import FilterPlanner
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import Event, Finished, Request
 
 

@@ -24,7 +24,7 @@ from gemserve.filtering.methods import METHODS
 from gemserve.filtering.selector import Choice
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.graphs import build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.query_tap import FilterTap, QueryTap

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemserve.evaluation.score import Outcome
+from gemserve.evaluation.run import Outcome
 
 _RESAMPLES = 10_000
 

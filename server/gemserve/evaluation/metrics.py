@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
-from gemserve.evaluation.example import Example
+from gemserve.evaluation.tasks.example import Example
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gemserve.evaluation.calibration_result import Found
-from gemserve.evaluation.score import Outcome
+from gemserve.evaluation.calibration.result import Found
+from gemserve.evaluation.run import Outcome
 
 _BINS = 10  # depths of a heat map
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemserve.filtering.blind import BlindSelector, Position, Uniform
+from gemserve.filtering.controls import BlindSelector, Position, Uniform
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Selector
 from gemserve.filtering.sieve import Sieve

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from gemserve.filter_plan import Budget
 from gemserve.filtering.passages import number_passages, rank_passages
-from gemserve.filtering.reserve import reserve
+from gemserve.filtering.protected_budget import reserve
 from gemserve.filtering.selector import (
     Choice,
     Evidence,

@@ -13,7 +13,7 @@ from torch import nn
 
 from gemserve.errors import ConfigError
 from gemserve.model.shape import QKV
-from gemserve.model.tree import shared_tree
+from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels.fp8 import quantise_rows, scaled_product
 
 # left, its scales, right, its scales, dtype of the result: see `gemserve_kernels.fp8`

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gemserve.errors import ConfigError
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import NUMBERS, DecodeBatch, DecodeStep, Memory
 from gemserve.model.transfer import staged
 from gemserve.types import Switch

@@ -13,10 +13,10 @@ import torch
 from gemserve.config import ModelConfig
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, GemserveError, ModelError
-from gemserve.model.causal import CausalModel
-from gemserve.model.check import check_servable
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
 from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.compatibility import check_servable
 from gemserve.model.offload import HostLayers
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend

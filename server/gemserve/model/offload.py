@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemserve.model.tree import shared_tree
+from gemserve.model.shared_tree import shared_tree
 
 NUM_PLACES = 2
 _ALIGNMENT = 256  # bytes, as the allocator gives each weight of its own

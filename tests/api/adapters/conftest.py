@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemserve.adapters.store import AdapterStore
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from tests import adapters, models
 from tests.adapter_requests import (
     MIB,

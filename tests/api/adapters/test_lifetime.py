@@ -13,7 +13,7 @@ import pytest
 
 from gemserve.adapters import store as store_module
 from gemserve.adapters.store import AdapterStore
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import Finished
 from tests import adapters
 from tests.adapter_requests import (

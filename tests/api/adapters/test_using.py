@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gemserve.adapters.store import AdapterStore
-from gemserve.model.causal import CausalModel
+from gemserve.model.causal_model import CausalModel
 from tests.adapter_requests import (
     ADAPTERS,
     MIB,

@@ -18,7 +18,7 @@ from gemserve.api.requests.tool_choice import call_grammar, call_rules, prompt_t
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.methods import METHODS
-from gemserve.filtering.plan import FilterPlanner
+from gemserve.filtering.planner import FilterPlanner
 from gemserve.prompting.encoding import decode
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.tools import Tool

@@ -1,0 +1,42 @@
+"""The kinds of adapters: from what a folder holds to what a pass can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gemserve.adapters import activation, lora, ntk, prefix
+from gemserve.adapters.folder import AdapterFolder, read_folder
+from gemserve.errors import AdapterError, shown
+from gemserve.model.adapter import Adapter
+from gemserve.model.base_model import BaseModel
+from gemserve.model.causal_model import CausalModel
+
+Build = Callable[[str, AdapterFolder, CausalModel], Adapter]
+KINDS: dict[str, Build] = {
+    "ntk": lambda name, f, model: ntk.build(name, f.version, f.tensors, f.settings, model),
+    "prefix": lambda name, f, model: prefix.build(name, f.version, f.tensors, model),
+    "activation": lambda name, f, model: activation.build(
+        name, f.version, f.tensors, f.settings, model
+    ),
+    "peft PREFIX_TUNING": lambda name, f, model: prefix.build(
+        name, f.version, prefix.from_peft(f.tensors, model.shape), model
+    ),
+    "peft LORA": lambda name, f, model: lora.build(name, f.version, f.tensors, f.settings, model),
+}
+
+
+def load_adapter(
+    name: str, path: Path, model: CausalModel, base: BaseModel, max_bytes: int
+) -> Adapter:
+    """The adapter in folder `path`, as `name`. `base`: that of `model`.
+
+    Raises `AdapterError`, which says what is wrong with it or why it is not for this model.
+    """
+    folder = read_folder(path, max_bytes)
+    if folder.kind not in KINDS:
+        raise AdapterError(f"type {shown(folder.kind)}: unknown; known are {', '.join(KINDS)}")
+    difference = None if folder.base is None else folder.base.difference(base)
+    if difference is not None:
+        raise AdapterError(f"made for another model: {difference}")
+    return KINDS[folder.kind](name, folder, model)

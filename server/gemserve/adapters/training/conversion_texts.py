@@ -1,0 +1,71 @@
+"""The texts a conversion is fitted on, as they stand behind a prefix or a system prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gemserve.adapters.training.convert import Probe
+from gemserve.adapters.training.data_files import check_chat, read_objects
+from gemserve.adapters.training.examples import read_examples
+from gemserve.errors import AdapterError
+
+
+def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[Probe]:
+    """Prompts and completions, each behind the prefix as a request's prompt would be."""
+    eos_id = tokenizer.eos_token_id
+    examples = read_examples(path, tokenizer, eos_id=eos_id, max_tokens=max_tokens)
+    return [Probe(example.ids, example.num_prompt) for example in examples]
+
+
+def after_text(
+    tokenizer: Any, text: str, path: Path, *, max_tokens: int
+) -> tuple[tuple[int, ...], list[Probe]]:
+    """Token ids of the system prompt `text`, and what follows it: chats without it.
+
+    Of each chat what the template writes before its first message is a lead: with a system prompt
+    it stands before that. Raises `AdapterError` if the template does not put the prompt first.
+    """
+    if tokenizer.chat_template is None:
+        raise AdapterError("--prompt: the model has no chat template; convert a prefix instead")
+    probes: list[Probe] = []
+    shared: tuple[int, ...] | None = None
+    for number, fields in read_objects(path):
+        try:
+            messages = check_chat(fields.get("messages"))
+        except ValueError as error:
+            raise AdapterError(f"{path}: line {number}: {error}") from error
+        if any(m["role"] in ("system", "developer") for m in messages):
+            raise AdapterError(f"{path}: line {number}: has a system message besides the prompt")
+        with_text = _rendered(tokenizer, [{"role": "system", "content": text}, *messages])
+        alone = _rendered(tokenizer, messages)
+        if len(alone) > max_tokens:
+            raise AdapterError(
+                f"{path}: line {number}: has {len(alone)} tokens, the limit is {max_tokens}"
+            )
+        num_same = _common_end(with_text, alone)
+        head, lead = with_text[: len(with_text) - num_same], alone[: len(alone) - num_same]
+        shared = shared or head
+        if head != shared or len(head) <= len(lead):
+            raise AdapterError(f"{path}: line {number}: its template puts the prompt elsewhere")
+        asked = _rendered(tokenizer, messages[:-1], add_generation_prompt=True)
+        if alone[: len(asked)] != asked:
+            raise AdapterError(f"{path}: line {number}: its template rewrites questions")
+        probes.append(Probe(alone, len(asked), len(lead)))
+    if shared is None:
+        raise AdapterError(f"{path}: has no chats, must have at least 1")
+    return shared, probes
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, str]], **options: bool) -> tuple[int, ...]:
+    ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    return tuple(ids)
+
+
+def _common_end(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    count = 0
+    for a, b in zip(reversed(left), reversed(right), strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

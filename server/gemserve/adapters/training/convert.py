@@ -1,0 +1,272 @@
+"""From a prefix of many positions to an NTK adapter that stands for it.
+
+The paper's closed form (its equation 4) is off in scale for its own φ: φ(0)·φ(0) is d, not 1. So Z
+and k are fitted: first in each layer to the attention that the prefix gets from sampled queries,
+then in all layers at once to what the model says after the prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from gemserve.adapters.prefix import Prefix
+from gemserve.adapters.training.parameters import (
+    LARGEST_LSE,
+    NTKParameters,
+    Parameters,
+    logits_with_gradients,
+)
+from gemserve.errors import AdapterError
+from gemserve.model.adapter import NO_ADAPTER
+from gemserve.model.causal_model import CausalModel
+from gemserve_kernels import Partial, merge, ntk_part
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A text that follows the prefix: `ids`, of which the first `num_lead` the prefix replaces.
+
+    A chat begins with its BOS whether or not a system prompt follows: that is its lead. The answer,
+    by which two models are compared, starts at `num_prompt`.
+    """
+
+    ids: tuple[int, ...]
+    num_prompt: int
+    num_lead: int = 0
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        return self.ids[self.num_lead :]
+
+    def answer(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of logits of the text's last tokens those that an answer is drawn from."""
+        return logits[self.num_prompt - 1 - len(self.ids) : -1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertConfig:
+    """`fit_steps` in each layer, on `max_queries` queries; `distill_steps` through all layers."""
+
+    r: int
+    s: int = 16
+    fit_steps: int = 600
+    fit_rate: float = 0.02
+    max_queries: int = 4096
+    distill_steps: int = 200
+    distill_rate: float = 2e-3
+    batch_size: int = 8
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """`without`, `fitted`: of each layer, ‖out − out*‖ / ‖out*‖ of held-out queries, where out* is
+    attention with the prefix, and out without it or with the term in its place."""
+
+    without: list[float]
+    fitted: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """On held-out texts after the prefix.
+
+    `top1`: how often an answer's likeliest token is the same; `answers`: how often all of its
+    tokens are; `kl`: mean Kullback-Leibler divergence from the prefix's distribution, in nats.
+    """
+
+    top1: float
+    answers: float
+    kl: float
+
+
+def convert(
+    model: CausalModel,
+    prefix: Prefix,
+    probes: Sequence[Probe],
+    config: ConvertConfig,
+    progress: Callable[[str], None],
+) -> tuple[NTKParameters, Fit]:
+    """Fit a term to `prefix` on `probes`, of which an eighth is only measured with.
+
+    Raises `AdapterError` for a single probe, and if the prefix draws more attention than float32
+    can hold.
+    """
+    if len(probes) < 2:
+        raise AdapterError("there is 1 text to fit on; must be at least 2, as one is held out")
+    num_leads = {probe.num_lead for probe in probes}
+    if len(num_leads) != 1:
+        raise AdapterError("the texts to fit on begin with different numbers of template tokens")
+    parameters, fit = _fit_layers(model, prefix, probes, config, num_leads.pop())
+    progress("layers fitted")
+    if config.distill_steps:
+        _distill(model, prefix, parameters, probes, config)
+    return parameters, fit
+
+
+@torch.no_grad()
+def agreement(
+    model: CausalModel, prefix: Prefix, other: Parameters | None, probes: Sequence[Probe]
+) -> Agreement:
+    """How alike the model speaks after the prefix and with `other`, or with nothing, instead."""
+    same = total = whole = 0
+    divergence = 0.0
+    for probe in probes:
+        after, ids = (torch.tensor([tokens]) for tokens in (probe.after, probe.ids))
+        wanted = probe.answer(logits_with_gradients(model, prefix, after)[0])
+        adapter = NO_ADAPTER if other is None else other.adapter()
+        ours = probe.answer(logits_with_gradients(model, adapter, ids)[0])
+        agreed = wanted.argmax(-1) == ours.argmax(-1)
+        same += int(agreed.sum())
+        whole += int(agreed.all())
+        divergence += float(_kl(wanted, ours).sum())
+        total += len(wanted)
+    return Agreement(top1=same / total, answers=whole / len(probes), kl=divergence / total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Of sampled queries, all layers' heads as one dimension: [layers · heads, queries, …]."""
+
+    queries: torch.Tensor
+    own: Partial
+    prefix: Partial
+
+    def some(self, chosen: torch.Tensor) -> _Seen:
+        return _Seen(
+            self.queries[:, chosen],
+            Partial(self.own.out[:, chosen], self.own.lse[:, chosen]),
+            Partial(self.prefix.out[:, chosen], self.prefix.lse[:, chosen]),
+        )
+
+
+@torch.no_grad()
+def _observe(
+    model: CausalModel, prefix: Prefix, probes: Sequence[Probe], max_queries: int
+) -> _Seen:
+    """What queries of texts after the prefix get from it, and from their own text."""
+    queries: dict[int, list[torch.Tensor]] = {}
+    parts: dict[int, list[tuple[Partial, Partial]]] = {}
+
+    def record(layer: int, query: torch.Tensor, own: Partial, of_prefix: Partial) -> None:
+        queries.setdefault(layer, []).append(query)
+        parts.setdefault(layer, []).append((own, of_prefix))
+
+    for probe in probes:
+        logits_with_gradients(model, prefix, torch.tensor([probe.after]), record)
+    layers = range(model.num_layers)
+    own, of_prefix = (
+        Partial(
+            torch.cat([torch.cat([pair[side].out for pair in parts[i]], 1) for i in layers]),
+            torch.cat([torch.cat([pair[side].lse for pair in parts[i]], 1) for i in layers]),
+        )
+        for side in (0, 1)
+    )
+    seen = _Seen(torch.cat([torch.cat(queries[i], 1) for i in layers]), own, of_prefix)
+    total = seen.queries.shape[1]
+    step = max(1, -(-total // max_queries))
+    return seen.some(torch.arange(0, total, step))
+
+
+def _fit_layers(
+    model: CausalModel,
+    prefix: Prefix,
+    probes: Sequence[Probe],
+    config: ConvertConfig,
+    num_lead: int,
+) -> tuple[NTKParameters, Fit]:
+    """Minimise the output's relative error, in every head for itself."""
+    shape = model.shape
+    held_out = max(1, len(probes) // 8)
+    seen = _observe(model, prefix, probes[:-held_out], config.max_queries)
+    largest = float(seen.prefix.lse.max())
+    if largest > LARGEST_LSE:
+        raise AdapterError(
+            f"the prefix's log-sum-exp reaches {largest:.1f}, the limit is {LARGEST_LSE:g}: a "
+            "term of such weight is beyond float32"
+        )
+    scale = seen.prefix.lse.median(dim=1).values.exp().view(shape.num_layers, shape.num_heads)
+    parameters = NTKParameters(
+        shape,
+        config.r,
+        config.s,
+        config.seed,
+        scale=scale,
+        positions=max(0, prefix.num_positions - num_lead),
+    ).to(model.device)
+    with torch.no_grad():  # at first, the mean weight of the prefix and the mean of what it says
+        parameters.log_k.fill_(torch.tensor(1.0 / (2 * config.r)).expm1().log().item())
+        parameters.z_a[..., 0] = F.softplus(parameters.log_k)
+        mean = seen.prefix.out.mean(1).view(shape.num_layers, shape.num_heads, -1)
+        parameters.z_b[..., 0, :] = mean
+    optimizer = torch.optim.Adam(parameters.parameters(), lr=config.fit_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.fit_steps)
+    generator = torch.Generator().manual_seed(config.seed)
+    for _ in range(config.fit_steps):
+        chosen = torch.randint(seen.queries.shape[1], (256,), generator=generator)
+        error = _errors(parameters, seen.some(chosen)).mean()
+        optimizer.zero_grad()
+        error.backward()
+        optimizer.step()
+        schedule.step()
+    tested = _observe(model, prefix, probes[-held_out:], config.max_queries)
+    with torch.no_grad():
+        fitted, without = (
+            _errors(given, tested).sqrt().view(shape.num_layers, -1).mean(1).tolist()
+            for given in (parameters, None)
+        )
+    return parameters, Fit(without=without, fitted=fitted)
+
+
+def _errors(parameters: NTKParameters | None, seen: _Seen) -> torch.Tensor:
+    """Σ‖out − out*‖² / Σ‖out*‖² over queries: [layers · heads]."""
+    wanted = merge([seen.own, seen.prefix])
+    parts = [seen.own]
+    if parameters is not None:
+        term = (t.flatten(0, 1) for t in parameters.tensors().values())
+        parts.append(ntk_part(seen.queries, *term))
+    off = (merge(parts) - wanted).square().sum((1, 2))
+    return off / wanted.square().sum((1, 2)).clamp_min(1e-12)
+
+
+def _distill(
+    model: CausalModel,
+    prefix: Prefix,
+    parameters: NTKParameters,
+    probes: Sequence[Probe],
+    config: ConvertConfig,
+) -> None:
+    """Minimise the divergence from what the model says after the prefix."""
+    held_out = max(1, len(probes) // 8)
+    taught = probes[:-held_out]
+    optimizer = torch.optim.Adam(parameters.parameters(), lr=config.distill_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.distill_steps)
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    said: dict[int, torch.Tensor] = {}  # after the prefix, which is long and never changes
+    for _ in range(config.distill_steps):
+        picked = torch.randint(len(taught), (config.batch_size,), generator=generator).tolist()
+        loss = torch.zeros((), device=model.device)
+        for index in picked:
+            probe = taught[index]
+            if index not in said:
+                with torch.no_grad():
+                    after = torch.tensor([probe.after])
+                    logits = logits_with_gradients(model, prefix, after)[0]
+                    said[index] = probe.answer(logits).clone()  # not a view of all of them
+            ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([probe.ids]))[0]
+            loss = loss + _kl(said[index], probe.answer(ours)).mean() / len(picked)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+def _kl(wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+    """Of each token's distribution: [tokens]."""
+    return F.kl_div(
+        ours.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)

@@ -1,0 +1,77 @@
+"""Training examples: a file of prompts and completions, as token ids and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gemserve.adapters.training.data_files import check_chat, check_text, read_objects
+from gemserve.adapters.training.parameters import IGNORED
+from gemserve.errors import AdapterError
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingExample:
+    """`ids`: prompt, completion and end token; the first `num_prompt` are not trained on."""
+
+    ids: tuple[int, ...]
+    num_prompt: int
+
+
+def read_examples(
+    path: Path, tokenizer: Any, *, eos_id: int, max_tokens: int
+) -> list[TrainingExample]:
+    """One JSON object a line: `{"prompt", "completion"}`, or `{"messages"}` ending in an answer.
+
+    Raises `AdapterError` naming the line that is wrong or longer than `max_tokens`.
+    """
+    examples: list[TrainingExample] = []
+    for number, fields in read_objects(path):
+        try:
+            prompt, completion = _parts(tokenizer, fields)
+        except ValueError as error:
+            raise AdapterError(f"{path}: line {number}: {error}") from error
+        ids = (*prompt, *completion, eos_id)
+        if len(ids) > max_tokens:
+            raise AdapterError(
+                f"{path}: line {number}: has {len(ids)} tokens, the limit is {max_tokens}"
+            )
+        examples.append(TrainingExample(ids, len(prompt)))
+    if not examples:
+        raise AdapterError(f"{path}: has no examples, must have at least 1")
+    return examples
+
+
+def collate(examples: Sequence[TrainingExample], pad_id: int) -> dict[str, torch.Tensor]:
+    """Padded on the right: `input_ids` and `labels`, [batch, tokens]."""
+    longest = max(len(example.ids) for example in examples)
+    ids = torch.full((len(examples), longest), pad_id)
+    labels = torch.full((len(examples), longest), IGNORED)
+    for row, example in enumerate(examples):
+        tokens = torch.tensor(example.ids)
+        ids[row, : len(tokens)] = tokens
+        labels[row, example.num_prompt : len(tokens)] = tokens[example.num_prompt :]
+    return {"input_ids": ids, "labels": labels}
+
+
+def _parts(tokenizer: Any, fields: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Token ids of the prompt and of the answer. Raises `ValueError`."""
+    if fields.keys() == {"messages"}:
+        *before, answer = check_chat(fields["messages"])
+        completion = answer["content"]
+        prompt = tokenizer.apply_chat_template(
+            before, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    elif fields.keys() == {"prompt", "completion"}:
+        completion = check_text("completion", fields["completion"])
+        prompt = tokenizer(check_text("prompt", fields["prompt"])).input_ids
+    else:
+        raise ValueError(
+            f"fields {', '.join(sorted(map(str, fields)))}: must be prompt and completion, or "
+            "messages"
+        )
+    return list(prompt), list(tokenizer(completion, add_special_tokens=False).input_ids)

@@ -1,0 +1,264 @@
+"""Adapters while they are trained: their parameters, and a forward pass that has gradients.
+
+The seam that serves requests writes keys into memory and has no gradients. Here the same adapters
+are put on plain causal attention over whole batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface
+
+from gemserve.adapters import ntk, prefix
+from gemserve.adapters.activation import Activation
+from gemserve.adapters.ntk import NTK
+from gemserve.adapters.prefix import Prefix
+from gemserve.cost import ModelShape
+from gemserve.errors import AdapterError
+from gemserve.model.adapter import Adapter, AttentionOptions
+from gemserve.model.causal_model import CausalModel
+from gemserve_kernels import Partial, merge, select_backend
+from gemserve_kernels.attention import reference_attention
+
+TRAINING_ATTENTION = "gemserve-training"
+IGNORED = -100  # a label that no loss is taken of
+LARGEST_LSE = 80.0  # of what a term weighs: e to it still is a float32
+_FIRST_TEXTS = 16
+
+
+class Parameters(nn.Module, ABC):
+    """What is trained of one kind of adapter. `settings` go into its description."""
+
+    kind: str
+    settings: dict[str, Any]
+
+    @abstractmethod
+    def adapter(self) -> Adapter:
+        """The adapter of the present values, with their gradients."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What its file holds."""
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+class NTKParameters(Parameters):
+    """`k` is a softplus of what is trained, so that no denominator shrinks.
+
+    Z_B starts at zero and k near it: the untrained adapter changes next to nothing. `scale`:
+    [layers, heads], what Z and k are multiples of: where attention's own weight e^ℓ is e^20, terms
+    around 1 are as good as none, and so are their gradients. `positions`: see `NTK`.
+    """
+
+    kind = "ntk"
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        r: int,
+        s: int,
+        seed: int,
+        *,
+        scale: torch.Tensor | None = None,
+        positions: int = 0,
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        sizes = ntk.shapes(shape, r, s)
+        self.settings = {"r": r, "s": s, "positions": positions}
+        self.z_a = nn.Parameter(torch.randn(sizes["z_a"], generator=generator) * r**-0.5)
+        self.z_b = nn.Parameter(torch.zeros(sizes["z_b"]))
+        self.log_k = nn.Parameter(torch.full(sizes["k"], -6.0))
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.ones(sizes["k"][:2]) if scale is None else scale)
+
+    @classmethod
+    def beside(
+        cls, model: CausalModel, texts: Sequence[Sequence[int]], r: int, s: int, seed: int
+    ) -> NTKParameters:
+        """Of the weight attention has in each head: the median over the first texts' tokens."""
+        new = cls(model.shape, r, s, seed)
+        seen: dict[int, list[torch.Tensor]] = {}
+
+        def record(layer: int, query: torch.Tensor, own: Partial, term: Partial) -> None:
+            seen.setdefault(layer, []).append(own.lse)
+
+        with torch.no_grad():
+            for text in texts[:_FIRST_TEXTS]:
+                logits_with_gradients(model, new.adapter(), torch.tensor([list(text)]), record)
+        for layer, weights in seen.items():
+            typical = torch.cat(weights, 1).median(dim=1).values
+            new.scale[layer] = typical.clamp_max(LARGEST_LSE).exp()
+        return new
+
+    def adapter(self) -> NTK:
+        return NTK("", "", **self.tensors(), num_positions=self.settings["positions"])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        scale = self.scale[..., None]
+        k = scale * F.softplus(self.log_k)
+        return {"z_a": self.z_a, "z_b": scale[..., None] * self.z_b, "k": k}
+
+
+class PrefixParameters(Parameters):
+    """Starts as the keys and values of `text`, tokens that the model has read."""
+
+    kind = "prefix"
+
+    def __init__(self, model: CausalModel, text: Sequence[int]) -> None:
+        super().__init__()
+        keys, values = read_prefix(model, text)
+        self.settings = {"length": len(text)}
+        self.keys, self.values = nn.Parameter(keys), nn.Parameter(values)
+
+    def adapter(self) -> Prefix:
+        return Prefix("", "", keys=self.keys, values=self.values)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"keys": self.keys, "values": self.values}
+
+
+class ActivationParameters(Parameters):
+    kind = "activation"
+
+    def __init__(self, shape: ModelShape, layer: int) -> None:
+        super().__init__()
+        if not 0 <= layer < shape.num_layers:
+            raise AdapterError(f"layer={layer}: must be from 0 to {shape.num_layers - 1}")
+        self.settings = {"layer": layer}
+        self.vector = nn.Parameter(torch.zeros(shape.hidden_size))
+
+    def adapter(self) -> Activation:
+        return Activation("", "", vector=self.vector, layer=self.settings["layer"])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"vector": self.vector}
+
+
+def count_parameters(kind: str, shape: ModelShape, *, r: int, s: int, length: int) -> int:
+    """Numbers that an adapter of this kind holds. Raises `AdapterError` for what cannot be."""
+    if kind == "activation":
+        return shape.hidden_size
+    sizes = ntk.shapes(shape, r, s) if kind == "ntk" else prefix.shapes(shape, length)
+    return sum(int(torch.Size(size).numel()) for size in sizes.values())
+
+
+class Adapted(nn.Module):
+    """A frozen model with an adapter in training. Its parameters are the adapter's alone."""
+
+    def __init__(self, base: CausalModel, parameters: Parameters) -> None:
+        super().__init__()
+        self.adapter_parameters = parameters
+        self._base = (base,)  # in a tuple, where torch does not look for modules
+
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **_: Any
+    ) -> dict[str, torch.Tensor]:
+        """`input_ids`, `labels`: [batch, tokens], padded on the right; labels are not shifted.
+
+        Returns `loss`, the mean over all labels but `IGNORED` ones, and `logits` of every token,
+        [batch, tokens, vocab], float32.
+        """
+        adapter = self.adapter_parameters.adapter()
+        logits = logits_with_gradients(self._base[0], adapter, input_ids)
+        if labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        return {"loss": loss, "logits": logits}
+
+
+Record = Callable[[int, torch.Tensor, Partial, Partial], None]
+
+
+def logits_with_gradients(
+    base: CausalModel, adapter: Adapter, input_ids: torch.Tensor, record: Record | None = None
+) -> torch.Tensor:
+    """Of every token: [batch, tokens, vocab], at least float32; gradients go to the adapter.
+
+    `record` is called in every layer that the adapter has a part in: with the layer, the queries
+    [heads, batch · tokens, head_dim], and what they get from their own sequence and from it.
+    """
+    AttentionInterface.register(TRAINING_ATTENTION, training_attention)
+    num_tokens = input_ids.shape[1]
+    first = adapter.num_positions
+    positions = torch.arange(first, first + num_tokens, device=input_ids.device)[None]
+    with base.attention_named(TRAINING_ATTENTION):
+        out = base.with_adapter(adapter, first + num_tokens)(
+            input_ids=input_ids,
+            position_ids=positions,
+            use_cache=False,
+            adapter=adapter,
+            record=record,
+        )
+    return out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+
+
+def training_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    adapter: Adapter,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    record: Record | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention and the adapter's part, all of it differentiable.
+
+    `query`: [batch, heads, tokens, head_dim]. Padding is on the right, where no mask is needed.
+    """
+    batch, heads, tokens, head_dim = query.shape
+    scale = scaling if scaling is not None else head_dim**-0.5
+    options = AttentionOptions(scale=scale, window=sliding_window, softcap=softcap)
+    rows = torch.arange(tokens, device=query.device)
+    mask = rows[None] <= rows[:, None]
+    if sliding_window is not None:
+        mask &= rows[None] > rows[:, None] - sliding_window
+    # an adapter sees queries one by one: the batch is more of them
+    own = [
+        reference_attention(q, k, v, scale=scale, mask=mask, softcap=softcap)
+        for q, k, v in zip(query, key, value, strict=True)
+    ]
+    part = Partial(torch.cat([p.out for p in own], 1), torch.cat([p.lse for p in own], 1))
+    queries = query.transpose(0, 1).reshape(heads, batch * tokens, head_dim)
+    backend = select_backend(query.device, name="reference")
+    extra = adapter.part(module.layer_idx, queries, options, backend)
+    if record is not None and extra is not None:
+        record(module.layer_idx, queries, part, extra)
+    out = merge([part] if extra is None else [part, extra])  # [heads, batch · tokens, head_dim]
+    return out.view(heads, batch, tokens, head_dim).permute(1, 2, 0, 3), None
+
+
+@torch.inference_mode()
+def _read(model: CausalModel, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    layers = model.num_layers
+    memory = model.new_memory(2 * layers * len(ids))
+    kv = memory.kv(0, num_layers=layers, capacity=len(ids))
+    model.prefill_chunk(ids, start=0, kv=kv, rope_tokens=len(ids), is_last=False)
+    pairs = [kv.read(layer, len(ids)) for layer in range(layers)]
+    return torch.stack([k for k, _ in pairs]), torch.stack([v for _, v in pairs])
+
+
+def read_prefix(model: CausalModel, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of tokens at positions 0…: [layers, kv_heads, tokens, head_dim] each.
+
+    As a prefix they are exactly these tokens before the prompt: their keys are already rotated.
+    """
+    keys, values = _read(model, ids)
+    return keys.clone(), values.clone()  # not of inference mode any more

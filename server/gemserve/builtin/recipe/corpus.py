@@ -1,0 +1,314 @@
+"""Training sequences for the built-in model: facts in prose, then questions and answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from gemserve.builtin.recipe.guides import (
+    Guide,
+    Pair,
+    Source,
+    Turn,
+    follow,
+    retrieve,
+    within_document,
+)
+from gemserve.builtin.recipe.tokenizer import ASSISTANT, BOS, END, USER
+from gemserve.synthetic.problems import MANY_WORDINGS, SEPARATOR, Problem, ProblemMaker
+
+KINDS = ("single", "multi_value", "multi_query", "tracking", "common_words")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What one training stage's sequences look like.
+
+    `problems`: how many a document holds, at most `questions` of them asked; `weights`: how often
+    each of `KINDS` is drawn (a list of common words fills a document of its own).
+    """
+
+    num_tokens: int
+    problems: tuple[int, int]
+    questions: int
+    weights: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
+    items: int = 4  # at most, of an answer with several
+    two_words: float = 0.0
+    letters: float = 0.0
+    words: float = 0.0
+    wordings: int = 10
+    max_position: int = 0  # 0: positions are not skipped
+    noise: float = 0.0  # share of documents whose filler is random tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token ids and targets of one step; integers are int64.
+
+    `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers] index the positions
+    whose next token is scored, `targets`: [answers] that token, `ends`: [answers] bool, whether it
+    is an answer's last. `pointers`: [pairs, 4], a `Guide`, a row, a position in it that should
+    attend, and the earlier one it should attend to.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    targets: np.ndarray
+    ends: np.ndarray
+    pointers: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    tokens: np.ndarray
+    positions: np.ndarray
+    scored: list[tuple[int, int, bool]]  # column, target, is the answer's end
+    pointers: list[Pair]
+
+
+def _item_bounds(problem: Problem, statement: int) -> tuple[int, int, int]:
+    """First and last character of what a statement has for an answer, asked for or not.
+
+    And the last one of its subject's name, -1 if there is none.
+    """
+    if problem.kind == "tracking":  # "VAR name = …"
+        return len("VAR "), problem.statements[statement].index(" =") - 1, -1
+    for answer in problem.answers:
+        if answer.statement == statement and answer.start >= 0:
+            return answer.start, answer.start + len(answer.text) - 1, answer.named - 1
+    return 0, len(problem.statements[statement]) - 1, -1
+
+
+class Corpus:
+    """Pre-tokenized filler sentences and the encoder for everything else."""
+
+    def __init__(self, tokenizer: Any, sentences: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        encoded = tokenizer.encode_batch([" " + s for s in sentences], add_special_tokens=False)
+        lengths = np.array([len(e.ids) for e in encoded])
+        self._tokens = np.concatenate([np.array(e.ids, dtype=np.int64) for e in encoded])
+        self._starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+        self._vocab_size = tokenizer.get_vocab_size()
+
+    def batch(self, recipe: Recipe, size: int, seed: tuple[int, ...]) -> Batch:
+        rng = Random(repr(seed))
+        sequences = [self._sequence(recipe, rng) for _ in range(size)]
+        scored = [(row, *s) for row, sequence in enumerate(sequences) for s in sequence.scored]
+        pairs = [
+            (guide, row, *pair)
+            for row, sequence in enumerate(sequences)
+            for guide, *pair in sequence.pointers
+        ]
+        rows, columns, targets, ends = (np.array(c) for c in zip(*scored, strict=True))
+        return Batch(
+            tokens=np.stack([sequence.tokens for sequence in sequences]),
+            positions=np.stack([sequence.positions for sequence in sequences]),
+            rows=rows,
+            columns=columns,
+            targets=targets,
+            ends=ends,
+            pointers=np.array(pairs, dtype=np.int64).reshape(-1, 4),
+        )
+
+    def _sequence(self, recipe: Recipe, rng: Random) -> _Sequence:
+        special = self._tokenizer.token_to_id
+        problems = self._problems(recipe, rng)
+        asked = rng.sample(problems, min(recipe.questions, len(problems)))
+        is_chat = rng.random() < 0.5
+
+        tail: list[int] = []  # questions and answers
+        turns: list[Turn] = []
+        for index, problem in enumerate(asked):
+            if is_chat:
+                opening = "\n\n" if index == 0 else USER
+                text = f"{opening}{problem.question}{END}{ASSISTANT}"
+            else:
+                text = f"\n\n{problem.question}\nAnswer:"
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            lead = text.index(problem.question)
+            names = [
+                next(
+                    len(tail) + i
+                    for i, (_, high) in enumerate(encoding.offsets)
+                    if high >= lead + answer.asked
+                )
+                if answer.asked >= 0
+                else -1
+                for answer in problem.answers
+            ]
+            tail += encoding.ids
+            items = [self._item(a.text, i == 0) for i, a in enumerate(problem.answers)]
+            turns.append(Turn(problem, len(tail), items, names))
+            tail += [*(token for item in items for token in item), special(END)]
+
+        head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
+        room = recipe.num_tokens - len(head) - len(tail)
+        body, placed, spans = self._document(problems, len(head), room, recipe, rng)
+        tokens = np.array([*head, *body, *tail][: recipe.num_tokens], dtype=np.int64)
+        tokens = np.pad(tokens, (0, recipe.num_tokens - len(tokens)))
+
+        start = len(head) + len(body)
+        scored: list[tuple[int, int, bool]] = []
+        pointers: list[Pair] = []
+        for turn in turns:
+            answer = [*(token for item in turn.items for token in item), special(END)]
+            first = start + turn.first - 1
+            if first + len(answer) >= recipe.num_tokens:
+                break  # the document's statements left no room
+            scored += [(first + i, token, i == len(answer) - 1) for i, token in enumerate(answer)]
+            sources = placed[id(turn.problem)]
+            if turn.problem.kind == "common_words":
+                low, high = spans[0]
+                pointers += [(Guide.FILTER, first, token) for token in range(low, high)]
+            elif turn.problem.kind == "tracking":
+                chains = [s for p in problems if p.kind == "tracking" for s in placed[id(p)]]
+                pointers += follow(turn, sources, chains, start)
+            else:
+                pointers += retrieve(turn, sources, start)
+        for problem in problems:
+            pointers += within_document(problem, placed[id(problem)])
+        return _Sequence(
+            tokens=tokens,
+            positions=self._positions(recipe, len(head), len(body), spans, rng),
+            scored=scored,
+            pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
+        )
+
+    def _problems(self, recipe: Recipe, rng: Random) -> list[Problem]:
+        wording = replace(
+            MANY_WORDINGS,
+            statements=MANY_WORDINGS.statements[: recipe.wordings],
+            questions=MANY_WORDINGS.questions[: recipe.wordings],
+        )
+        maker = ProblemMaker(
+            rng,
+            two_words=recipe.two_words,
+            letters=recipe.letters,
+            words=recipe.words,
+            wording=wording,
+        )
+        (kind,) = rng.choices(KINDS, recipe.weights)
+        if kind == "common_words":
+            # a word is a token, the question and answer take 40 or so
+            num_words = max(40, recipe.num_tokens - 60) * rng.randint(5, 10) // 10
+            return [
+                maker.common_words(
+                    num_words,
+                    count=rng.randint(1, 3),
+                    common_share=rng.uniform(0.3, 0.7),
+                    decay=rng.uniform(0.5, 0.95),
+                )
+            ]
+        many = rng.randint(2, recipe.items)
+        problems: list[Problem] = []
+        for _ in range(rng.randint(*recipe.problems)):
+            if kind == "single" or kind == "common_words":
+                problems.append(maker.single())
+            elif kind == "multi_value":
+                problems.append(maker.multi_value(many))
+            elif kind == "multi_query":
+                problems.append(maker.multi_query(many))
+            else:
+                problems.append(maker.tracking(many, chains=rng.randint(1, 2)))
+            (kind,) = rng.choices(KINDS, recipe.weights)
+        return problems
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _item_core(self, text: str) -> list[int]:
+        """An answer's tokens as they stand in the document: a word's has its leading space."""
+        return self._encode(f" {text}" if text[0].islower() else text)
+
+    def _item(self, text: str, is_first: bool) -> list[int]:
+        if is_first:
+            return self._item_core(text)
+        return self._encode(f"{SEPARATOR}{text}")
+
+    def _document(
+        self, problems: list[Problem], head: int, room: int, recipe: Recipe, rng: Random
+    ) -> tuple[list[int], dict[int, list[Source]], list[tuple[int, int]]]:
+        """All statements spread over filler, `room` tokens in all if that is enough.
+
+        Also where the item of each of a problem's statements stands, and every statement's first
+        and last token, counted from `head` tokens before the document. A problem's statements keep
+        their order.
+        """
+        encodings = [
+            [self._tokenizer.encode(" " + s, add_special_tokens=False) for s in p.statements]
+            for p in problems
+        ]
+        used = sum(len(e.ids) for group in encodings for e in group)
+        filler, boundaries = self._filler(room - used, rng.random() < recipe.noise, rng)
+        turn = [index for index, group in enumerate(encodings) for _ in group]
+        rng.shuffle(turn)
+        spots = sorted(rng.choice(boundaries) for _ in turn)
+        body: list[int] = []
+        placed: dict[int, list[Source]] = {id(p): [] for p in problems}
+        spans: list[tuple[int, int]] = []
+        done = 0
+        for spot, which in zip(spots, turn, strict=True):
+            body += filler[done:spot]
+            done = spot
+            problem = problems[which]
+            statement = len(placed[id(problem)])
+            encoding = encodings[which][statement]
+            low = head + len(body)
+            high = low + len(encoding.ids)
+            first, last, name = (
+                low + encoding.char_to_token(character + 1) if character >= 0 else -1
+                for character in _item_bounds(problem, statement)  # a space goes before
+            )
+            placed[id(problem)].append(Source(first, last, high - 1, name))
+            spans.append((low, high))
+            body += encoding.ids
+        return body + filler[done:], placed, spans
+
+    def _filler(self, count: int, is_noise: bool, rng: Random) -> tuple[list[int], list[int]]:
+        """`count` filler tokens and the offsets at which a sentence may be put."""
+        if count <= 0:
+            return [], [0]
+        if is_noise:
+            noise = np.random.default_rng(rng.getrandbits(63))
+            return noise.integers(6, self._vocab_size, count).tolist(), list(range(count + 1))
+        first = rng.randrange(len(self._starts))
+        start = int(self._starts[first])
+        if start + count > len(self._tokens):
+            first, start = 0, 0
+        window = self._tokens[start : start + count].tolist()
+        boundaries = [0]
+        for index in range(first + 1, len(self._starts)):
+            offset = int(self._starts[index]) - start
+            if offset >= count:
+                break
+            boundaries.append(offset)
+        return window, boundaries
+
+    def _positions(
+        self, recipe: Recipe, head: int, body: int, whole: list[tuple[int, int]], rng: Random
+    ) -> np.ndarray:
+        """Position ids with gaps inside the document, so that short sequences teach distances.
+
+        No gap opens inside a statement (the spans `whole`) or a question.
+        """
+        positions = np.arange(recipe.num_tokens, dtype=np.int64)
+        slack = recipe.max_position - recipe.num_tokens
+        if slack <= 0 or rng.random() < 0.3:
+            return positions
+        # log-uniform reach: every distance scale is seen, not only the longest
+        reach = int(slack ** rng.random())
+        count = max(1, body // rng.choice((16, 64, 256)))
+        drawn = sorted(rng.randrange(head, head + body + 1) for _ in range(count))
+        cuts = [c for c in drawn if not any(low < c < high for low, high in whole)]
+        sizes = sorted(rng.randrange(reach + 1) for _ in cuts)
+        previous = 0
+        for cut, total in zip(cuts, sizes, strict=True):
+            positions[cut:] += total - previous
+            previous = total
+        return positions

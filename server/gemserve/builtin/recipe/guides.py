@@ -1,0 +1,138 @@
+"""Where the built-in model's guided heads should look, at every step of a skill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gemserve.synthetic.problems import Problem
+
+
+class Guide(IntEnum):
+    """What a pair of positions teaches: the later one's attention should reach the earlier one.
+
+    FILTER: where answers begin, to all that a filter must keep. COPY: before each token of an
+    answer, to where it is copied from, or, after the last item, to the sequence's first token.
+    LINK: from what a variable is assigned to its name, from a name in a question to the one before
+    it. COUNT: from one of several values to those before it and the sequence's first token, whose
+    share tells how many. ECHO: from the end of an item of an answer to its end in the document;
+    ORDER: the same, one layer on. ASK: from there to the name of the next item in the question.
+    NAME: from a value to its subject's name, and from where an answer begins to the names in the
+    question.
+    """
+
+    FILTER = 0
+    COPY = 1
+    LINK = 2
+    ECHO = 3
+    ASK = 4
+    ORDER = 5
+    NAME = 6
+    COUNT = 7
+
+
+Pair = tuple[Guide, int, int]  # a position, and the earlier one it should attend to
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question and its answer in the tail, all offsets in tokens from the tail's start."""
+
+    problem: Problem
+    first: int  # of the answer
+    items: list[list[int]]
+    asked: list[int]  # last token of each item's name in the question, -1: none
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an item stands in the document: its first and last token, its statement's last.
+
+    `name`: the last token of its subject's name, -1: none.
+    """
+
+    first: int
+    last: int
+    end: int
+    name: int
+
+
+def retrieve(turn: Turn, sources: list[Source], start: int) -> list[Pair]:
+    """Pairs of an answer whose items each stand in a statement; `sources` by statement."""
+    pairs: list[Pair] = []
+    column = start + turn.first - 1  # predicts the next token of the answer
+    names = [start + name for name in turn.asked]
+    pairs += [(Guide.NAME, column, name) for name in dict.fromkeys(names)]
+    is_query = turn.problem.kind == "multi_query"
+    if is_query:
+        pairs += [(Guide.ASK, column, names[0])]
+        pairs += [(Guide.LINK, b, a) for a, b in zip([0, *names], names, strict=False)]
+    for index, (item, answer) in enumerate(zip(turn.items, turn.problem.answers, strict=True)):
+        source = sources[answer.statement]
+        lead = len(item) - (source.last - source.first + 1)  # a comma and a space
+        for offset in range(len(item)):
+            at = column + offset
+            if offset <= lead:
+                pairs += [(Guide.FILTER, at, s.first) for s in _needed(turn, sources)]
+                pairs += [(Guide.COPY, at, source.first)]
+                if index and is_query:
+                    pairs += [(Guide.ASK, at, names[index])]
+                elif index and offset:
+                    before = sources[turn.problem.answers[index - 1].statement]
+                    pairs += [(Guide.ORDER, at, before.last)]
+            else:
+                copied = source.first + offset - lead
+                pairs += [(Guide.FILTER, at, copied), (Guide.COPY, at, copied)]
+        column += len(item)
+        if len(turn.items) > 1:
+            is_last = index + 1 == len(turn.items)
+            after = 0 if is_last else sources[turn.problem.answers[index + 1].statement].first
+            pairs += [(Guide.ECHO, column, source.last), (Guide.COPY, column, after)]
+            if is_query:
+                pairs += [(Guide.ASK, column, 0 if is_last else names[index + 1])]
+            else:
+                pairs += [(Guide.ORDER, column, source.last)]
+    return pairs
+
+
+def _needed(turn: Turn, sources: list[Source]) -> list[Source]:
+    return [sources[answer.statement] for answer in turn.problem.answers]
+
+
+def follow(turn: Turn, sources: list[Source], chains: list[Source], start: int) -> list[Pair]:
+    """Pairs of an answer that follows a chain of assignments; all `chains` must be kept.
+
+    What a variable is assigned comes after its name, so its name is reached from the end.
+    """
+    pairs: list[Pair] = []
+    column = start + turn.first - 1
+    for index, (item, answer) in enumerate(zip(turn.items, turn.problem.answers, strict=True)):
+        for at in range(column, column + len(item)):
+            pairs += [(Guide.COPY, at, sources[answer.statement].end - 1)]
+            pairs += [(Guide.FILTER, at, s.first) for s in chains]
+            pairs += [(Guide.FILTER, at, s.end - 1) for s in chains]
+        column += len(item)
+        if index + 1 < len(turn.items):
+            after = sources[turn.problem.answers[index + 1].statement].end - 1
+            pairs += [(Guide.COPY, column, after)]
+        else:
+            pairs += [(Guide.COPY, column, 0)]
+    return pairs
+
+
+def within_document(problem: Problem, sources: list[Source]) -> list[Pair]:
+    """Pairs inside a document, whoever asks; `sources` by statement."""
+    pairs: list[Pair] = []
+    for s in sources:
+        if s.name >= 0:
+            pairs += [(Guide.NAME, at, s.name) for at in {s.first, s.last}]
+    if problem.kind == "tracking":
+        pairs += [(Guide.LINK, s.end - 1, s.first) for s in sources]
+    elif problem.kind == "multi_value":
+        pairs += [
+            (Guide.COUNT, at, earlier)
+            for index, source in enumerate(sources)
+            for at in {source.first, source.last}
+            for earlier in (0, *(s.first for s in sources[:index]))
+        ]
+    return pairs

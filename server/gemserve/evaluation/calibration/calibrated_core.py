@@ -1,0 +1,126 @@
+"""A core whose filter is calibrated: by a file that is there, or by probing the model now.
+
+Nobody has to know what a filter layer is: a model that has no calibration gets a short one when it
+is first used, kept in the user's cache under a hash of its weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from gemserve.calibration import Calibration, place_for, read_calibration, write_calibration
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.build import assemble, calibration_path, load_for
+from gemserve.engine.core import Core
+from gemserve.errors import ConfigError
+from gemserve.evaluation.calibration.choose_layer import SHORT, Effort, calibrate
+from gemserve.evaluation.calibration.result import Found
+from gemserve.filtering.methods import METHODS
+from gemserve.model.base_model import hash_weights
+from gemserve.model.loader import Loaded
+
+_EVERY_S = 10.0  # between lines, where there is no terminal
+
+
+def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
+    """As `engine.build.build_core`, after a short calibration where there is none yet.
+
+    Not for a filter layer that was given, for methods that need none, nor with calibrate "off".
+    Says on standard error what it does; a calibration that fails leaves a guess and a warning.
+    """
+    loaded = load_for(model, engine)
+    needs_one = (
+        engine.calibrate == "auto"
+        and engine.filter_layer is None
+        and engine.offload_layers == 0  # what is on the host was decided by the layer
+        and METHODS[engine.filter_method].selector is not None
+        and calibration_path(loaded, engine) is None
+    )
+    calibration = _calibrate_now(loaded, engine) if needs_one else None
+    core = assemble(loaded, engine, calibration)
+    found = core.calibration
+    if METHODS[core.config.filter_method].selector is not None and not found.is_measured:
+        _say(
+            f"warning: filter layer {found.layer} is not calibrated ({found.source}); "
+            "gemserve calibrate finds the layer and the heads that look at what is asked for"
+        )
+    return core
+
+
+def run_calibration(loaded: Loaded, effort: Effort, *, kv_memory_bytes: int) -> tuple[Found, float]:
+    """Calibrate a loaded model; also the seconds it took. Raises `ConfigError`."""
+    started_s = time.monotonic()
+    settings = EngineConfig(
+        filter_method="none", calibrate="off", kv_memory_bytes=kv_memory_bytes, max_running=32
+    )
+    core = assemble(loaded, settings)
+    limit = core.config.max_prompt_tokens
+    assert limit is not None
+    if max(effort.lengths) > limit:
+        raise ConfigError(f"lengths={max(effort.lengths)}: the longest prompt here is {limit}")
+    with progress() as step:
+        found = calibrate(core, effort, step)
+    return found, time.monotonic() - started_s
+
+
+def result_of(loaded: Loaded, found: Found, effort: Effort, seconds: float) -> dict[str, object]:
+    """What a calibration file holds."""
+    return {
+        **found.as_json(),
+        "model": loaded.name,
+        "weights": hash_weights(loaded.model.hf, rounded=True),
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "lengths": list(effort.lengths),
+        "seed": effort.seed,
+        "seconds": round(seconds, 1),
+    }
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that counts what was read: on a terminal in place, elsewhere now and then."""
+    count, last_s = 0, time.monotonic()
+    with tqdm(desc="calibrating", unit="probe", leave=False, disable=None) as bar:
+
+        def step(what: str) -> None:
+            nonlocal count, last_s
+            count += 1
+            bar.set_postfix_str(what, refresh=False)
+            bar.update()
+            if bar.disable and time.monotonic() - last_s >= _EVERY_S:
+                last_s = time.monotonic()
+                _say(f"calibrating: {count} probes read")
+
+        yield step
+
+
+def _calibrate_now(loaded: Loaded, engine: EngineConfig) -> Calibration | None:
+    """The calibration of a model that has none; None, with a warning, where probes do not tell."""
+    _say("this model is not calibrated yet: finding the heads that look at what is asked for")
+    shortest = min(engine.max_prompt_tokens or 1 << 30, loaded.model.context_tokens - 1)
+    lengths = tuple(min(length, shortest) for length in SHORT.lengths)
+    effort = replace(SHORT, lengths=lengths)
+    try:
+        found, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+        result = result_of(loaded, found, effort, seconds)
+        path = place_for("", str(result["weights"]))
+        write_calibration(path, result)
+    except ConfigError as error:
+        _say(f"warning: the calibration failed: {error}")
+        return None
+    _say(
+        f"calibrated in {seconds:.0f} s: filter layer {found.chosen.layer}, recall "
+        f"{found.chosen.recall:.2f}; kept in {path}"
+    )
+    model = loaded.model
+    return read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)
+
+
+def _say(text: str) -> None:
+    print(f"gemserve: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""Probes: documents whose answers are known, read to find which heads look at them.
+
+Each document is asked three times: for a fact that it hides among others of its form, for a fact
+that it does not have, and for something that all of its text would be needed for. The first tells
+whether a head finds what is asked for; the others what attention looks like when nothing was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemserve.evaluation.tasks.example import Draw, Example, Maker, question_prompt
+from gemserve.evaluation.tasks.natural import (
+    VOCABULARIES,
+    NaturalKind,
+    VocabularyName,
+    draw_facts,
+    natural_maker,
+)
+from gemserve.evaluation.tasks.needle import multikey, multiquery
+from gemserve.prompting.prompt import Prompt
+
+_NATURAL: tuple[NaturalKind, ...] = ("place", "person", "number", "clause", "several")
+# Natural facts; and for models that know no others, the built-in model's form of facts.
+_SYNTHETIC: dict[str, Maker] = {"multikey": multikey, "multiquery": multiquery}
+PROBE_KINDS: tuple[str, ...] = (*_NATURAL, *_SYNTHETIC)
+_DIFFUSE = (
+    "Summarize the text in one sentence.",
+    "What are the most common words in the text?",
+    "Is the tone of the text friendly or formal?",
+    "How many sentences does the text have?",
+    "Which topics does the text cover?",
+    "Write a title for the text.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """`example`: the fact asked for. `absent`, `diffuse`: the other questions of its document."""
+
+    kind: str
+    example: Example
+    absent: Prompt
+    diffuse: Prompt
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [self.example.prompt, self.absent, self.diffuse]
+
+
+def draw_probes(
+    tokenizer: Any, vocabulary: VocabularyName, lengths: Sequence[int], samples: int, seed: int
+) -> list[Probe]:
+    """`samples` probes of each kind and length; kinds take turns, so that any part is balanced."""
+    return [
+        _draw(tokenizer, vocabulary, kind, draw)
+        for length in lengths
+        for index in range(samples)
+        for kind in PROBE_KINDS
+        for draw in [Draw(seed=seed, num_tokens=length, index=index, samples=samples)]
+    ]
+
+
+def _draw(tokenizer: Any, vocabulary: VocabularyName, kind: str, draw: Draw) -> Probe:
+    maker = _SYNTHETIC.get(kind) or natural_maker(vocabulary, _natural(kind))
+    example = maker(tokenizer, draw)
+    rng = draw.rng(f"probe {vocabulary} {kind}")
+    relations = VOCABULARIES[vocabulary]
+    while True:  # a question that the document has nothing of
+        problem, _ = draw_facts(rng, rng.choice(relations), 1, 0)
+        if not any(answer.text in example.document for answer in problem.answers):
+            break
+    document = example.document
+    return Probe(
+        kind=kind,
+        example=example,
+        absent=question_prompt(tokenizer, document, problem.question),
+        diffuse=question_prompt(tokenizer, document, rng.choice(_DIFFUSE)),
+    )
+
+
+def _natural(kind: str) -> NaturalKind:
+    return next(known for known in _NATURAL if known == kind)

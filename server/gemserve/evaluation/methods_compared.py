@@ -1,0 +1,84 @@
+"""Who is compared: the filter methods a request can name, and some that only an evaluation has.
+
+`sieve:auto` and `sieve:fallback` are sieve with those options, beside it. `oracle` keeps what holds
+the answer; `bm25` is what a user without a filter would do: rank passages by their
+words, keep as many as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from gemserve.evaluation.tasks.example import Example
+from gemserve.filtering.methods import METHODS
+from gemserve.filtering.protected_budget import reserve
+from gemserve.types import FilterMethod, FilterParams
+
+PASSAGE_TOKENS = 64
+
+
+def oracle(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
+    """The answer's tokens and the protected ones; everything, where nothing can be left out."""
+    if not example.gold:
+        return tuple(range(len(example.prompt.ids)))
+    gold = [p for start, stop in example.gold for p in range(start, stop)]
+    return _filled(example, gold, keep)
+
+
+def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
+    """Passages of `PASSAGE_TOKENS`, best match with the question's words first."""
+    import bm25s
+
+    ids = list(example.prompt.ids)
+    starts = range(0, len(ids), PASSAGE_TOKENS)
+    texts = [tokenizer.decode(ids[s : s + PASSAGE_TOKENS]) for s in starts]
+    words = bm25s.tokenize([*texts, example.question], show_progress=False, return_ids=False)
+    ranked = list(range(len(texts)))
+    if words[-1] and any(words[:-1]):  # bm25s fails on a question of stop words alone
+        index = bm25s.BM25()
+        index.index(words[:-1], show_progress=False)
+        scores = index.get_scores(words[-1])
+        ranked.sort(key=lambda i: -scores[i])
+    wanted = [
+        position
+        for passage in ranked
+        for position in range(starts[passage], min(len(ids), starts[passage] + PASSAGE_TOKENS))
+    ]
+    return _filled(example, wanted, keep)
+
+
+def _filled(example: Example, wanted: Sequence[int], keep: int) -> tuple[int, ...]:
+    num_tokens = len(example.prompt.ids)
+    chosen = dict.fromkeys(reserve(example.prompt.protected, num_tokens, keep, keep).positions)
+    for position in wanted:
+        if len(chosen) == keep:
+            break
+        chosen.setdefault(position)
+    return tuple(sorted(chosen))
+
+
+# Positions to keep, chosen outside of the engine.
+OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
+    "oracle": oracle,
+    "bm25": bm25,
+}
+ADAPTIVE = ("sieve:auto", "sieve:fallback")
+ARMS: tuple[str, ...] = (*METHODS, *ADAPTIVE, *OUTSIDE)
+
+
+def constants_of(arm: str) -> str:
+    """What an arm's method is set to, beside what a request says."""
+    method = cast(FilterMethod, arm.partition(":")[0])
+    return repr(METHODS.get(method))
+
+
+def params_of(arm: str, keep: int | float) -> FilterParams:
+    """The filter of an arm that is not one of `OUTSIDE`."""
+    method, _, option = arm.partition(":")
+    return FilterParams(
+        method=cast(FilterMethod, method),
+        keep="auto" if option == "auto" else keep,
+        fallback=option != "",
+        return_selection=True,
+    )

@@ -1,0 +1,262 @@
+"""Run examples through the methods, keep every outcome, average what was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gemserve.engine.core import Core
+from gemserve.evaluation.methods_compared import OUTSIDE, constants_of, params_of
+from gemserve.evaluation.metrics import score_answer
+from gemserve.evaluation.tasks.example import Draw, Example, Subtasks
+from gemserve.evaluation.unfiltered import read_whole
+from gemserve.json_lines import parse_objects
+from gemserve.types import (
+    Filtered,
+    FilterParams,
+    FilterReport,
+    Finished,
+    Keep,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One example under one method. `recall`: share of the gold tokens kept; None if unknown.
+
+    `prompt_tokens` is the nominal length; `samples` how many examples share it, which fixes depths.
+    Of an example from a file: its real length, 1, and `index` is its line. `coverage`, `reason`: as
+    in the filter's report.
+    """
+
+    subtask: str
+    prompt_tokens: int
+    samples: int
+    index: int
+    method: str
+    keep: int | float
+    score: float
+    recall: float | None
+    kept_tokens: int
+    depth: float | None
+    text: str
+    coverage: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Averages over the examples of one method, subtask and length."""
+
+    method: str
+    subtask: str
+    prompt_tokens: int
+    keep: Keep
+    score: float
+    recall: float | None
+    kept_tokens: float
+    n: int
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+Key = tuple[str, int, int, int, str, int | float]
+
+
+class Outcomes:
+    """All outcomes of a run, by what they are of; in a file too, so that a stopped run resumes.
+
+    Lines of other runs (other weights, another seed, task or filter layer) are left alone, and so
+    are those of a method whose constants have changed since.
+    """
+
+    def __init__(self, path: Path | None, run: dict[str, object]) -> None:
+        self._path, self._run = path, run
+        self._known: dict[Key, Outcome] = {}
+        names = {field.name for field in fields(Outcome)}
+        if path is not None and path.exists():
+            text = path.read_text()
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:  # a run was killed while it wrote
+                path.write_text(whole)
+            for _, entry in parse_objects(whole.encode()):
+                is_same = entry.pop("run") == run
+                constants = entry.pop("constants", None)
+                if is_same and set(entry) == names and constants == constants_of(entry["method"]):
+                    self._remember(Outcome(**entry))
+
+    def get(self, draw: Draw, subtask: str, method: str, keep: int | float) -> Outcome | None:
+        return self._known.get((subtask, draw.num_tokens, draw.samples, draw.index, method, keep))
+
+    def add(self, outcome: Outcome) -> None:
+        self._remember(outcome)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                written = {"run": self._run, "constants": constants_of(outcome.method)}
+                file.write(json.dumps(written | asdict(outcome)) + "\n")
+
+    def _remember(self, o: Outcome) -> None:
+        self._known[(o.subtask, o.prompt_tokens, o.samples, o.index, o.method, o.keep)] = o
+
+
+def evaluate(
+    core: Core,
+    subtasks: Subtasks,
+    draws: Sequence[Draw],
+    methods: Sequence[str],
+    keep: int | float,
+    outcomes: Outcomes,
+    progress: Callable[[], None],
+) -> list[Outcome]:
+    """Every subtask, draw and method; what `outcomes` has is not run again."""
+    wanted: list[Outcome] = []
+    for name, maker in subtasks.items():
+        for draw in draws:
+            found = {method: outcomes.get(draw, name, method, keep) for method in methods}
+            missing = [method for method, outcome in found.items() if outcome is None]
+            if missing:
+                example = maker(core.tokenizer, draw)
+                for made in run_example(core, example, draw.samples, missing, keep):
+                    outcomes.add(made)
+                    found[made.method] = made
+            for method in methods:
+                outcome = found[method]
+                assert outcome is not None
+                wanted.append(outcome)
+                progress()
+    return wanted
+
+
+def average(outcomes: Iterable[Outcome]) -> list[Row]:
+    """One row per subtask, length and method, in the order of first appearance."""
+    groups: dict[tuple[str, int, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        key = (outcome.subtask, outcome.prompt_tokens, outcome.method)
+        groups.setdefault(key, []).append(outcome)
+    rows: list[Row] = []
+    for (subtask, num_tokens, method), seen in groups.items():
+        recalls = [o.recall for o in seen if o.recall is not None]
+        rows.append(
+            Row(
+                method=method,
+                subtask=subtask,
+                prompt_tokens=num_tokens,
+                keep="auto" if method == "sieve:auto" else seen[0].keep,
+                score=round(_mean([o.score for o in seen]), 4),
+                recall=round(_mean(recalls), 4) if recalls else None,
+                kept_tokens=round(_mean([o.kept_tokens for o in seen]), 1),
+                n=len(seen),
+            )
+        )
+    return rows
+
+
+def run_example(
+    core: Core, example: Example, samples: int, methods: Sequence[str], keep: int | float
+) -> list[Outcome]:
+    """Generate greedily under each method and score the answers."""
+    num_tokens = len(example.prompt.ids)
+    count = min(num_tokens, FilterParams(method="sieve", keep=keep).kept_count(num_tokens))
+    everything = ((0, num_tokens),)
+    blank = Outcome(
+        subtask=example.subtask,
+        prompt_tokens=example.num_tokens,
+        samples=samples,
+        index=example.index,
+        method="",
+        keep=keep,
+        score=0.0,
+        recall=None,
+        kept_tokens=count,
+        depth=example.depth,
+        text="",
+    )
+    made: list[Outcome] = []
+
+    def outcome(
+        method: str, text: str, kept_tokens: int, kept: Sequence[tuple[int, int]] | None
+    ) -> None:
+        is_short = method != "none" and kept_tokens == count == num_tokens
+        made.append(
+            replace(
+                blank,
+                method=method,
+                text=text,
+                score=score_answer(text, example),
+                recall=None if kept is None else recall(example.gold, kept),
+                kept_tokens=kept_tokens,
+                reason="short_prompt" if is_short else None,
+            )
+        )
+
+    if {"none", "snapkv"} <= set(methods):
+        answer, (evicted,) = read_whole(core, example.prompt.ids, example.max_tokens, [count])
+        outcome("none", _text(core, answer), num_tokens, everything)
+        outcome("snapkv", _text(core, evicted), count, None)
+        methods = [m for m in methods if m not in ("none", "snapkv")]
+    for method in methods:
+        if method in OUTSIDE:
+            kept = OUTSIDE[method](core.tokenizer, example, count)
+            ids = [example.prompt.ids[p] for p in kept]
+            text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
+            outcome(method, text, len(kept), [(p, p + 1) for p in kept])
+        else:
+            params = params_of(method, keep)
+            text, report = generate(core, example, example.prompt.ids, params)
+            outcome(method, text, report.kept_tokens, report.selection)
+            made[-1] = replace(made[-1], coverage=report.coverage, reason=report.reason)
+    return made
+
+
+def generate(
+    core: Core, example: Example, ids: Sequence[int], params: FilterParams
+) -> tuple[str, FilterReport]:
+    request = Request(
+        request_id="eval",
+        prompt_ids=ids,
+        sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
+        filter=params,
+        protected=example.prompt.protected,
+        breaks=example.prompt.breaks,
+        question=example.prompt.question,
+    )
+    text = ""
+    report: FilterReport | None = None
+    for event in core.run_alone(request):
+        if isinstance(event, Filtered):
+            report = event.report
+        elif isinstance(event, TextDelta):
+            text += event.text
+        else:
+            assert isinstance(event, Finished)
+            assert event.error is None, event.error
+    assert report is not None
+    return text, report
+
+
+def _text(core: Core, tokens: Sequence[int]) -> str:
+    text: Any = core.tokenizer.decode(tokens, skip_special_tokens=True)
+    return str(text)
+
+
+def recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> float | None:
+    total = sum(stop - start for start, stop in gold)
+    if total == 0:
+        return None
+    found = sum(
+        max(0, min(stop, g_stop) - max(start, g_start))
+        for g_start, g_stop in gold
+        for start, stop in kept
+    )
+    return found / total
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

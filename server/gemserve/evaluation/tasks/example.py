@@ -1,0 +1,214 @@
+"""An example: a prompt, what a right answer names, and the tokens an answer needs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
+from gemserve.synthetic.problems import Problem
+from gemserve.synthetic.prose import stdlib_sentences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One question with its document, as the model will see it.
+
+    `num_tokens`: the nominal length. `answers`: what the metric compares with. `gold`: half-open
+    token ranges that hold the answer; empty where no part of the document can be left out.
+    `depth`: where a single fact lies, 0 (start) to 1 (end). `is_one_line`: what follows the first
+    line of an answer does not count. `document`: its text, where it was made here.
+    """
+
+    subtask: str
+    num_tokens: int
+    index: int
+    prompt: Prompt
+    question: str
+    answers: tuple[str, ...]
+    gold: tuple[tuple[int, int], ...] = ()
+    depth: float | None = None
+    metric: str = "contains"
+    max_tokens: int = 48
+    labels: tuple[str, ...] = ()  # of a classification
+    is_one_line: bool = False
+    document: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Which of `samples` examples of one length is wanted; everything random follows from it."""
+
+    seed: int
+    num_tokens: int
+    index: int
+    samples: int
+
+    def rng(self, name: str) -> Random:
+        return Random(f"{name} {self.seed} {self.num_tokens} {self.index}")
+
+    @property
+    def depth(self) -> float:
+        """Spread evenly over the samples, from the document's start to its end."""
+        return self.index / max(1, self.samples - 1)
+
+
+# Draws one example of a subtask with a model's tokenizer.
+Maker = Callable[[Any, Draw], Example]
+Subtasks = Mapping[str, Maker]
+
+
+def with_metric(maker: Maker, metric: str) -> Maker:
+    """Examples that are scored by another metric."""
+    return lambda tokenizer, draw: replace(maker(tokenizer, draw), metric=metric)
+
+
+_OVERHEAD = 32  # tokens left for the template
+_BATCH = 64  # sentences encoded at once
+_LOOK_AHEAD = 256  # sentences
+_FEW = 8  # tokens
+
+
+def hide(
+    tokenizer: Any,
+    subtask: str,
+    draw: Draw,
+    rng: Random,
+    problem: Problem,
+    *,
+    others: Sequence[str] = (),
+    depth: float | None = None,
+    sentences: tuple[str, ...] | None = None,
+    is_question_first: bool = False,
+    max_tokens: int = 48,
+) -> Example:
+    """Hide a problem's statements and `others` in filler.
+
+    At random depths, or all at `depth`; a problem's statements keep their order. The filler is of
+    the standard library, or of the `sentences` given, which then fill the length to a few tokens.
+    """
+    is_tight = sentences is not None
+    frame = len(question_prompt(tokenizer, "", "").ids)
+    used = (frame if is_tight else max(frame, _OVERHEAD)) + sum(
+        len(tokenizer.backend_tokenizer.encode(s, add_special_tokens=False).ids) + 2
+        for s in (*problem.statements, *others, problem.question)
+    )
+    room = draw.num_tokens - used
+    filler = draw_filler(tokenizer, sentences or stdlib_sentences(), room, rng, is_tight=is_tight)
+    depths = [depth if depth is not None else rng.random() for _ in problem.statements]
+    placed = [*zip(sorted(depths), problem.statements, strict=True)]
+    placed += [(rng.random(), other) for other in others]
+    placed.sort(key=lambda pair: pair[0])
+    pieces: list[str] = []
+    done = 0
+    for at, statement in placed:
+        stop = round(at * len(filler))
+        pieces += [*filler[done:stop], statement]
+        done = stop
+    pieces += filler[done:]
+    return make_example(
+        tokenizer,
+        subtask,
+        draw,
+        document=" ".join(pieces),
+        problem=problem,
+        depth=depth,
+        is_question_first=is_question_first,
+        max_tokens=max_tokens,
+    )
+
+
+def make_example(
+    tokenizer: Any,
+    subtask: str,
+    draw: Draw,
+    *,
+    document: str,
+    problem: Problem,
+    depth: float | None = None,
+    is_question_first: bool = False,
+    max_tokens: int = 48,
+) -> Example:
+    """Document and question through the chat template, or plainly if the model has none."""
+    parts = document, problem.question
+    prompt = question_prompt(tokenizer, *(reversed(parts) if is_question_first else parts))
+    return Example(
+        subtask=subtask,
+        num_tokens=draw.num_tokens,
+        index=draw.index,
+        prompt=prompt,
+        question=problem.question,
+        answers=tuple(answer.text for answer in problem.answers),
+        gold=find_spans(prompt, [problem.statements[i] for i in problem.gold]),
+        depth=depth,
+        metric="contains",
+        max_tokens=max_tokens,
+        document=document,
+    )
+
+
+def question_prompt(tokenizer: Any, document: str, question: str) -> Prompt:
+    """The document, then the question, ready for the answer."""
+    content = f"{document}\n\n{question}"
+    if tokenizer.chat_template is None:
+        return text_prompt(tokenizer, f"{content}\nAnswer:")
+    return chat_prompt(tokenizer, [{"role": "user", "content": content}])
+
+
+def find_spans(
+    prompt: Prompt, passages: Sequence[str], start: int = 0
+) -> tuple[tuple[int, int], ...]:
+    """Token ranges of passages that stand in the prompt in this order, from character `start` on.
+
+    Raises `ValueError` if one of them does not.
+    """
+    if not passages:
+        return ()
+    starts = [low for low, _ in prompt.offsets]
+    ends = [high for _, high in prompt.offsets]
+    spans: list[tuple[int, int]] = []
+    at = start
+    for passage in passages:
+        at = prompt.text.index(passage, at)
+        stop = at + len(passage)
+        spans.append((bisect_right(ends, at), bisect_left(starts, stop)))
+        at = stop
+    return tuple(spans)
+
+
+def draw_filler(
+    tokenizer: Any,
+    sentences: tuple[str, ...],
+    num_tokens: int,
+    rng: Random,
+    *,
+    is_tight: bool = False,
+) -> list[str]:
+    """Consecutive sentences from a random place on, `num_tokens` tokens of them at most.
+
+    `is_tight`: the sentence that is too long is passed over, and so on for a while, until no more
+    than a few tokens are left.
+    """
+    start = rng.randrange(len(sentences))
+    chosen: list[str] = []
+    seen = total = 0
+    stop: int | None = None  # how far to look for sentences that still fit
+    while True:
+        picked = [sentences[(start + seen + i) % len(sentences)] for i in range(_BATCH)]
+        encoded = tokenizer.backend_tokenizer.encode_batch(
+            [" " + s for s in picked], add_special_tokens=False
+        )
+        for sentence, encoding in zip(picked, encoded, strict=True):
+            if total + len(encoding.ids) <= num_tokens:
+                total += len(encoding.ids)
+                chosen.append(sentence)
+            elif not is_tight:
+                return chosen
+            elif stop is None:
+                stop = seen + _LOOK_AHEAD
+            seen += 1
+            if stop is not None and (seen >= stop or total + _FEW >= num_tokens):
+                return chosen

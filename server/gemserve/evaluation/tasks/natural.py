@@ -1,0 +1,130 @@
+"""Natural facts: sentences of prose that say where, who, how many or why, and questions about them.
+
+A document hides the fact asked for among others of its form: the same relation of other subjects to
+other values. Three vocabularies share no wording, subject or value: what is chosen on one can be
+confirmed on the second and measured on the third, in filler of another source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, Literal, get_args
+
+from gemserve.evaluation.tasks.example import Draw, Example, Maker, hide
+from gemserve.synthetic.problems import Answer, Problem
+from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
+from gemserve.synthetic.vocabulary import Kind, Relation, Vocabulary
+from gemserve.synthetic.words_calibration import CALIBRATION
+from gemserve.synthetic.words_confirmation import CONFIRMATION
+from gemserve.synthetic.words_evaluation import EVALUATION
+
+VocabularyName = Literal["calibration", "confirmation", "evaluation"]
+NaturalKind = Kind | Literal["several"]
+
+VOCABULARIES: dict[VocabularyName, Vocabulary] = {
+    "calibration": CALIBRATION,
+    "confirmation": CONFIRMATION,
+    "evaluation": EVALUATION,
+}
+FILLERS: dict[VocabularyName, Callable[[], tuple[str, ...]]] = {
+    "calibration": stdlib_sentences,
+    "confirmation": stdlib_sentences,
+    "evaluation": topics_sentences,
+}
+# How questions begin: small models need to be told where to look. Every third is asked plainly.
+LEADS: dict[VocabularyName, tuple[str, ...]] = {
+    "calibration": ("According to the document, ", "Judging by the document, ", ""),
+    "confirmation": ("According to the passage, ", "In this passage, ", ""),
+    "evaluation": ("According to the text, ", "Going by the text, ", ""),
+}
+KINDS: tuple[Kind, ...] = get_args(Kind)
+DISTRACTORS = 3  # facts of the same form beside those asked for
+SEVERAL = 2  # facts asked for at once
+_MAX_TOKENS = 64
+
+
+def natural_maker(
+    vocabulary: VocabularyName,
+    kind: NaturalKind,
+    *,
+    subtask: str = "natural",
+    is_question_first: bool = False,
+) -> Maker:
+    """Draws examples of one kind: one fact of that kind, or of any kind `SEVERAL` in one question.
+
+    A single fact walks through the depths as `draw.index` goes up, somewhere in its sample's share.
+    """
+
+    def make(tokenizer: Any, draw: Draw) -> Example:
+        rng = draw.rng(f"natural {vocabulary} {kind}")
+        relations = [r for r in VOCABULARIES[vocabulary] if kind in (r.kind, "several")]
+        count = SEVERAL if kind == "several" else 1
+        problem, others = draw_facts(rng, rng.choice(relations), count, DISTRACTORS)
+        problem = replace(problem, question=_lead(rng.choice(LEADS[vocabulary]), problem.question))
+        depth = (draw.index % draw.samples + rng.random()) / draw.samples
+        return hide(
+            tokenizer,
+            subtask,
+            draw,
+            rng,
+            problem,
+            others=others,
+            depth=None if kind == "several" else depth,
+            sentences=FILLERS[vocabulary](),
+            is_question_first=is_question_first,
+            max_tokens=_MAX_TOKENS,
+        )
+
+    return make
+
+
+def draw_facts(
+    rng: Random, relation: Relation, count: int, distractors: int
+) -> tuple[Problem, list[str]]:
+    """A question about `count` facts of a relation, and statements of `distractors` other facts."""
+    total = count + distractors
+    subjects = rng.sample(relation.subjects, total)
+    values = rng.sample(relation.values, total)
+    facts = [
+        rng.choice(relation.statements).format(s=subject, v=value)
+        for subject, value in zip(subjects, values, strict=True)
+    ]
+    form = rng.choice(relation.questions)
+    asked = rng.sample(range(count), count)
+    questions = [form.format(s=subjects[i]).removesuffix("?") for i in asked]
+    rest = [_lead("and ", question) for question in questions[1:]]
+    problem = Problem(
+        kind="natural",
+        statements=tuple(facts[:count]),
+        question=", ".join([questions[0], *rest]) + "?",
+        answers=tuple(Answer(values[i], i, facts[i].index(values[i])) for i in asked),
+        gold=tuple(range(count)),
+    )
+    return problem, facts[count:]
+
+
+def _lead(words: str, question: str) -> str:
+    return f"{words}{question[0].lower()}{question[1:]}" if words else question
+
+
+def natural(tokenizer: Any, draw: Draw) -> Example:
+    """One natural fact; places, persons, numbers and clauses take turns."""
+    return natural_maker("evaluation", KINDS[draw.index % len(KINDS)])(tokenizer, draw)
+
+
+def natural_several(tokenizer: Any, draw: Draw) -> Example:
+    """Several natural facts of one relation, asked for in one question."""
+    return natural_maker("evaluation", "several", subtask="natural_several")(tokenizer, draw)
+
+
+def question_first(tokenizer: Any, draw: Draw) -> Example:
+    """As `natural`, but the question stands before the document, and nothing after it."""
+    make = natural_maker(
+        "evaluation",
+        KINDS[draw.index % len(KINDS)],
+        subtask="question_first",
+        is_question_first=True,
+    )
+    return make(tokenizer, draw)

@@ -1,0 +1,59 @@
+"""`needle`: facts in filler of a given length. `single` walks its fact through all depths.
+
+The first four are the forms that the built-in model was taught; the others are for real models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemserve.evaluation.tasks.code import code
+from gemserve.evaluation.tasks.example import Draw, Example, Subtasks, hide
+from gemserve.evaluation.tasks.inference import associative, chain
+from gemserve.evaluation.tasks.natural import natural, natural_several, question_first
+from gemserve.synthetic.problems import ProblemMaker
+
+DISTRACTORS = 7  # facts beside the one asked for, in `multikey`
+ITEMS = 4  # values asked for at once, in `multivalue` and `multiquery`
+
+
+def single(tokenizer: Any, draw: Draw) -> Example:
+    """One fact."""
+    rng = draw.rng("needle single")
+    problem = ProblemMaker(rng).single()
+    return hide(tokenizer, "single", draw, rng, problem, depth=draw.depth)
+
+
+def multikey(tokenizer: Any, draw: Draw) -> Example:
+    """One fact among others of its kind."""
+    rng = draw.rng("needle multikey")
+    maker = ProblemMaker(rng)
+    problem = maker.single()
+    others = [maker.single().statements[0] for _ in range(DISTRACTORS)]
+    return hide(tokenizer, "multikey", draw, rng, problem, others=others)
+
+
+def multivalue(tokenizer: Any, draw: Draw) -> Example:
+    """All values of one subject."""
+    rng = draw.rng("needle multivalue")
+    return hide(tokenizer, "multivalue", draw, rng, ProblemMaker(rng).multi_value(ITEMS))
+
+
+def multiquery(tokenizer: Any, draw: Draw) -> Example:
+    """The values of several subjects."""
+    rng = draw.rng("needle multiquery")
+    return hide(tokenizer, "multiquery", draw, rng, ProblemMaker(rng).multi_query(ITEMS))
+
+
+SUBTASKS: Subtasks = {
+    "single": single,
+    "multikey": multikey,
+    "multivalue": multivalue,
+    "multiquery": multiquery,
+    "natural": natural,
+    "natural_several": natural_several,
+    "question_first": question_first,
+    "associative": associative,
+    "chain": chain,
+    "code": code,
+}

@@ -1,0 +1,23 @@
+"""The evaluation tasks, by the name `gemserve eval` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gemserve.evaluation.tasks import jsonl, longbench, needle, relevance, ruler
+from gemserve.evaluation.tasks.example import Subtasks
+from gemserve.evaluation.tasks.example_file import CaseFile
+
+TASKS: dict[str, Subtasks] = {
+    "needle": needle.SUBTASKS,
+    "ruler": ruler.SUBTASKS,
+    "relevance": relevance.SUBTASKS,
+}
+# What a task runs unless told; the others run all they have.
+DEFAULT_SUBTASKS: dict[str, tuple[str, ...]] = {"needle": ("single",)}
+# Tasks whose examples are read: from `--data`, the subtasks given or all there are.
+FILE_TASKS: dict[str, Callable[[Path, Sequence[str] | None], list[CaseFile]]] = {
+    "jsonl": jsonl.read_files,
+    "longbench": longbench.read_files,
+}

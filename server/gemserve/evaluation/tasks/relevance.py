@@ -1,0 +1,116 @@
+"""`relevance`: what makes dropping tokens easy or hard, one axis at a time.
+
+The axes of the token-sparsification theory of shallow vision transformers, in text: the fraction of
+tokens that say the answer (α*, `relevant_…`), that say nearly the same about something else (α#,
+`confusing_…`), and of filler words replaced by others (τ, `noise_…`). A selection is worth its name
+where it beats a random one and one by position alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import Any
+
+from gemserve.evaluation.tasks.example import (
+    Draw,
+    Example,
+    Maker,
+    Subtasks,
+    draw_filler,
+    find_spans,
+    question_prompt,
+)
+from gemserve.synthetic.facts import QUESTIONS, STATEMENTS, draw_value
+from gemserve.synthetic.prose import stdlib_sentences
+from gemserve.synthetic.words import ADJECTIVES, ATTRIBUTES, NOUNS
+
+RELEVANT = (1.0, 0.1, 0.01, 0.001)
+CONFUSING = (0.01, 0.1, 0.5)
+NOISE = (0.1, 0.5)
+_OVERHEAD = 64  # tokens of template and question
+
+
+def _example(
+    tokenizer: Any,
+    draw: Draw,
+    *,
+    subtask: str,
+    relevant: float = 0.001,
+    confusing: float = 0.0,
+    noise: float = 0.0,
+) -> Example:
+    """A document of which the given shares of tokens are relevant, confusing, or noise."""
+    rng = draw.rng(f"relevance {subtask}")
+    noun, attribute, value = rng.choice(NOUNS), rng.choice(ATTRIBUTES), draw_value(rng)
+    asked, *rest = rng.sample(ADJECTIVES, len(ADJECTIVES))
+    room = draw.num_tokens - _OVERHEAD
+
+    def statement(adjective: str, value: str) -> str:
+        form = rng.choice(STATEMENTS)
+        return form.format(subject=f"{adjective} {noun}", attribute=attribute, value=value)
+
+    def statements(share: float, adjectives: list[str] | None) -> list[str]:
+        """At least one if any are wanted; `adjectives` None: the fact asked for."""
+        made: list[str] = []
+        total = 0
+        while total < share * room:
+            adjective = asked if adjectives is None else rng.choice(adjectives)
+            made.append(statement(adjective, value if adjectives is None else draw_value(rng)))
+            total += _count(tokenizer, made[-1])
+            if total > room:
+                made.pop()
+                break
+        return made
+
+    right = statements(relevant, None)
+    wrong = statements(confusing, rest)
+    used = sum(_count(tokenizer, s) for s in (*right, *wrong))
+    sentences = stdlib_sentences()
+    if noise > 0:
+        sentences = tuple(_noisy(sentence, noise, rng) for sentence in sentences)
+    filler = draw_filler(tokenizer, sentences, max(0, room - used), rng)
+    pieces = [*filler, *wrong, *right]
+    order = list(range(len(pieces)))
+    rng.shuffle(order)
+    # filler stays in its order; statements go anywhere
+    places = sorted(order[: len(filler)]) + order[len(filler) :]
+    arranged = [piece for _, piece in sorted(zip(places, pieces, strict=True))]
+    is_right = set(right)
+    question = rng.choice(QUESTIONS).format(subject=f"{asked} {noun}", attribute=attribute)
+    prompt = question_prompt(tokenizer, " ".join(arranged), question)
+    return Example(
+        subtask=subtask,
+        num_tokens=draw.num_tokens,
+        index=draw.index,
+        prompt=prompt,
+        question=question,
+        answers=(value,),
+        gold=find_spans(prompt, [piece for piece in arranged if piece in is_right]),
+    )
+
+
+def _noisy(sentence: str, share: float, rng: Random) -> str:
+    words = sentence.split(" ")
+    return " ".join(rng.choice(NOUNS) if rng.random() < share else word for word in words)
+
+
+def _count(tokenizer: Any, sentence: str) -> int:
+    return len(tokenizer.backend_tokenizer.encode(" " + sentence, add_special_tokens=False).ids)
+
+
+def _subtasks() -> dict[str, Maker]:
+    made: dict[str, Maker] = {}
+    for share in RELEVANT:
+        name = f"relevant_{share:g}"
+        made[name] = partial(_example, subtask=name, relevant=share)
+    for share in CONFUSING:
+        name = f"confusing_{share:g}"
+        made[name] = partial(_example, subtask=name, confusing=share)
+    for share in NOISE:
+        name = f"noise_{share:g}"
+        made[name] = partial(_example, subtask=name, noise=share)
+    return made
+
+
+SUBTASKS: Subtasks = _subtasks()

@@ -1,0 +1,56 @@
+"""Controls that choose without looking at the model: `position` and `random`.
+
+Both keep the protected spans, as sieve does: what a method adds by looking is what it is better by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from gemserve.filtering.protected_budget import reserve
+from gemserve.types import ProtectedRange
+
+
+class BlindSelector(Protocol):
+    """Chooses exactly `keep` positions from the prompt's length and protected spans alone."""
+
+    def select(
+        self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
+    ) -> tuple[int, ...]:
+        """Kept positions, ascending. `keep` is below `num_tokens`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The first and the last tokens, half each."""
+
+    def select(
+        self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
+    ) -> tuple[int, ...]:
+        ends = sorted(range(num_tokens), key=lambda p: min(p, num_tokens - 1 - p))
+        return _filled(reserve(protected, num_tokens, keep, keep).positions, ends, keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Any tokens, each as likely as the other; the same ones for the same seed."""
+
+    def select(
+        self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
+    ) -> tuple[int, ...]:
+        order = Random(f"{seed} {num_tokens}").sample(range(num_tokens), num_tokens)
+        return _filled(reserve(protected, num_tokens, keep, keep).positions, order, keep)
+
+
+def _filled(first: Sequence[int], order: Sequence[int], keep: int) -> tuple[int, ...]:
+    """`first`, then of `order` what it does not hold, `keep` in all."""
+    chosen = dict.fromkeys(first)
+    for position in order:
+        if len(chosen) == keep:
+            break
+        chosen.setdefault(position)
+    return tuple(sorted(chosen))

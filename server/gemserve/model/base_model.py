@@ -1,0 +1,70 @@
+"""Which model an adapter is for: its architecture, its shape, and some of its weights."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gemserve.errors import shown
+from gemserve.model.causal_model import CausalModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    """`weights`: a hash of some numbers of every weight; None: any weights of this shape."""
+
+    architecture: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    weights: str | None = None
+
+    def difference(self, other: BaseModel) -> str | None:
+        """The first field in which the two cannot be one model, with both values."""
+        for name, ours in asdict(self).items():
+            theirs = getattr(other, name)
+            is_unknown = name == "weights" and None in (ours, theirs)
+            if ours != theirs and not is_unknown:
+                return f"{name} {shown(ours)}, not {shown(theirs)}"
+        return None
+
+
+def base_of(model: CausalModel) -> BaseModel:
+    shape = model.shape
+    return BaseModel(
+        architecture=type(model.hf).__name__,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        weights=hash_weights(model.hf),
+    )
+
+
+def hash_weights(hf: Any, *, rounded: bool = False) -> str:
+    """Tells weights apart: of 64 numbers or so of every weight, whatever their type.
+
+    `rounded`: weights loaded as bfloat16 and as float32 have the same hash.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(hf.named_parameters()):
+        numbers = parameter.detach().flatten()
+        some = numbers[:: max(1, len(numbers) // 64)]
+        if rounded:
+            some = some.bfloat16()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        digest.update(some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def hash_tokenizer(tokenizer: Any) -> str:
+    """Tells tokenizers and their chat templates apart."""
+    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    digest.update(str(tokenizer.chat_template).encode())
+    return digest.hexdigest()[:16]

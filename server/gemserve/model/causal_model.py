@@ -1,0 +1,295 @@
+"""A transformers causal LM as the engine sees it: forward passes over chunks of sequences."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemserve.cost import ModelShape
+from gemserve.errors import ModelError
+from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
+from gemserve.model.attention import (
+    ATTENTION_NAME,
+    PLAIN,
+    Chunk,
+    ForwardContext,
+    Group,
+    grouped,
+    register,
+)
+from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory
+from gemserve.model.offload import HostLayers
+from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
+from gemserve.model.rope import RotaryFactory
+from gemserve.model.shape import decoder_path, follow, shape_of
+from gemserve.model.transfer import sent
+from gemserve_kernels import select_backend
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """Where a chunk's pass may be left: see `ForwardContext`."""
+
+    pause: Callable[[], None]
+    piece: int
+
+
+class CausalModel:
+    """Weights, geometry and three passes: `filter_chunk` (lower layers), `prefill_chunk`, `decode`.
+
+    Stateless between calls: what a sequence has is in its `KVSpan` and `FilterTap`.
+    `host`: the upper layers that rest on the host, if any.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        host: HostLayers | None = None,
+        attention_backend: str | None = None,
+    ) -> None:
+        """Raises `ValueError` if the backend of that name cannot be used with this model."""
+        register()
+        model.eval().requires_grad_(False)
+        self.config: Any = model.config
+        self.config._attn_implementation = ATTENTION_NAME
+        self.hf = model
+        self._path = decoder_path(model, self.config.num_hidden_layers)
+        self._decoder = follow(model, self._path)
+        self._host = host
+        self._layers = self._filter_layers = self._runnable_layers()
+        self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.shape: ModelShape = shape_of(model, self.dtype)
+        self.backend = select_backend(
+            self.device,
+            name=attention_backend,
+            dtype=self.dtype,
+            head_dim=self.shape.head_dim,
+        )
+        self.vocab_size: int = self.config.vocab_size
+        self.context_tokens: int = self.config.max_position_embeddings
+
+    @property
+    def num_layers(self) -> int:
+        return self.shape.num_layers
+
+    @property
+    def is_rope_fixed(self) -> bool:
+        """Whether a position is rotated alike whatever the sequence's length."""
+        return self._rotary.is_fixed
+
+    def window_of(self, layer: int) -> int | None:
+        """How many tokens back `layer` sees; None: all of them."""
+        window: int | None = getattr(self.config, "sliding_window", None)
+        kinds = getattr(self.config, "layer_types", None)
+        is_windowed = kinds is None or kinds[layer] == "sliding_attention"
+        return window if is_windowed else None
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """Of each layer: see `window_of`."""
+        return tuple(map(self.window_of, range(self.num_layers)))
+
+    @property
+    def num_host_layers(self) -> int:
+        """Upper layers that rest on the host between their turns."""
+        return 0 if self._host is None else self.num_layers - self._host.first
+
+    def variant(self, hf: Any) -> CausalModel:
+        """The same model over another tree of modules, of the same shape.
+
+        It filters with that tree's own layers, whatever `with_filter_layers` was given.
+        """
+        clone = copy.copy(self)
+        clone.hf, clone._decoder = hf, follow(hf, self._path)
+        clone._layers = clone._filter_layers = clone._runnable_layers()
+        return clone
+
+    def lower_layers(self, filter_layer: int) -> list[nn.Module]:
+        """The layers that filter passes run: 0 to `filter_layer`."""
+        return list(self._layers)[: filter_layer + 1]
+
+    def with_filter_layers(self, layers: nn.ModuleList) -> CausalModel:
+        """The same model, whose filter passes run `layers` in place of its own lowest ones."""
+        clone = copy.copy(self)
+        clone._filter_layers = layers
+        return clone
+
+    def runnable(self) -> nn.Module:
+        """The transformers model, with the layers that rest on the host brought in when needed."""
+        return self._with_decoder({})
+
+    @contextmanager
+    def attention_named(self, name: str) -> Iterator[None]:
+        """Run another attention function than the seam's, registered under `name`."""
+        before, self.config._attn_implementation = self.config._attn_implementation, name
+        try:
+            yield
+        finally:
+            self.config._attn_implementation = before
+
+    def with_adapter(self, adapter: Adapter, rope_tokens: int) -> nn.Module:
+        """The transformers model, with what the adapter adds before layers."""
+        return self._whole_model([rope_tokens], [adapter])
+
+    def new_memory(self, num_units: int) -> Memory:
+        """Memory for keys and values; one unit holds one token's K or V in one layer."""
+        return Memory(num_units, self.shape, self.dtype, self.device)
+
+    def new_query_tap(self, layers: Sequence[int], rows: Sequence[int]) -> QueryTap:
+        """Room for the queries of the tokens at positions `rows`, in each of `layers`."""
+        size = (len(layers), self.shape.num_heads, len(rows), self.shape.head_dim)
+        queries = torch.empty(size, dtype=self.dtype, device=self.device)
+        return QueryTap(layers=tuple(layers), rows=tuple(rows), queries=queries)
+
+    @torch.inference_mode()
+    def filter_chunk(
+        self,
+        ids: Sequence[int],
+        *,
+        start: int,
+        kv: KVSpan,
+        tap: FilterTap,
+        adapter: Adapter = NO_ADAPTER,
+        breaks: Breaks | None = None,
+    ) -> None:
+        """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
+        context = self._context(Chunk(kv=kv, start=start), adapter, breaks, filter_tap=tap)
+        decoder = self._lower_decoder(tap, adapter)
+        positions = _positions(start, len(ids), adapter)
+        try:
+            decoder(**self._inputs(ids, positions), context=context)
+        except FilterLayerReached:
+            return
+        raise ModelError(f"{type(self._decoder).__name__}: layer {tap.layer} never attended")
+
+    @torch.inference_mode()
+    def prefill_chunk(
+        self,
+        ids: Sequence[int],
+        *,
+        start: int,
+        kv: KVSpan,
+        rope_tokens: int,
+        is_last: bool,
+        is_scored: bool = False,
+        query_tap: QueryTap | None = None,
+        adapter: Adapter = NO_ADAPTER,
+        breaks: Breaks | None = None,
+    ) -> torch.Tensor | None:
+        """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
+
+        Those of every token, [tokens, vocab], if `is_scored`. `rope_tokens`: the sequence's final
+        length, with its adapter's positions, which fixes length-dependent rope. `query_tap` gets
+        the queries it collects.
+        """
+        wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
+        self._expect_host_layers()
+        out = self._whole_model([rope_tokens], [adapter])(
+            **self._inputs(ids, _positions(start, len(ids), adapter)),
+            context=self._context(Chunk(kv=kv, start=start), adapter, breaks, query_tap=query_tap),
+            # an index tensor: the integer 0 would mean "all of them"
+            logits_to_keep=sent(wanted, torch.long, self.device),
+        )
+        return out.logits[0].float() if wanted else None
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        ids: Sequence[int],
+        batch: DecodeBatch,
+        rope_tokens: Sequence[int],
+        adapters: Sequence[Adapter] | None = None,
+    ) -> torch.Tensor:
+        """Run one token of each of several sequences: logits [sequences, vocab], float32."""
+        adapters = adapters or [NO_ADAPTER] * len(ids)
+        pairs = zip(batch.positions, adapters, strict=True)
+        positions = [position + adapter.num_positions for position, adapter in pairs]
+        numbers = sent(batch.numbers(ids, positions), torch.long, self.device)
+        self._expect_host_layers()
+        return self.step_logits(
+            DecodeStep.over(numbers, batch.memory, batch.longest),
+            self._whole_model(rope_tokens, adapters),
+            grouped(adapters, self.device),
+        ).float()
+
+    def step_logits(
+        self, step: DecodeStep, whole: nn.Module | None = None, groups: Sequence[Group] = PLAIN
+    ) -> torch.Tensor:
+        """Of a decode step, in the model's dtype: [sequences, vocab].
+
+        `whole`: the model as the sequences' adapters and lengths make it.
+        """
+        out = (whole or self.hf)(
+            input_ids=step.ids,
+            position_ids=step.positions,
+            use_cache=False,
+            context=ForwardContext(rows=step.spans, backend=self.backend, groups=groups),
+        )
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    def _context(
+        self, rows: Chunk, adapter: Adapter, breaks: Breaks | None, **taps: Any
+    ) -> ForwardContext:
+        pauses: dict[str, Any] = {}
+        if breaks is not None:
+            pauses = {"pause": breaks.pause, "piece": breaks.piece}
+        groups = [Group(adapter)]
+        return ForwardContext(rows=rows, backend=self.backend, groups=groups, **pauses, **taps)
+
+    def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
+        numbers = sent([*ids, *positions], torch.long, self.device).view(2, 1, -1)
+        return {"input_ids": numbers[0], "position_ids": numbers[1], "use_cache": False}
+
+    def _expect_host_layers(self) -> None:
+        if self._host is not None:
+            self._host.expect()
+
+    def _runnable_layers(self) -> nn.ModuleList:
+        layers: nn.ModuleList = self._decoder.layers
+        return layers if self._host is None else self._host.bind(list(layers))
+
+    def _lower_decoder(self, tap: FilterTap, adapter: Adapter) -> nn.Module:
+        layers = nn.ModuleList(list(self._filter_layers)[: tap.layer + 1])
+        shifted = shifted_layers(layers, [adapter])
+        rotary = self._rotary.replacement([tap.num_tokens + adapter.num_positions])
+        return _with_modules(self._decoder, {"layers": shifted or layers, **rotary})
+
+    def _whole_model(self, rope_tokens: Sequence[int], adapters: Sequence[Adapter]) -> nn.Module:
+        shifted = shifted_layers(self._layers, adapters)
+        changes = self._rotary.replacement(rope_tokens)
+        if shifted is not None:
+            changes["layers"] = shifted
+        return self._with_decoder(changes)
+
+    def _with_decoder(self, changes: dict[str, nn.Module]) -> nn.Module:
+        """The transformers model with some of its decoder's children replaced."""
+        if self._host is not None:
+            changes = {"layers": self._layers, **changes}
+        if not changes:
+            return self.hf
+        replaced = _with_modules(self._decoder, changes)
+        for depth in range(len(self._path) - 1, -1, -1):
+            parent = follow(self.hf, self._path[:depth])
+            replaced = _with_modules(parent, {self._path[depth]: replaced})
+        return replaced
+
+
+def _positions(start: int, count: int, adapter: Adapter) -> range:
+    return range(start + adapter.num_positions, start + adapter.num_positions + count)
+
+
+def _with_modules(module: Any, replacements: dict[str, nn.Module]) -> Any:
+    """A shallow copy of `module` with some children replaced; the original is untouched."""
+    clone = copy.copy(module)
+    clone._modules = {**module._modules, **replacements}
+    return clone

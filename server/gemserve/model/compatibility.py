@@ -1,0 +1,90 @@
+"""Does this architecture come out right through the seam? Asked once, when a model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemserve.errors import ModelError
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.kv import DecodeBatch
+from gemserve.model.query_tap import FilterTap
+
+_TOKENS = 48
+# float32 differs by summation order alone; half precision by its 8 to 11 bits
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+def check_servable(model: CausalModel) -> None:
+    """Compare a chunked pass and a decode step with the model's own forward on random tokens.
+
+    Raises `ModelError` with the reason if they differ: what the seam does not understand (linear
+    attention, ALiBi, attention sinks, non-causal layers …) must not be served silently wrong.
+    """
+    name = type(model.hf).__name__
+    ids = _random_ids(model)
+    expected = _own_forward(model, ids)
+    try:
+        whole = model.new_memory(2 * model.num_layers * _TOKENS)
+        whole.rows.zero_()  # what an earlier check left there would hide a write that goes astray
+        kv = whole.kv(0, num_layers=model.num_layers, capacity=_TOKENS)
+        split = _TOKENS // 3
+        for low, high in ((0, split), (split, _TOKENS - 1)):
+            chunk = ids[low:high]
+            model.prefill_chunk(chunk, start=low, kv=kv, rope_tokens=_TOKENS, is_last=False)
+        # before the last token's keys are there already
+        step = DecodeBatch(whole, [kv], slots=[_TOKENS - 1], positions=[_TOKENS - 1])
+        decoded = model.decode(ids[-1:], step, [_TOKENS])
+        actual = model.prefill_chunk(
+            ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True
+        )
+        layer = next((i for i in range(model.num_layers) if model.window_of(i) is None), 0)
+        _filter(model, ids, layer)
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be served: {error}") from error
+    except (TypeError, RuntimeError, AttributeError, ValueError, IndexError) as error:
+        raise ModelError(f"{name} cannot be served: {type(error).__name__}: {error}") from error
+    assert actual is not None
+    difference = float((torch.cat([actual, decoded]) - expected).abs().max())
+    limit = _TOLERANCE[model.dtype] * max(1.0, float(expected.abs().max()))
+    if not difference <= limit:  # also catches NaN
+        raise ModelError(
+            f"{name} cannot be served: its logits through gemserve's attention differ from its own "
+            f"by {difference:.3g}, the limit is {limit:.3g}"
+        )
+
+
+def check_filter_pass(model: CausalModel, layer: int) -> None:
+    """Run a filter pass up to `layer`. Raises `ModelError` with the reason if it cannot be run."""
+    try:
+        keys = _filter(model, _random_ids(model), layer)
+    except (TypeError, RuntimeError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"{type(model.hf).__name__}: the filter pass fails: {type(error).__name__}: {error}"
+        ) from error
+    if not keys.isfinite().all():
+        raise ModelError(f"{type(model.hf).__name__}: the filter pass gives keys that overflow")
+
+
+def _random_ids(model: CausalModel) -> list[int]:
+    generator = torch.Generator().manual_seed(0)
+    ids: list[int] = torch.randint(0, model.vocab_size, (_TOKENS,), generator=generator).tolist()
+    return ids
+
+
+def _filter(model: CausalModel, ids: list[int], layer: int) -> torch.Tensor:
+    """The keys of `layer`."""
+    lower = model.new_memory((2 * layer + 1) * _TOKENS)
+    keys = lower.keys(2 * layer * _TOKENS, _TOKENS)
+    tap = FilterTap(layer=layer, keys=keys, queries=model.new_query_tap([layer], [len(ids) - 1]))
+    kv = lower.kv(0, num_layers=layer, capacity=_TOKENS)
+    model.filter_chunk(ids, start=0, kv=kv, tap=tap)
+    return tap.keys
+
+
+@torch.inference_mode()
+def _own_forward(model: CausalModel, ids: list[int]) -> Any:
+    tokens = torch.tensor([ids], device=model.device)
+    with model.attention_named("eager"):
+        return model.runnable()(input_ids=tokens, use_cache=False).logits[0, -1].float()

@@ -24,15 +24,15 @@ from gemserve.adapters.folder import write_folder
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
 from gemserve.adapters.training.conversion_texts import after_text
-from gemserve.adapters.training.convert import ConvertConfig, Probe, agreement, convert
+from gemserve.adapters.training.convert import ConversionText, ConvertConfig, agreement, convert
 from gemserve.adapters.training.parameters import read_prefix
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
-from gemserve.evaluation.tasks.example import draw_filler
+from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import Loaded, load
+from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
@@ -131,7 +131,9 @@ def turns(question: str, problem: Problem) -> Chat:
     ]
 
 
-def probes_of(loaded: Loaded, text: str, chats: list[Chat]) -> tuple[tuple[int, ...], list[Probe]]:
+def probes_of(
+    loaded: LoadedModel, text: str, chats: list[Chat]
+) -> tuple[tuple[int, ...], list[ConversionText]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chats.jsonl"
         path.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats))
@@ -139,7 +141,7 @@ def probes_of(loaded: Loaded, text: str, chats: list[Chat]) -> tuple[tuple[int, 
 
 
 def served(
-    loaded: Loaded, text: str, chats: list[Chat], adapter: Adapter, repeats: int
+    loaded: LoadedModel, text: str, chats: list[Chat], adapter: Adapter, repeats: int
 ) -> list[dict[str, Any]]:
     """Whole answers that are right, and the time to the first token, by the engine."""
     core = assemble(loaded, EngineConfig(kv_memory_bytes=256 << 20))

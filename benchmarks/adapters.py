@@ -29,20 +29,20 @@ from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
 from gemserve.adapters.training.convert import ConvertConfig, Probe, convert
 from gemserve.adapters.training.examples import TrainingExample, read_examples
+from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.adapters.training.parameters import (
     ActivationParameters,
     NTKParameters,
     PrefixParameters,
-    logits_with_gradients,
 )
 from gemserve.adapters.training.trainer import TrainConfig, run_trainer, train
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
-from gemserve.evaluation.tasks.example import draw_filler
+from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import Loaded, load
+from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
@@ -136,7 +136,7 @@ class Chat:
     example: TrainingExample
 
 
-def chats(loaded: Loaded, task: str, count: int, filler: int, seed: int) -> list[Chat]:
+def chats(loaded: LoadedModel, task: str, count: int, filler: int, seed: int) -> list[Chat]:
     """Facts, a question each, and its value in the task's notation."""
     rng = Random(f"adapters {task} {seed}")
     lines = []
@@ -164,7 +164,7 @@ def chats(loaded: Loaded, task: str, count: int, filler: int, seed: int) -> list
 
 @contextmanager
 def trained(
-    loaded: Loaded, contestant: Contestant, taught: list[Chat], seed: int, rate: float
+    loaded: LoadedModel, contestant: Contestant, taught: list[Chat], seed: int, rate: float
 ) -> Iterator[tuple[Adapter, int, float]]:
     """The adapter as it is served, its parameters, and the seconds its training took."""
     model, size = loaded.model, contestant.size
@@ -194,7 +194,7 @@ def trained(
         yield store.get("a"), count, spent_s
 
 
-def convert_folder(loaded: Loaded, folder: Path, examples: list[TrainingExample]) -> int:
+def convert_folder(loaded: LoadedModel, folder: Path, examples: list[TrainingExample]) -> int:
     """Put an NTK adapter in the place of a trained prefix; its parameters."""
     model, base = loaded.model, base_of(loaded.model)
     prefix = load_adapter("", folder, model, base, 1 << 30)
@@ -209,7 +209,7 @@ def convert_folder(loaded: Loaded, folder: Path, examples: list[TrainingExample]
 class LoraModel(nn.Module):
     """PEFT's model, through the same attention and loss as the others."""
 
-    def __init__(self, loaded: Loaded, peft_model: Any) -> None:
+    def __init__(self, loaded: LoadedModel, peft_model: Any) -> None:
         super().__init__()
         # these alone are in its checkpoints
         self.low_rank = nn.ParameterList(p for p in peft_model.parameters() if p.requires_grad)
@@ -222,7 +222,7 @@ class LoraModel(nn.Module):
 
 
 def train_lora(
-    loaded: Loaded,
+    loaded: LoadedModel,
     rank: int,
     data: tuple[list[TrainingExample], list[TrainingExample]],
     folder: Path,

@@ -16,7 +16,8 @@ import results
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.evaluation.run import average, run_example
-from gemserve.evaluation.tasks.example import Example, draw_filler
+from gemserve.evaluation.tasks.example import Example
+from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.prompting.prompt import chat_prompt
 from gemserve.synthetic.facts import Needle, draw_needles
 from gemserve.synthetic.prose import stdlib_sentences

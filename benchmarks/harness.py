@@ -18,7 +18,7 @@ from gemserve.config import EngineConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import Loaded
+from gemserve.model.loader import LoadedModel
 from gemserve.types import FilterMethod, FilterParams, Finished, Request, SamplingParams, TextDelta
 
 _MEMORY_SHARE = 0.85  # of a GPU's free memory, for a KV pool
@@ -169,7 +169,7 @@ def build_core(
     """An engine core over `model` that filters every prompt it is asked to."""
     given = {"filter_min_tokens": 0, "filter_layer": SHAPES[shape].filter_layer}
     config = EngineConfig(**given | {"calibrate": "off"} | settings | VARIANTS[variant].engine)
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=CausalModel(model),
         tokenizer=NoText(model.config.vocab_size),
         eos_ids=frozenset(),

@@ -14,7 +14,7 @@ from typing import Any
 import harness
 import results
 
-from gemserve.cli.options import read_bytes
+from gemserve.cli.option_readers import read_bytes
 from gemserve.engine.core import Core
 from gemserve.engine.job import Job
 from gemserve.model.causal_model import CausalModel

@@ -12,19 +12,18 @@ import torch
 
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.training.convert import ConvertConfig, Probe, agreement, convert
+from gemserve.adapters.training.convert import ConversionText, ConvertConfig, agreement, convert
 from gemserve.adapters.training.examples import TrainingExample, read_examples
+from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.adapters.training.parameters import (
     ActivationParameters,
-    Adapted,
     NTKParameters,
     Parameters,
     PrefixParameters,
     count_parameters,
-    logits_with_gradients,
     read_prefix,
 )
-from gemserve.adapters.training.trainer import TrainConfig, TrainResult, train
+from gemserve.adapters.training.trainer import AdaptedModel, TrainConfig, TrainResult, train
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
@@ -79,7 +78,7 @@ def test_gradients_are_those_of_the_loss(kind: str) -> None:
     """Numerically, in float64 throughout: OPT has no norm that computes in float32."""
     model = CausalModel(models.build("opt", scale=1.0).double())
     parameters = parameters_of(kind, model).double()
-    adapted = Adapted(model, parameters)
+    adapted = AdaptedModel(model, parameters)
     ids = torch.tensor([prompt(12)])
     adapted(ids, ids)["loss"].backward()
     generator = torch.Generator().manual_seed(0)
@@ -134,7 +133,7 @@ def test_an_ntk_term_starts_with_the_weight_of_attention() -> None:
     norms = []
     for made in (plain, beside):
         made.zero_grad()
-        Adapted(model, made)(ids, ids)["loss"].backward()
+        AdaptedModel(model, made)(ids, ids)["loss"].backward()
         assert made.z_b.grad is not None
         norms.append(float(made.z_b.grad.norm()))
     assert norms[1] > norms[0]
@@ -221,7 +220,7 @@ def test_conversion_comes_close_to_the_prefix() -> None:
     model = CausalModel(models.build("llama", scale=1.0))
     keys, values = read_prefix(model, prompt(40, seed=3))
     prefix = Prefix("", "", keys=keys, values=values + 1.0)
-    probes = [Probe(tuple(prompt(24, seed=i)), num_prompt=1) for i in range(16)]
+    probes = [ConversionText(tuple(prompt(24, seed=i)), num_prompt=1) for i in range(16)]
     config = ConvertConfig(r=model.shape.head_dim, s=4, fit_steps=150, distill_steps=5)
     parameters, fit = convert(model, prefix, probes, config, lambda _: None)
     assert max(fit.fitted) < 0.2 * min(fit.without)

@@ -17,10 +17,10 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.calibration import calibrated_core
 from gemserve.evaluation.calibration.choose_layer import Effort
-from gemserve.evaluation.calibration.result import Found, Trust
+from gemserve.evaluation.calibration.result import CalibrationResult, Trust
 from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import Loaded, load
+from gemserve.model.loader import LoadedModel, load
 from gemserve.types import FilterOptions
 from tests import models
 from tests.model.test_calibrate import copied, few
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-FOUND = Found(
+FOUND = CalibrationResult(
     layers=(layer_of(1, 0.9),),
     chosen=layer_of(1, 0.9, heads=((0, 2), (1, 3))),
     trust=Trust(bound=0.25, found=0.0, absent=0.5, diffuse=0.5),
@@ -60,7 +60,7 @@ def test_a_model_is_calibrated_once(
     """In the user's cache, for its weights: not in the folder that the command was started in."""
     efforts: list[Effort] = []
 
-    def find(core: Core, effort: Effort, progress: Any) -> Found:
+    def find(core: Core, effort: Effort, progress: Any) -> CalibrationResult:
         efforts.append(effort)
         return FOUND
 
@@ -77,7 +77,7 @@ def test_a_model_is_calibrated_once(
         assert core.config.filter_keep == 1024
     assert efforts == [calibrated_core.SHORT]
     said = capsys.readouterr().err
-    assert said.count("not calibrated_core yet") == said.count("kept in") == 1
+    assert said.count("not calibrated yet") == said.count("kept in") == 1
     assert "warning" not in said
     (written,) = [p for p in set(cache.parent.rglob("*")) - before if p.is_file()]
     assert written.is_relative_to(cache / "gemserve" / "calibrations")
@@ -111,7 +111,7 @@ def test_without_calibration_the_layer_is_a_guess_and_that_is_said(
     core = calibrated_core.build_calibrated_core(uncalibrated, off)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "warning: filter layer 3 is not calibrated_core (guessed from the depth)" in said
+    assert "warning: filter layer 3 is not calibrated (guessed from the depth)" in said
     assert core.config.filter_keep == "auto"
     params = core.planner.resolve(FilterOptions())
     assert (params.keep, params.fallback, params.layer) == ("auto", True, 3)
@@ -149,7 +149,7 @@ def test_probes_that_fail_leave_a_warning_and_a_guess(
     core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE)
     said = capsys.readouterr().err
     assert "warning: the calibration failed: the best heads find" in said
-    assert "warning: filter layer 3 is not calibrated_core (guessed from the depth)" in said
+    assert "warning: filter layer 3 is not calibrated (guessed from the depth)" in said
     assert core.config.filter_keep == "auto"
     assert not list(cache.rglob("*.json"))
 
@@ -167,7 +167,7 @@ def test_other_weights_under_the_same_name_are_calibrated_anew(tmp_path: Path) -
 
 
 def test_a_random_model_starts_with_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=CausalModel(models.build("llama")),
         tokenizer=NoText(),
         eos_ids=frozenset(),

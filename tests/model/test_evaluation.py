@@ -15,7 +15,7 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.evaluation.compare import compare, judge_fallback
-from gemserve.evaluation.methods_compared import OUTSIDE
+from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
 from gemserve.evaluation.run import Outcome, Outcomes, average, evaluate, run_example
 from gemserve.evaluation.tasks.example import Draw, Example
 from gemserve.evaluation.tasks.registry import TASKS
@@ -113,11 +113,11 @@ def test_reading_once_for_two_methods_is_reading_twice(core: Core) -> None:
         assert [o.kept_tokens for o in together] == [o.kept_tokens for o in alone]
 
 
-@pytest.mark.parametrize("arm", OUTSIDE)
+@pytest.mark.parametrize("arm", CHOSEN_OUTSIDE)
 def test_arms_outside_keep_their_budget(core: Core, arm: str) -> None:
     example = example_of(core, "niah_multikey")
     for keep in (80, 128, 400):
-        kept = OUTSIDE[arm](core.tokenizer, example, keep)
+        kept = CHOSEN_OUTSIDE[arm](core.tokenizer, example, keep)
         assert len(kept) == len(set(kept)) <= keep
         assert list(kept) == sorted(kept)
         if keep == 400:

@@ -21,7 +21,7 @@ from gemserve.evaluation.tasks.example import Draw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.fp8 import FP8Linear, check_device, check_sizes, fp8_bytes, fp8_layers
-from gemserve.model.loader import Loaded, load
+from gemserve.model.loader import LoadedModel, load
 from gemserve.types import Filtered, FilterParams, Request
 from gemserve_kernels.fp8 import reference_scaled_product
 from tests import adapters, models
@@ -163,7 +163,7 @@ def test_where_there_are_no_such_products_it_is_refused(
     with pytest.raises(ConfigError, match="filter_precision=fp8, device cpu: needs an NVIDIA GPU"):
         # before the model is looked for
         build_core(ModelConfig(model="/nowhere", device="cpu"), engine)
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=CausalModel(models.build("llama")),
         tokenizer=None,
         eos_ids=frozenset(),

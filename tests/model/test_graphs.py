@@ -135,13 +135,13 @@ def test_a_step_is_transferred_at_once_and_left_where_it_was(
         streams.read(index, 20)
     places = {streams.graphs._numbers.data_ptr(), streams.graphs._logits.data_ptr()}
     sent: list[int] = []
-    staged = graphs.staged
+    staged = graphs.on_host
 
     def counted(values: Any, *rest: Any) -> torch.Tensor:
         sent.append(len(values))
         return staged(values, *rest)
 
-    monkeypatch.setattr(graphs, "staged", counted)
+    monkeypatch.setattr(graphs, "on_host", counted)
     for indices in ((0, 1, 2), (1,)):
         streams.step(*indices)
     assert sent == [4 * 7, 7]

@@ -12,14 +12,15 @@ from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.calibration import choose_layer as calibration
-from gemserve.evaluation.calibration.choose_layer import check_found, choose_bound
+from gemserve.evaluation.calibration.choose_layer import check_found
+from gemserve.evaluation.calibration.coverage_bound import choose_bound
 from gemserve.evaluation.calibration.head_search import (
     Observation,
     best_heads,
+    observation_of,
     recall_of,
     recalls,
     single_recalls,
-    watch,
 )
 from gemserve.evaluation.calibration.observe import observe
 from gemserve.evaluation.calibration.result import LayerResult
@@ -106,7 +107,7 @@ def test_what_is_protected_is_no_document() -> None:
         ),
     )
     (evidence,) = observe(core, [prompt], [list(range(285, 300))])
-    observed = watch(evidence, "k", [(10, 25), (280, 295)], 5)
+    observed = observation_of(evidence, "k", [(10, 25), (280, 295)], 5)
     assert observed.document.tolist() == list(range(20, 290))
     at = observed.document[observed.gold].tolist()
     assert at == [*range(20, 25), *range(280, 290)]

@@ -16,7 +16,7 @@ from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError, ModelError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_servable
-from gemserve.model.loader import Loaded, load
+from gemserve.model.loader import LoadedModel, load
 from gemserve.prompting.prompt import text_prompt
 from tests import models
 
@@ -128,7 +128,7 @@ def test_attention_sinks_are_refused() -> None:
 
 
 def test_windowed_filter_layer_is_refused_at_load() -> None:
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=CausalModel(models.build("mistral-window")),
         tokenizer=None,
         eos_ids=frozenset(),
@@ -142,7 +142,7 @@ def test_windowed_filter_layer_is_refused_at_load() -> None:
 
 
 def test_filter_layer_comes_from_the_models_calibration(tmp_path: Path) -> None:
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=CausalModel(models.build("llama")),
         tokenizer=None,
         eos_ids=frozenset(),

@@ -15,7 +15,8 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.evaluation.run import run_example
-from gemserve.evaluation.tasks.example import Draw, draw_filler
+from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
 from gemserve.filtering.selector import Evidence, LayerEvidence

@@ -15,7 +15,7 @@ from gemserve.engine.build import assemble, calibration_for
 from gemserve.engine.core import Core
 from gemserve.errors import RequestError
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import BUILTIN_PATH, Loaded
+from gemserve.model.loader import BUILTIN_PATH, LoadedModel
 from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.types import Filtered, FilterOptions, FilterReport, Request, SamplingParams
 from tests import models
@@ -49,7 +49,7 @@ def served(family: str) -> Core:
     hf = gemma3() if shape == "gemma3" else models.build(shape)
     tokenizer = shaped_like(AutoTokenizer.from_pretrained(BUILTIN_PATH), family)
     hf.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=CausalModel(hf),
         tokenizer=tokenizer,
         eos_ids=frozenset(),

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gemserve.demo.__main__ import default_model, is_right
-from gemserve.demo.document import Hidden, natural_document, synthetic_document
-from gemserve.demo.output import Kept, print_kept, print_savings, print_table
+from gemserve.demo.document import HiddenFact, natural_document, synthetic_document
+from gemserve.demo.output import KeptPassages, print_kept, print_savings, print_table
 from gemserve.demo.server import Result
 from gemserve.errors import ModelError
 
-HIDDEN = Hidden(
+HIDDEN = HiddenFact(
     document="One. The harp is in the attic. Two.",
     statement="The harp is in the attic.",
     question="Where is the harp?",
@@ -79,7 +79,7 @@ def test_kept_passages_are_shown_around_the_fact() -> None:
     ends = [i for i, char in enumerate(text) if char == " "] + [len(text)]
     offsets = list(zip([0, *[end + 1 for end in ends[:-1]]], ends, strict=True))
     singles = [(place, place + 1) for place in range(0, 20, 2)]
-    kept = Kept(text, offsets, [*singles, (38, 47), (60, 62)])
+    kept = KeptPassages(text, offsets, [*singles, (38, 47), (60, 62)])
     lines = kept.lines(statement)
     assert lines[0].strip() == "…  7 tokens in 7 more kept passages, from 0 to 13"
     marked = [line for line in lines if "►" in line]

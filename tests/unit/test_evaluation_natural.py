@@ -9,15 +9,8 @@ import pytest
 
 from gemserve.evaluation.metrics import contains
 from gemserve.evaluation.tasks.example import Draw, Example
-from gemserve.evaluation.tasks.natural import (
-    FILLERS,
-    KINDS,
-    VOCABULARIES,
-    NaturalKind,
-    VocabularyName,
-    draw_facts,
-    natural_maker,
-)
+from gemserve.evaluation.tasks.natural import FILLERS, NaturalKind, natural_maker
+from gemserve.synthetic.natural_facts import KINDS, VOCABULARIES, VocabularyName, draw_facts
 from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
 
 NAMES: tuple[VocabularyName, ...] = get_args(VocabularyName)

@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 from gemserve.cli.main import main
-from gemserve.cli.options import (
-    ENGINE_OPTIONS,
-    MODEL_OPTIONS,
-    SERVER_OPTIONS,
-    Option,
-    add_options,
-    read_options,
-    refuse_unknown_variables,
-)
+from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS, Option
+from gemserve.cli.options import add_options, read_options, refuse_unknown_variables
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 

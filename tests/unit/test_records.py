@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gemserve.errors import ConfigError
-from gemserve.evaluation.metrics import METRICS
+from gemserve.evaluation.metrics import METRICS, check_packages
 from gemserve.evaluation.tasks import jsonl, longbench
-from gemserve.evaluation.tasks.example_file import check_packages
 
 LINE: dict[str, Any] = {"context": "It is 5.", "question": "What is it?", "answers": ["5"]}
 LONGBENCH_LINE: dict[str, Any] = {

@@ -44,11 +44,13 @@ _PATTERN = re.compile(r"[\w.^$\\-]+")  # a module's name; nothing that could tak
 
 
 class Lora(Adapter):
-    """`own`: the model with PEFT's layers in place of the ones it adapts."""
+    """`replacement`: the model with PEFT's layers in place of the ones it adapts."""
 
-    def __init__(self, name: str, version: str, *, own: CausalModel, num_bytes: int) -> None:
+    def __init__(
+        self, name: str, version: str, *, replacement: CausalModel, num_bytes: int
+    ) -> None:
         super().__init__(name, version)
-        self.own = own
+        self.replacement = replacement
         self._num_bytes = num_bytes
 
     @property
@@ -92,7 +94,7 @@ def build(
     return Lora(
         name,
         version,
-        own=model.variant(tree),
+        replacement=model.variant(tree),
         num_bytes=sum(p.numel() * p.element_size() for p in added.values()),
     )
 

@@ -18,7 +18,7 @@ _MAX_MESSAGE = 500  # characters: files have names of any length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class AdapterInfo:
     """An adapter by name: `version`, `num_bytes`, `num_positions` as last loaded.
 
     `is_loaded`: it is in memory now.
@@ -35,7 +35,7 @@ class Registered:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """`kept`: None once it had to leave. `last`: the same one, as long as a request holds it."""
+    """`kept`: None once evicted. `last`: the same adapter, for as long as a request holds it."""
 
     path: str
     kept: Adapter | None
@@ -47,12 +47,12 @@ class _Entry:
 
 
 class AdapterStore:
-    """Loads folders below `root`; what was not used longest leaves memory first.
+    """Loads adapters from folders below `root` and evicts the least recently used ones.
 
-    One that left is loaded again, as its folder then is, when a request names it. A request that
-    runs holds its adapter: whatever is loaded or unloaded under that name, it ends with the version
-    it began with, and the memory counts until then. Safe to use from several threads: one folder is
-    loaded at a time, and nothing else waits for that.
+    An evicted adapter is loaded again from its folder when a request names it. A running request
+    holds its adapter: it ends with the version it began with, whatever is loaded or unloaded under
+    that name, and the adapter's memory counts until then. The store is safe to use from several
+    threads; one folder is loaded at a time, and nothing else waits for that.
     """
 
     def __init__(self, model: CausalModel, root: Path | None, max_bytes: int) -> None:
@@ -78,17 +78,17 @@ class AdapterStore:
         with self._lock:
             return sum(entry.last() is not None for entry in self._entries.values())
 
-    def list(self) -> list[Registered]:
+    def list(self) -> list[AdapterInfo]:
         """By name."""
         with self._lock:
             return [_registered(name, entry) for name, entry in sorted(self._entries.items())]
 
-    def describe(self, name: str) -> Registered:
+    def describe(self, name: str) -> AdapterInfo:
         """Raises `AdapterNotFound`."""
         with self._lock:
             return _registered(name, self._known(name))
 
-    def load(self, name: str, path: str) -> Registered:
+    def load(self, name: str, path: str) -> AdapterInfo:
         """Load folder `path`, relative to the root, as `name`, in place of what has that name.
 
         Raises `AdapterError`, or `AdapterBusy` if there is no room: the names are then as before.
@@ -111,7 +111,7 @@ class AdapterStore:
         with self._lock:
             entry = self._known(name)
             self._put(name, entry)
-            entry.kept = entry.last()  # it may have had to leave while a request still held it
+            entry.kept = entry.last()  # it may have been evicted while a request held it
             return entry.kept
 
     def get(self, name: str) -> Adapter:
@@ -150,9 +150,9 @@ class AdapterStore:
                 )
             return adapter
         except (AdapterError, OSError, RuntimeError, MemoryError) as error:
-            said = " ".join(str(error).split()) or type(error).__name__
-            said = said if len(said) <= _MAX_MESSAGE else f"{said[:_MAX_MESSAGE]}…"
-            raise AdapterError(f"adapter {shown(name)}, path {shown(path)}: {said}") from error
+            message = " ".join(str(error).split()) or type(error).__name__
+            message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
+            raise AdapterError(f"adapter {shown(name)}, path {shown(path)}: {message}") from error
 
     def _admit(self, name: str, path: str, adapter: Adapter) -> _Entry:
         """Count `adapter`'s memory. Raises `AdapterBusy`."""
@@ -170,7 +170,7 @@ class AdapterStore:
         )
 
     def _make_room(self, name: str, num_bytes: int) -> None:
-        """Let go of adapters until `num_bytes` more fit; what requests hold stays."""
+        """Evict adapters until `num_bytes` more fit. Adapters that requests hold stay in memory."""
         replaced_first = sorted(self._entries.items(), key=lambda item: item[0] != name)
         for _, entry in replaced_first:
             if self._held_bytes() + num_bytes <= self._max_bytes:
@@ -179,11 +179,11 @@ class AdapterStore:
         held = self._held_bytes()
         if held + num_bytes > self._max_bytes:
             for entry in self._entries.values():
-                entry.kept = entry.last()  # for nothing did it have to leave
+                entry.kept = entry.last()  # undo the evictions: they freed too little
             raise AdapterBusy(name=name, needed=num_bytes, held=held, limit=self._max_bytes)
 
     def _put(self, name: str, entry: _Entry) -> None:
-        """As the one used last."""
+        """Store an entry as the most recently used one."""
         self._entries.pop(name, None)
         self._entries[name] = entry
 
@@ -199,8 +199,8 @@ class AdapterStore:
         return sum(adapter.num_bytes for adapter in adapters if adapter is not None)
 
 
-def _registered(name: str, entry: _Entry) -> Registered:
-    return Registered(
+def _registered(name: str, entry: _Entry) -> AdapterInfo:
+    return AdapterInfo(
         name=name,
         path=entry.path,
         kind=entry.kind,

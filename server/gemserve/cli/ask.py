@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.cli.adapter_inspect import MAX_BYTES
-from gemserve.cli.options import (
-    ENGINE_OPTIONS,
-    MODEL_OPTIONS,
-    add_options,
-    read_options,
-)
+from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS
+from gemserve.cli.options import add_options, read_options
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError
 from gemserve.types import FilterReason, FilterReport

@@ -8,16 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gemserve.cli.evaluate import read_lengths
-from gemserve.cli.options import (
-    MEMORY_OPTIONS,
-    MODEL_OPTIONS,
-    add_options,
-    make_folder,
-    number,
-    read_options,
-    read_value,
-)
+from gemserve.cli.eval_batches import read_lengths
+from gemserve.cli.option_readers import make_folder, number, read_value
+from gemserve.cli.option_tables import MEMORY_OPTIONS, MODEL_OPTIONS
+from gemserve.cli.options import add_options, read_options
 from gemserve.cli.text_table import aligned
 from gemserve.config import EngineConfig, ModelConfig
 
@@ -68,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         out: Path = arguments.out
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
         if importlib.util.find_spec("matplotlib") is not None:
-            from gemserve.evaluation.report import draw_layers
+            from gemserve.evaluation.calibration.layer_chart import draw_layers
 
             draw_layers(out / "calibration.png", found)
     if arguments.json:

@@ -5,37 +5,31 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.options import (
-    MEMORY_OPTIONS,
-    MODEL_OPTIONS,
-    add_options,
-    make_folder,
-    number,
-    read_keep,
-    read_options,
-    read_value,
+from gemserve.cli.eval_batches import (
+    DEFAULT_LENGTHS,
+    DEFAULT_SAMPLES,
+    GENERATED_TASKS,
+    METRICS,
+    READ_TASKS,
+    ExampleBatch,
+    file_batches,
+    generated_batches,
 )
+from gemserve.cli.option_readers import make_folder, read_keep, read_value
+from gemserve.cli.option_tables import MEMORY_OPTIONS, MODEL_OPTIONS
+from gemserve.cli.options import add_options, read_options
 from gemserve.cli.outcome_table import table
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:  # a command that runs no model loads no torch
     from gemserve.engine.core import Core
-    from gemserve.evaluation.tasks.example_file import TooLong
-
-GENERATED_TASKS = ("needle", "ruler", "relevance")
-READ_TASKS = ("jsonl", "longbench")
-GOLD_TASKS = ("jsonl",)  # those of them whose files can say where an answer is
-_LENGTHS = "1024,4096"
-_SAMPLES = "20"
-_METRICS = {"contains": "contains", "exact": "items"}  # their names in evaluation.metrics
+    from gemserve.evaluation.run import Outcome
 
 
 def add_command(commands: Any) -> None:
@@ -55,17 +49,19 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--metric",
-        choices=tuple(_METRICS),
+        choices=tuple(METRICS),
         help="of generated prompts: contains (the default) counts an answer as right if it has all "
         "that is expected in it, whatever else it says; exact only if it is what is expected and "
         "nothing else",
     )
-    parser.add_argument("--lengths", help=f"in tokens, of generated prompts (default: {_LENGTHS})")
+    parser.add_argument(
+        "--lengths", help=f"in tokens, of generated prompts (default: {DEFAULT_LENGTHS})"
+    )
     parser.add_argument("--keep", default="512", help="count or fraction (default: %(default)s)")
     parser.add_argument(
         "--samples",
-        help=f"per length, or one number for each (default: {_SAMPLES}); of a file its first lines "
-        "(default: all)",
+        help=f"per length, or one number for each (default: {DEFAULT_SAMPLES}); of a file its "
+        "first lines (default: all)",
     )
     parser.add_argument(
         "--skip-too-long",
@@ -82,28 +78,9 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Draws that some subtasks share. `settings`: what else an outcome must have had the same.
-
-    Draws from a file have each their own length.
-    """
-
-    subtasks: Any
-    draws: list[Any]
-    settings: dict[str, object] = field(default_factory=dict)
-
-
-MakeBatches = Callable[["Core"], list[Batch]]
-
-
 def run(arguments: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
-    from gemserve.evaluation.run import Outcomes, average, evaluate
-    from gemserve.evaluation.tasks.example_file import pool_lengths
-    from gemserve.model.base_model import hash_tokenizer, hash_weights
+    from gemserve.evaluation.run import average
 
     methods = _methods(arguments.methods)
     keep = read_value("keep", arguments.keep, read_keep)
@@ -111,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("keep=auto: methods are compared at one budget; see method sieve:auto")
     layer = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
     is_read = arguments.task in READ_TASKS
-    make_batches = _read_files(arguments, methods) if is_read else _generated(arguments)
+    make_batches = file_batches(arguments, methods) if is_read else generated_batches(arguments)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     # evaluation filters every prompt it can, however short
     given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
@@ -120,35 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
     if out is not None:
         make_folder("out", out)
     core = build_calibrated_core(model, engine)
-    batches = make_batches(core)
-    settings = {
-        "task": arguments.task,
-        "model": model.model,
-        "seed": arguments.seed,
-        "layer": core.config.filter_layer,
-        "dtype": str(core.model.dtype),
-        "weights": hash_weights(core.model.hf),
-        "tokenizer": hash_tokenizer(core.tokenizer),
-    }
-    done = []
-    total = sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods)
-    with tqdm(total=total, leave=False, disable=None) as progress:
-        for batch in batches:
-            outcomes = Outcomes(out / "outcomes.jsonl" if out else None, settings | batch.settings)
-            found = evaluate(
-                core, batch.subtasks, batch.draws, methods, keep, outcomes, progress.update
-            )
-            done += pool_lengths(found) if is_read else found
-
-    rows = average(done)
-    whole = Counter(
-        (o.subtask, o.prompt_tokens, o.method) for o in done if o.reason == "short_prompt"
-    )
-    print(*table(rows, whole), sep="\n")
-    comparisons = _compare(done, methods)
+    outcomes = _run(core, make_batches(core), arguments, model.model, methods, keep)
+    rows = average(outcomes)
+    print(*table(rows, _count_unfiltered(outcomes)), sep="\n")
+    comparisons = _compare(outcomes, methods)
     _print_comparisons(comparisons)
     if {"none", "sieve", "sieve:fallback"} <= set(methods):
-        _print_fallback(done)
+        _print_fallback(outcomes)
     result = {
         "task": arguments.task,
         "model": model.model,
@@ -158,101 +113,53 @@ def run(arguments: argparse.Namespace) -> int:
     if out is not None:
         from gemserve.evaluation.report import write_report
 
-        write_report(out, result, done, [asdict(c) for c in comparisons])
+        write_report(out, result, outcomes, [asdict(c) for c in comparisons])
     if arguments.json:
         print(json.dumps(result))
     return 0
 
 
-def _generated(arguments: argparse.Namespace) -> MakeBatches:
-    """Check the options of a task that makes its examples; the lengths once a model is there."""
-    from gemserve.evaluation.tasks.example import Draw, with_metric
-    from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
+def _run(
+    core: Core,
+    batches: list[ExampleBatch],
+    arguments: argparse.Namespace,
+    model_name: str,
+    methods: list[str],
+    keep: int | float,
+) -> list[Outcome]:
+    """The outcomes of all batches; those that --out already holds are not computed again."""
+    from tqdm import tqdm
 
-    task = arguments.task
-    if arguments.data is not None:
-        raise ConfigError(f"data={arguments.data}: {task} makes its examples itself")
-    if arguments.skip_too_long:
-        raise ConfigError(f"skip-too-long: {task} makes its examples itself, see --lengths")
-    lengths = read_lengths(arguments.lengths or _LENGTHS)
-    samples = _samples(arguments.samples or _SAMPLES, lengths)
-    available = TASKS[task]
-    names = _subtasks(arguments) or DEFAULT_SUBTASKS.get(task, tuple(available))
-    for name in names:
-        if name not in available:
-            raise ConfigError(f"subtasks={name}: must be among {', '.join(available)}")
-    metric = _METRICS[arguments.metric or "contains"]
-    makers = {name: with_metric(available[name], metric) for name in names}
+    from gemserve.evaluation.run import Outcomes, evaluate, pool_lengths
+    from gemserve.model.base_model import hash_tokenizer, hash_weights
 
-    def make_batches(core: Core) -> list[Batch]:
-        limit = core.config.max_prompt_tokens
-        assert limit is not None
-        for length in lengths:
-            if length > limit:
-                raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")
-        draws = [
-            Draw(seed=arguments.seed, num_tokens=length, index=index, samples=count)
-            for length, count in zip(lengths, samples, strict=True)
-            for index in range(count)
-        ]
-        return [Batch(makers, draws, {"metric": metric})]
-
-    return make_batches
-
-
-def _read_files(arguments: argparse.Namespace, methods: list[str]) -> MakeBatches:
-    """Read the files of a task that has its examples from there; their lengths need a model."""
-    from gemserve.evaluation.tasks.example_file import check_gold, check_packages, measure
-    from gemserve.evaluation.tasks.registry import FILE_TASKS
-
-    task = arguments.task
-    if arguments.data is None:
-        raise ConfigError(f"data: {task} needs --data, the path of its examples")
-    if arguments.lengths is not None:
-        raise ConfigError(
-            f"lengths={arguments.lengths}: the prompts of {task} have the lengths they have"
-        )
-    if arguments.metric is not None:
-        raise ConfigError(f"metric={arguments.metric}: {task} has a metric of its own")
-    if "oracle" in methods and task not in GOLD_TASKS:
-        raise ConfigError(f"methods=oracle: {task} does not say where in a prompt its answer is")
-    given = arguments.samples
-    count = None if given is None else read_value("samples", given, number(1))
-    files = FILE_TASKS[task](arguments.data, _subtasks(arguments))
-    files = [file.first(count) for file in files]
-    check_packages(files)
-    if "oracle" in methods:
-        check_gold(files)
-
-    def make_batches(core: Core) -> list[Batch]:
-        batches: list[Batch] = []
-        refused: list[TooLong] = []
-        for file in files:
-            draws, too_long = measure(core, file, arguments.seed)
-            refused += too_long
-            if draws:
-                batches.append(Batch({file.subtask: file.make}, draws, {"data": file.digest}))
-        _tell_too_long(refused, sum(len(file.cases) for file in files), arguments.skip_too_long)
-        return batches
-
-    return make_batches
+    settings = {
+        "task": arguments.task,
+        "model": model_name,
+        "seed": arguments.seed,
+        "layer": core.config.filter_layer,
+        "dtype": str(core.model.dtype),
+        "weights": hash_weights(core.model.hf),
+        "tokenizer": hash_tokenizer(core.tokenizer),
+    }
+    path = arguments.out / "outcomes.jsonl" if arguments.out else None
+    outcomes: list[Outcome] = []
+    total = sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods)
+    with tqdm(total=total, leave=False, disable=None) as progress:
+        for batch in batches:
+            stored = Outcomes(path, settings | batch.settings)
+            new = evaluate(
+                core, batch.subtasks, batch.draws, methods, keep, stored, progress.update
+            )
+            outcomes += pool_lengths(new) if arguments.task in READ_TASKS else new
+    return outcomes
 
 
-def _tell_too_long(refused: list[TooLong], total: int, is_skipping: bool) -> None:
-    """Raise `ConfigError` for prompts that do not fit, or say that they are left out."""
-    if not refused:
-        return
-    first = refused[0]
-    text = (
-        f"{len(refused)} of {total} prompts are too long for this model or its KV memory: "
-        f"{first.path}, line {first.line} has {first.tokens} tokens; {first.limit} leave room for "
-        f"an answer of {first.max_tokens}"
+def _count_unfiltered(outcomes: list[Outcome]) -> Counter[tuple[str, int, str]]:
+    """How many prompts were too short to leave something out: by subtask, tokens and method."""
+    return Counter(
+        (o.subtask, o.prompt_tokens, o.method) for o in outcomes if o.reason == "short_prompt"
     )
-    if len(refused) == total:
-        raise ConfigError(text)
-    if not is_skipping:
-        raise ConfigError(f"{text}; --skip-too-long runs the others")
-    print(f"gemserve: left out: {text}", file=sys.stderr)
 
 
 def _compare(outcomes: Any, methods: list[str]) -> list[Any]:
@@ -287,40 +194,12 @@ def _print_fallback(outcomes: Any) -> None:
 
 
 def _methods(text: str) -> list[str]:
-    from gemserve.evaluation.methods_compared import ARMS
+    from gemserve.evaluation.methods_compared import METHODS_COMPARED
 
     methods = list(dict.fromkeys(text.split(",")))
     for method in methods:
-        if method not in ARMS:
-            raise ConfigError(f"methods={method}: must be among {', '.join(ARMS)}")
+        if method not in METHODS_COMPARED:
+            raise ConfigError(f"methods={method}: must be among {', '.join(METHODS_COMPARED)}")
     if "bm25" in methods and importlib.util.find_spec("bm25s") is None:
         raise ConfigError("methods=bm25: needs bm25s, as in pip install 'gemserve[eval]'")
     return methods
-
-
-def _subtasks(arguments: argparse.Namespace) -> list[str] | None:
-    given: str | None = arguments.subtasks
-    return None if given is None else list(dict.fromkeys(given.split(",")))
-
-
-def read_lengths(text: str) -> list[int]:
-    """Prompt lengths such as "1024,4096". Raises `ConfigError`."""
-    lengths = [read_value("lengths", part, int) for part in text.split(",")]
-    for length in lengths:
-        if length < 128:
-            raise ConfigError(f"lengths={length}: must be at least 128")
-    if len(set(lengths)) < len(lengths):
-        raise ConfigError(f"lengths={text}: one of them stands there twice")
-    return lengths
-
-
-def _samples(text: str, lengths: list[int]) -> list[int]:
-    counts = [read_value("samples", part, int) for part in text.split(",")]
-    if len(counts) == 1:
-        counts *= len(lengths)
-    if len(counts) != len(lengths):
-        raise ConfigError(f"samples={text}: {len(counts)} numbers for {len(lengths)} lengths")
-    for count in counts:
-        if count < 1:
-            raise ConfigError(f"samples={count}: must be at least 1")
-    return counts

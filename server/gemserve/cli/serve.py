@@ -9,14 +9,8 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.options import (
-    ENGINE_OPTIONS,
-    MODEL_OPTIONS,
-    SERVER_OPTIONS,
-    add_options,
-    read_options,
-    refuse_unknown_variables,
-)
+from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS
+from gemserve.cli.options import add_options, read_options, refuse_unknown_variables
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.decoding.grammar import Matcher
-from gemserve.model.transfer import sent
+from gemserve.model.transfer import to_device
 from gemserve.types import SamplingParams, TokenLogprob
 
 
@@ -98,7 +98,7 @@ class SamplerState:
             logits = logits.masked_fill(~allowed, -torch.inf)
         if self._num_drawn < self.params.min_tokens and self._end_ids:
             longer = logits.clone()
-            longer[sent(self._end_ids, torch.long, logits.device)] = -torch.inf
+            longer[to_device(self._end_ids, torch.long, logits.device)] = -torch.inf
             # a grammar may allow nothing but the end
             if self.matcher is None or bool((longer > -torch.inf).any()):
                 return longer
@@ -128,7 +128,7 @@ def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Ex
         if len(drawn) == len(states):
             chosen = _draw_random(given, random)
         else:
-            index = sent(drawn, torch.long, logits.device)
+            index = to_device(drawn, torch.long, logits.device)
             chosen = chosen.index_copy(0, index, _draw_random(given[index], random))
     is_valid = torch.isfinite(best.values) & ~given.isnan().any(dim=-1)
     tokens: list[int] = torch.where(is_valid, chosen, -1).tolist()
@@ -160,14 +160,14 @@ def biased(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor
     if not changes:
         return logits
     adjusted = logits.clone()
-    new = sent(list(changes.values()), torch.float32, logits.device)
+    new = to_device(list(changes.values()), torch.float32, logits.device)
     adjusted[_places(list(changes), logits.device)] = new
     return adjusted
 
 
 def _places(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Rows and tokens, as an index."""
-    return sent([x for pair in pairs for x in pair], torch.long, device).view(-1, 2).unbind(1)
+    return to_device([x for pair in pairs for x in pair], torch.long, device).view(-1, 2).unbind(1)
 
 
 def _allowed(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Exception | None:
@@ -198,7 +198,9 @@ def _with_logprobs(
     for count, rows in rows_of.items():
         tokens = [result.token for row in rows if isinstance(result := results[row], Draw)]
         wanted = (
-            logits if len(rows) == len(logits) else logits[sent(rows, torch.long, logits.device)]
+            logits
+            if len(rows) == len(logits)
+            else logits[to_device(rows, torch.long, logits.device)]
         )
         for row, scored in zip(rows, score_tokens(wanted, tokens, count), strict=True):
             results[row] = Draw(scored.token_id, scored)
@@ -224,7 +226,7 @@ def sorted_probabilities(
         )
         for p in params
     ]
-    columns = sent([x for row in numbers for x in row], torch.float32, logits.device)
+    columns = to_device([x for row in numbers for x in row], torch.float32, logits.device)
     temperature, top_k, top_p, min_p = columns.view(-1, 4, 1).unbind(1)  # [rows, 1] each
     # relative to the largest, or a tiny temperature overflows
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
@@ -243,7 +245,7 @@ def sorted_probabilities(
 def _draw_random(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
     """[rows], int64; any token where logits are not finite."""
     probabilities, ids = sorted_probabilities(logits, [s.params for s in states])
-    uniform = sent([s.uniform() for s in states], torch.float64, logits.device)
+    uniform = to_device([s.uniform() for s in states], torch.float64, logits.device)
     cumulative = probabilities.double().cumsum(-1)
     place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     # rounding must not lead past the last token that may be drawn
@@ -258,7 +260,7 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], count: int) -> lis
     """
     logprobs = logits.log_softmax(-1)
     top = logprobs.topk(count)
-    wanted = sent(tokens, torch.long, logits.device)
+    wanted = to_device(tokens, torch.long, logits.device)
     values_of_tokens = logprobs.gather(-1, wanted[:, None])[:, 0].tolist()
     tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.config import ModelConfig
-from gemserve.demo.document import Hidden, natural_document, synthetic_document
+from gemserve.demo.document import HiddenFact, natural_document, synthetic_document
 from gemserve.demo.output import print_kept, print_savings, print_table
 from gemserve.demo.server import Result, Server
 from gemserve.errors import ModelError
@@ -27,7 +27,7 @@ WHOLE, FILTERED = "filter: none", "the default filter"
 class Demo:
     """What one model is shown with."""
 
-    draw: Callable[[Any, int, int], Hidden]
+    draw: Callable[[Any, int, int], HiddenFact]
     num_tokens: int
     seed: int
     max_tokens: int
@@ -74,7 +74,7 @@ def default_model() -> str:
     return "smollm2"
 
 
-def is_right(text: str, hidden: Hidden) -> bool:
+def is_right(text: str, hidden: HiddenFact) -> bool:
     """Whether all that is expected occurs in an answer."""
     example = Example(
         subtask="demo",
@@ -88,7 +88,7 @@ def is_right(text: str, hidden: Hidden) -> bool:
     return score_answer(text, example) == 1
 
 
-def _ask_both(server: Server, hidden: Hidden, max_tokens: int) -> dict[str, Result]:
+def _ask_both(server: Server, hidden: HiddenFact, max_tokens: int) -> dict[str, Result]:
     print(f'\nHidden {hidden.depth:.0%} into the document:  "{hidden.statement}"')
     if hidden.other:
         print(f'Further on, to mislead:  "{hidden.other}"')

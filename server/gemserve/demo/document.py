@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.evaluation.tasks.natural import VOCABULARIES, draw_facts
 from gemserve.synthetic.facts import draw_needles
+from gemserve.synthetic.natural_facts import VOCABULARIES, draw_facts
 from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
 
 _AT_ONCE = 16  # sentences between two counts of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hidden:
+class HiddenFact:
     """A document, the statement that answers the question, and where it stands, from 0 to 1.
 
     `answers`: what a right answer has to contain. `other`: a fact of the same form about something
@@ -34,7 +34,7 @@ class Hidden:
         return f"{self.document}\n\n{self.question}"
 
 
-def natural_document(tokenizer: Any, num_tokens: int, seed: int) -> Hidden:
+def natural_document(tokenizer: Any, num_tokens: int, seed: int) -> HiddenFact:
     """At least `num_tokens` tokens of Python's language reference, with two facts of one form."""
     rng = random.Random(f"demo {seed}")
     problem, (other,) = draw_facts(rng, rng.choice(VOCABULARIES["evaluation"]), 1, 1)
@@ -43,7 +43,7 @@ def natural_document(tokenizer: Any, num_tokens: int, seed: int) -> Hidden:
     at = rng.randrange(len(sentences) // 8, len(sentences) // 2)
     behind = rng.randrange(len(sentences) // 2, len(sentences))
     pieces = [*sentences[:at], statement, *sentences[at:behind], other, *sentences[behind:]]
-    return Hidden(
+    return HiddenFact(
         document=" ".join(pieces),
         statement=statement,
         question=problem.question,
@@ -53,13 +53,13 @@ def natural_document(tokenizer: Any, num_tokens: int, seed: int) -> Hidden:
     )
 
 
-def synthetic_document(tokenizer: Any, num_tokens: int, seed: int) -> Hidden:
+def synthetic_document(tokenizer: Any, num_tokens: int, seed: int) -> HiddenFact:
     """At least `num_tokens` tokens of docstrings, with a fact as the built-in model knows them."""
     rng = random.Random(seed)
     (needle,) = draw_needles(rng, 1)
     sentences = _prose(tokenizer, stdlib_sentences(), num_tokens, rng)
     at = rng.randrange(len(sentences) // 8, len(sentences) // 2)
-    return Hidden(
+    return HiddenFact(
         document=" ".join([*sentences[:at], needle.statement, *sentences[at:]]),
         statement=needle.statement,
         question=needle.question,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.demo.document import Hidden
+from gemserve.demo.document import HiddenFact
 from gemserve.demo.server import Result
 
 _NEAR = 3  # kept passages shown on either side of the fact
@@ -47,20 +47,20 @@ def print_savings(whole: Result, filtered: Result) -> None:
     )
 
 
-def print_kept(tokenizer: Any, hidden: Hidden, selection: Sequence[Sequence[int]]) -> None:
+def print_kept(tokenizer: Any, hidden: HiddenFact, selection: Sequence[Sequence[int]]) -> None:
     """The kept passages around the fact, in full where they hold it, and what lies between."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": hidden.prompt}], add_generation_prompt=True, tokenize=False
     )
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    kept = Kept(text, encoding["offset_mapping"], [(a, b) for a, b in selection])
+    kept = KeptPassages(text, encoding["offset_mapping"], [(a, b) for a, b in selection])
     print("\nKept (► holds the fact), and between the lines what was dropped:")
     for line in kept.lines(hidden.statement):
         print(line)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPassages:
     """A prompt's text, where in it each token stands, and the half-open ranges that were kept."""
 
     text: str

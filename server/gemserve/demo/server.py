@@ -16,7 +16,7 @@ from typing import Any
 
 START_TIMEOUT_S = 900.0  # a model without a calibration is calibrated first
 ANSWER_TIMEOUT_S = 300.0
-_TOLD = re.compile(
+_STARTUP_LINES = re.compile(
     r"^gemserve: (?:this model is not calibrated|calibrat|warning: ).*$", re.MULTILINE
 )
 
@@ -110,7 +110,7 @@ class Server:
         shown = 0
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            lines = _TOLD.findall(self._log.read_text(errors="replace"))
+            lines = _STARTUP_LINES.findall(self._log.read_text(errors="replace"))
             for line in lines[shown:]:
                 print(f"  {line}", flush=True)
             shown = len(lines)

@@ -24,7 +24,7 @@ from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_filter_pass
 from gemserve.model.fp8 import Product
-from gemserve.model.loader import Loaded, load, resolve_device, shape_from_config
+from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_config
 from gemserve.model.weight_memory import weights_of
 from gemserve_kernels.fp8 import scaled_product
 
@@ -34,7 +34,7 @@ def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
     return assemble(load_for(model, engine), engine)
 
 
-def load_for(model: ModelConfig, engine: EngineConfig) -> Loaded:
+def load_for(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     """Load the model, with as many layers on the host as the settings say."""
     device = resolve_device(model.device)
     if engine.filter_precision == "fp8":
@@ -42,7 +42,9 @@ def load_for(model: ModelConfig, engine: EngineConfig) -> Loaded:
     return load(model, _offload_layers(model, engine, device))
 
 
-def assemble(loaded: Loaded, engine: EngineConfig, calibration: Calibration | None = None) -> Core:
+def assemble(
+    loaded: LoadedModel, engine: EngineConfig, calibration: Calibration | None = None
+) -> Core:
     """A core over a loaded model. `calibration` None: the one that is found, else a guess."""
     causal = loaded.model
     if calibration is None:
@@ -73,7 +75,7 @@ def assemble(loaded: Loaded, engine: EngineConfig, calibration: Calibration | No
     )
 
 
-def calibration_for(loaded: Loaded, engine: EngineConfig) -> Calibration:
+def calibration_for(loaded: LoadedModel, engine: EngineConfig) -> Calibration:
     """The calibration that these settings lead to. Raises `ConfigError` for a wrong file."""
     model = loaded.model
     found = None
@@ -90,7 +92,7 @@ def calibration_for(loaded: Loaded, engine: EngineConfig) -> Calibration:
     )
 
 
-def calibration_path(loaded: Loaded, engine: EngineConfig) -> Path | None:
+def calibration_path(loaded: LoadedModel, engine: EngineConfig) -> Path | None:
     """The calibration file that counts for this model, if there is one."""
     if engine.calibrate == "off":
         return None

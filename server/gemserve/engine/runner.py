@@ -248,7 +248,7 @@ class Runner:
 
     def _model_of(self, sequence: Sequence) -> CausalModel:
         """The model, or the one that the sequence's adapter makes of it."""
-        adapted: CausalModel | None = _adapter_of(sequence).own
+        adapted: CausalModel | None = _adapter_of(sequence).replacement
         return self._model if adapted is None else adapted
 
     def _try(

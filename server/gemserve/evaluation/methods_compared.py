@@ -1,8 +1,8 @@
-"""Who is compared: the filter methods a request can name, and some that only an evaluation has.
+"""The methods that are compared: those a request can name, and some that only evaluations have.
 
-`sieve:auto` and `sieve:fallback` are sieve with those options, beside it. `oracle` keeps what holds
-the answer; `bm25` is what a user without a filter would do: rank passages by their
-words, keep as many as fit.
+`sieve:auto` and `sieve:fallback` are sieve with those options. `oracle` keeps the tokens that hold
+the answer. `bm25` is what a user without a filter would do: rank passages by their words and keep
+as many as fit.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ def _filled(example: Example, wanted: Sequence[int], keep: int) -> tuple[int, ..
     return tuple(sorted(chosen))
 
 
-# Positions to keep, chosen outside of the engine.
-OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
+# Methods that choose the positions to keep outside of the engine.
+CHOSEN_OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
     "oracle": oracle,
     "bm25": bm25,
 }
 ADAPTIVE = ("sieve:auto", "sieve:fallback")
-ARMS: tuple[str, ...] = (*METHODS, *ADAPTIVE, *OUTSIDE)
+METHODS_COMPARED: tuple[str, ...] = (*METHODS, *ADAPTIVE, *CHOSEN_OUTSIDE)
 
 
-def constants_of(arm: str) -> str:
-    """What an arm's method is set to, beside what a request says."""
-    method = cast(FilterMethod, arm.partition(":")[0])
+def constants_of(name: str) -> str:
+    """The constants of a method, which no request sets."""
+    method = cast(FilterMethod, name.partition(":")[0])
     return repr(METHODS.get(method))
 
 
-def params_of(arm: str, keep: int | float) -> FilterParams:
-    """The filter of an arm that is not one of `OUTSIDE`."""
-    method, _, option = arm.partition(":")
+def params_of(name: str, keep: int | float) -> FilterParams:
+    """The filter parameters of a method that is not in `CHOSEN_OUTSIDE`."""
+    method, _, option = name.partition(":")
     return FilterParams(
         method=cast(FilterMethod, method),
         keep="auto" if option == "auto" else keep,

@@ -6,12 +6,14 @@ LongBench's metrics; their scores can be held against published ones.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from gemserve.errors import ConfigError
 from gemserve.evaluation.tasks.example import Example
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -150,3 +152,13 @@ METRICS: dict[str, Callable[[str, Example], float]] = {
 }
 # What some of them need, of the `eval` extra.
 PACKAGES: dict[str, str] = {"rouge_l": "rouge", "code_similarity": "rapidfuzz"}
+
+
+def check_packages(metrics: Iterable[str]) -> None:
+    """Raise `ConfigError` if the library of one of these metrics is not installed."""
+    for metric in sorted(set(metrics)):
+        package = PACKAGES.get(metric)
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"metric={metric}: needs {package}, as in pip install 'gemserve[eval]'"
+            )

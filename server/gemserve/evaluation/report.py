@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gemserve.evaluation.calibration.result import Found
 from gemserve.evaluation.run import Outcome
 
 _BINS = 10  # depths of a heat map
@@ -96,30 +95,4 @@ def draw_heat_map(path: Path, outcomes: Sequence[Outcome]) -> None:
     figure.supxlabel("prompt tokens", fontsize=9)
     figure.supylabel("depth of the fact", fontsize=9)
     figure.colorbar(image, ax=list(axes), shrink=0.8)
-    figure.savefig(path, dpi=110)
-
-
-def draw_layers(path: Path, found: Found) -> None:
-    """Recall by layer: of the layer's best head, and of the best heads up to it; against work."""
-    from matplotlib.figure import Figure
-
-    rows = found.layers
-    layers, chosen = [row.layer for row in rows], found.chosen
-    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    left.bar(layers, [row.own_recall for row in rows], color="lightgrey", label="its best head")
-    left.plot(layers, [row.recall for row in rows], marker="o", ms=3, label="best heads up to it")
-    left.axvline(chosen.layer, color="tab:red", linestyle=":", label="chosen")
-    left.set_xlabel("layer")
-    left.set_ylabel("recall of the needed tokens")
-    right.plot([row.work for row in rows], [row.recall for row in rows], marker="o", ms=3)
-    right.axvline(chosen.work, color="tab:red", linestyle=":")
-    right.set_xlabel("work up to the first token (whole prompt: 1)")
-    scored = [row for row in rows if row.score is not None]
-    if scored:
-        right.plot([r.work for r in scored], [r.score for r in scored], "s", label="answers")
-        right.axhline(found.full_score, color="grey", linestyle="--", label="answers, whole prompt")
-        right.legend(fontsize=8, loc="lower right")
-    left.set_ylim(-0.05, 1.05)
-    left.legend(fontsize=8, loc="upper left")
     figure.savefig(path, dpi=110)

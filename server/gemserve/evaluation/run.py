@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.engine.core import Core
-from gemserve.evaluation.methods_compared import OUTSIDE, constants_of, params_of
+from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE, constants_of, params_of
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.tasks.example import Draw, Example, Subtasks
-from gemserve.evaluation.unfiltered import read_whole
+from gemserve.evaluation.unfiltered import answer_unfiltered
 from gemserve.json_lines import parse_objects
 from gemserve.types import (
     Filtered,
@@ -197,13 +197,15 @@ def run_example(
         )
 
     if {"none", "snapkv"} <= set(methods):
-        answer, (evicted,) = read_whole(core, example.prompt.ids, example.max_tokens, [count])
+        answer, (evicted,) = answer_unfiltered(
+            core, example.prompt.ids, example.max_tokens, [count]
+        )
         outcome("none", _text(core, answer), num_tokens, everything)
         outcome("snapkv", _text(core, evicted), count, None)
         methods = [m for m in methods if m not in ("none", "snapkv")]
     for method in methods:
-        if method in OUTSIDE:
-            kept = OUTSIDE[method](core.tokenizer, example, count)
+        if method in CHOSEN_OUTSIDE:
+            kept = CHOSEN_OUTSIDE[method](core.tokenizer, example, count)
             ids = [example.prompt.ids[p] for p in kept]
             text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
             outcome(method, text, len(kept), [(p, p + 1) for p in kept])
@@ -260,3 +262,11 @@ def recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def pool_lengths(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """A file's outcomes, all under their mean length."""
+    if not outcomes:
+        return []
+    mean = round(sum(o.prompt_tokens for o in outcomes) / len(outcomes))
+    return [replace(o, prompt_tokens=mean) for o in outcomes]

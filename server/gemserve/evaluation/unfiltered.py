@@ -1,6 +1,7 @@
-"""One reading of the whole prompt for two methods: `none`, and `snapkv` from the same keys.
+"""Answers of the methods that read the whole prompt, `none` and `snapkv`, from one prefill.
 
-Greedy, one example at a time. The engine gives the same answers at the price of reading twice.
+Decoding is greedy, one example at a time. The engine would give the same answers, but it would read
+the prompt once for each method.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import torch
 
 from gemserve.engine.core import Core
 from gemserve.engine.eviction import evict
+from gemserve.evaluation.prefill import prefill
 from gemserve.filtering.methods import METHODS
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 
-_CHUNK = 512
 
-
-def read_whole(
+def answer_unfiltered(
     core: Core, ids: Sequence[int], max_tokens: int, keeps: Sequence[int]
 ) -> tuple[list[int], list[list[int]]]:
-    """Tokens after the whole prompt, and after evicting down to each of `keeps`.
+    """The answer from all keys, and the answer after eviction down to each number of `keeps`.
 
-    Without the end token. A `keep` that is not below the prompt's length evicts nothing.
+    Answers are token ids without the end token. A number that is not below the prompt's length
+    evicts nothing.
     """
     model, num_tokens = core.model, len(ids)
     layers, capacity = model.num_layers, num_tokens + max_tokens
@@ -31,14 +32,7 @@ def read_whole(
     memory = model.new_memory(2 * layers * capacity)
     kv = memory.kv(0, num_layers=layers, capacity=capacity)
     tap = model.new_query_tap(range(layers), evictor.rows(num_tokens))
-    logits: torch.Tensor | None = None
-    for start in range(0, num_tokens, _CHUNK):
-        chunk = ids[start : start + _CHUNK]
-        is_last = start + len(chunk) == num_tokens
-        logits = model.prefill_chunk(
-            chunk, start=start, kv=kv, rope_tokens=capacity, is_last=is_last, query_tap=tap
-        )
-    assert logits is not None
+    logits = prefill(model, ids, kv=kv, rope_tokens=capacity, query_tap=tap)
     first = int(logits[0].argmax())
 
     evicted: list[list[int]] = []

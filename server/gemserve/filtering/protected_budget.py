@@ -9,7 +9,7 @@ from gemserve.types import Priority, ProtectedRange
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class ReservedPositions:
     """Positions kept before any is chosen, most important first; `rest` may matter."""
 
     firm: list[int]
@@ -22,7 +22,7 @@ class Reserved:
 
 def reserve(
     protected: Sequence[ProtectedRange], num_tokens: int, budget: int, low: int
-) -> Reserved:
+) -> ReservedPositions:
     """The positions that a filter of `low` to `budget` tokens keeps before it chooses any.
 
     The question comes first; then system messages, tools and the template, up to three quarters of
@@ -39,7 +39,7 @@ def reserve(
         allowed = [r for r in protected if r.priority <= last]
         chosen = protected_positions(allowed, num_tokens, max(len(chosen), limit))
         sizes.append(len(chosen))
-    return Reserved(chosen[: sizes[1]], chosen[sizes[1] :])
+    return ReservedPositions(chosen[: sizes[1]], chosen[sizes[1] :])
 
 
 def protected_positions(

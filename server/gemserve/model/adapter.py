@@ -1,4 +1,4 @@
-"""What one sequence may bring to a model's passes, beside its tokens."""
+"""The interface of an adapter: what one sequence may change in a model's passes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class AttentionOptions:
 class Adapter:
     """Changes to attention, to what enters a layer, or to weights. Never changed once made.
 
-    This one changes nothing; each kind overrides what it is about. `version`: of what is loaded
-    under `name`. `num_positions`: taken before the first token. `own`: a model to run instead,
-    which shares the base's other weights.
+    This one changes nothing; each kind of adapter overrides what it changes. `version`: that of the
+    tensors loaded under `name`. `num_positions`: how many positions come before the first token.
+    `replacement`: a model to run in place of the base, with which it shares all other weights.
     """
 
     num_positions: int = 0
-    own: Any = None
+    replacement: Any = None
 
     def __init__(self, name: str = "", version: str = "") -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Adapter:
         options: AttentionOptions,
         backend: Backend,
     ) -> Partial | None:
-        """What queries [heads, queries, head_dim] attend to in `layer` beside their sequence."""
+        """Attention of queries [heads, queries, head_dim] to what the adapter adds in `layer`."""
         return None
 
     def joined(
@@ -60,7 +60,7 @@ class Adapter:
         options: AttentionOptions,
         backend: Backend,
     ) -> torch.Tensor:
-        """What queries get from their sequence's `parts` and from this: shaped as `query`."""
+        """The attention output of a sequence's `parts` and the adapter: shaped as `query`."""
         extra = self.part(layer, query, options, backend)
         return merge(parts if extra is None else [*parts, extra])
 
@@ -105,7 +105,7 @@ class Shifted(nn.Module):
 
 
 def shifted_layers(layers: nn.ModuleList, adapters: Sequence[Adapter]) -> nn.ModuleList | None:
-    """The layers with what the rows' adapters add before them; None where that is nothing.
+    """The layers, each adding the shifts of the rows' adapters; None if no adapter shifts any.
 
     `adapters`: one for each row, or one for all.
     """

@@ -17,7 +17,7 @@ from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
-from gemserve.model.transfer import sent
+from gemserve.model.transfer import to_device
 from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention import reference_attention
 
@@ -58,7 +58,9 @@ def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group
         rows_of.setdefault(adapter, []).append(row)
     if len(rows_of) == 1:
         return [Group(adapter) for adapter in rows_of]
-    return [Group(adapter, sent(rows, torch.long, device)) for adapter, rows in rows_of.items()]
+    return [
+        Group(adapter, to_device(rows, torch.long, device)) for adapter, rows in rows_of.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +157,8 @@ def _decode(
     out = torch.empty_like(part.out)
     for group in context.groups:
         rows = group.rows
-        own = Partial(part.out[:, rows], part.lse[:, rows])
-        out[:, rows] = group.adapter.joined(layer, query[:, rows], [own], options, backend)
+        of_group = Partial(part.out[:, rows], part.lse[:, rows])
+        out[:, rows] = group.adapter.joined(layer, query[:, rows], [of_group], options, backend)
     return out.transpose(0, 1)
 
 

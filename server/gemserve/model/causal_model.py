@@ -28,7 +28,7 @@ from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rope import RotaryFactory
 from gemserve.model.shape import decoder_path, follow, shape_of
-from gemserve.model.transfer import sent
+from gemserve.model.transfer import to_device
 from gemserve_kernels import select_backend
 
 
@@ -197,7 +197,7 @@ class CausalModel:
             **self._inputs(ids, _positions(start, len(ids), adapter)),
             context=self._context(Chunk(kv=kv, start=start), adapter, breaks, query_tap=query_tap),
             # an index tensor: the integer 0 would mean "all of them"
-            logits_to_keep=sent(wanted, torch.long, self.device),
+            logits_to_keep=to_device(wanted, torch.long, self.device),
         )
         return out.logits[0].float() if wanted else None
 
@@ -213,7 +213,7 @@ class CausalModel:
         adapters = adapters or [NO_ADAPTER] * len(ids)
         pairs = zip(batch.positions, adapters, strict=True)
         positions = [position + adapter.num_positions for position, adapter in pairs]
-        numbers = sent(batch.numbers(ids, positions), torch.long, self.device)
+        numbers = to_device(batch.numbers(ids, positions), torch.long, self.device)
         self._expect_host_layers()
         return self.step_logits(
             DecodeStep.over(numbers, batch.memory, batch.longest),
@@ -247,7 +247,7 @@ class CausalModel:
         return ForwardContext(rows=rows, backend=self.backend, groups=groups, **pauses, **taps)
 
     def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
-        numbers = sent([*ids, *positions], torch.long, self.device).view(2, 1, -1)
+        numbers = to_device([*ids, *positions], torch.long, self.device).view(2, 1, -1)
         return {"input_ids": numbers[0], "position_ids": numbers[1], "use_cache": False}
 
     def _expect_host_layers(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import NUMBERS, DecodeBatch, DecodeStep, Memory
-from gemserve.model.transfer import staged
+from gemserve.model.transfer import on_host
 from gemserve.types import Switch
 
 log = logging.getLogger("gemserve.model")
@@ -60,7 +60,7 @@ class DecodeGraphs:
         longest = max(_LEAST_LENGTH, _power_of_two(batch.longest))
         assert batch.memory is self._memory
         numbers = batch.numbers(ids, batch.positions, size)
-        given = staged(numbers, torch.long, self._model.device)
+        given = on_host(numbers, torch.long, self._model.device)
         self._numbers[: len(numbers)].copy_(given, non_blocking=True)
         if (size, longest) not in self._steps:
             self._steps[size, longest] = self._recorded(size, longest)

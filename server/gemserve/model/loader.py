@@ -25,10 +25,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     """A checked model, its tokenizer, the tokens that end an answer, and where it came from.
 
-    `name`: what the model was called by who asked for it.
+    `name`: the model's name in the config it was loaded by.
     """
 
     model: CausalModel
@@ -38,7 +38,7 @@ class Loaded:
     name: str
 
 
-def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
+def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
     """Load weights and tokenizer, then prove that the architecture is served correctly.
 
     The upper `offload_layers` rest on the host; they are never on the device all at once.
@@ -68,7 +68,7 @@ def load(config: ModelConfig, offload_layers: int = 0) -> Loaded:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
-    return Loaded(
+    return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         eos_ids=eos_ids,
@@ -155,12 +155,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def _resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
-    """Of "auto": the checkpoint's own, but on a CPU float32 where bfloat16 would be slower."""
+    """The dtype of that name. "auto": the checkpoint's, or float32 on CPUs slow at bfloat16."""
     if name != "auto":
         return _DTYPES[name]
-    own: torch.dtype = getattr(hf_config, "dtype", None) or torch.bfloat16
-    if device.type != "cpu" or (own == torch.bfloat16 and _is_bfloat16_fast()):
-        return own
+    stored: torch.dtype = getattr(hf_config, "dtype", None) or torch.bfloat16
+    if device.type != "cpu" or (stored == torch.bfloat16 and _is_bfloat16_fast()):
+        return stored
     return torch.float32
 
 

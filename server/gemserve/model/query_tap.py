@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gemserve.model.transfer import sent
+from gemserve.model.transfer import to_device
 
 
 class FilterLayerReached(Exception):
@@ -38,7 +38,7 @@ class QueryTap:
         low = bisect_left(self.rows, start)
         high = bisect_left(self.rows, start + query.shape[1])
         if low < high:
-            wanted = sent([r - start for r in self.rows[low:high]], torch.long, query.device)
+            wanted = to_device([r - start for r in self.rows[low:high]], torch.long, query.device)
             self.of(layer)[:, low:high] = query[:, wanted]
 
     def of(self, layer: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""From the host to the device without waiting."""
+"""Copies small lists from the host to the device; the host does not wait."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 
-def sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`values` on `device`: [values]. What is queued there later finds them; the host goes on."""
-    return staged(values, dtype, device).to(device, non_blocking=True)
+def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`values` as a tensor on `device`: [values]. Work queued there later sees them."""
+    return on_host(values, dtype, device).to(device, non_blocking=True)
 
 
-def staged(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def on_host(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`values` on the host, ready for a copy to `device` that the host does not wait for.
 
     It may be dropped at once: torch keeps its memory until the copy is over.

@@ -69,15 +69,15 @@ _NUMERALS = ("zero", "one", "two", "three", "four", "five")
 class Answer:
     """One item of an answer, and where it stands: character `start` of statement `statement`.
 
-    `named`, `asked`: the characters before which the statement and the question name its subject;
-    -1: they name none.
+    `statement_name_end`, `question_name_end`: the character after the subject's name in the
+    statement and in the question; -1 if there is no such name.
     """
 
     text: str
     statement: int
     start: int
-    named: int = -1
-    asked: int = -1
+    statement_name_end: int = -1
+    question_name_end: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gemserve.adapters.training.convert import Probe
+from gemserve.adapters.training.convert import ConversionText
 from gemserve.adapters.training.data_files import check_chat, read_objects
 from gemserve.adapters.training.examples import read_examples
 from gemserve.errors import AdapterError
 
 
-def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[Probe]:
+def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[ConversionText]:
     """Prompts and completions, each behind the prefix as a request's prompt would be."""
     eos_id = tokenizer.eos_token_id
     examples = read_examples(path, tokenizer, eos_id=eos_id, max_tokens=max_tokens)
-    return [Probe(example.ids, example.num_prompt) for example in examples]
+    return [ConversionText(example.ids, example.num_prompt) for example in examples]
 
 
 def after_text(
     tokenizer: Any, text: str, path: Path, *, max_tokens: int
-) -> tuple[tuple[int, ...], list[Probe]]:
+) -> tuple[tuple[int, ...], list[ConversionText]]:
     """Token ids of the system prompt `text`, and what follows it: chats without it.
 
     Of each chat what the template writes before its first message is a lead: with a system prompt
@@ -28,7 +28,7 @@ def after_text(
     """
     if tokenizer.chat_template is None:
         raise AdapterError("--prompt: the model has no chat template; convert a prefix instead")
-    probes: list[Probe] = []
+    probes: list[ConversionText] = []
     shared: tuple[int, ...] | None = None
     for number, fields in read_objects(path):
         try:
@@ -51,7 +51,7 @@ def after_text(
         asked = _rendered(tokenizer, messages[:-1], add_generation_prompt=True)
         if alone[: len(asked)] != asked:
             raise AdapterError(f"{path}: line {number}: its template rewrites questions")
-        probes.append(Probe(alone, len(asked), len(lead)))
+        probes.append(ConversionText(alone, len(asked), len(lead)))
     if shared is None:
         raise AdapterError(f"{path}: has no chats, must have at least 1")
     return shared, probes

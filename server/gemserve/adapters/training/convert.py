@@ -14,12 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.training.parameters import (
-    LARGEST_LSE,
-    NTKParameters,
-    Parameters,
-    logits_with_gradients,
-)
+from gemserve.adapters.training.forward import logits_with_gradients
+from gemserve.adapters.training.parameters import LARGEST_LSE, NTKParameters, Parameters
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.causal_model import CausalModel
@@ -27,7 +23,7 @@ from gemserve_kernels import Partial, merge, ntk_part
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ConversionText:
     """A text that follows the prefix: `ids`, of which the first `num_lead` the prefix replaces.
 
     A chat begins with its BOS whether or not a system prompt follows: that is its lead. The answer,
@@ -87,7 +83,7 @@ class Agreement:
 def convert(
     model: CausalModel,
     prefix: Prefix,
-    probes: Sequence[Probe],
+    probes: Sequence[ConversionText],
     config: ConvertConfig,
     progress: Callable[[str], None],
 ) -> tuple[NTKParameters, Fit]:
@@ -110,7 +106,7 @@ def convert(
 
 @torch.no_grad()
 def agreement(
-    model: CausalModel, prefix: Prefix, other: Parameters | None, probes: Sequence[Probe]
+    model: CausalModel, prefix: Prefix, other: Parameters | None, probes: Sequence[ConversionText]
 ) -> Agreement:
     """How alike the model speaks after the prefix and with `other`, or with nothing, instead."""
     same = total = whole = 0
@@ -146,7 +142,7 @@ class _Seen:
 
 @torch.no_grad()
 def _observe(
-    model: CausalModel, prefix: Prefix, probes: Sequence[Probe], max_queries: int
+    model: CausalModel, prefix: Prefix, probes: Sequence[ConversionText], max_queries: int
 ) -> _Seen:
     """What queries of texts after the prefix get from it, and from their own text."""
     queries: dict[int, list[torch.Tensor]] = {}
@@ -175,7 +171,7 @@ def _observe(
 def _fit_layers(
     model: CausalModel,
     prefix: Prefix,
-    probes: Sequence[Probe],
+    probes: Sequence[ConversionText],
     config: ConvertConfig,
     num_lead: int,
 ) -> tuple[NTKParameters, Fit]:
@@ -237,7 +233,7 @@ def _distill(
     model: CausalModel,
     prefix: Prefix,
     parameters: NTKParameters,
-    probes: Sequence[Probe],
+    probes: Sequence[ConversionText],
     config: ConvertConfig,
 ) -> None:
     """Minimise the divergence from what the model says after the prefix."""

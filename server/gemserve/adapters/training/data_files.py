@@ -1,4 +1,4 @@
-"""Files of examples, one JSON object a line, and the chats in them."""
+"""Reads the files that training and conversion take: texts, and JSON objects one a line."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from gemserve.adapters.training.data_files import check_chat, check_text, read_objects
-from gemserve.adapters.training.parameters import IGNORED
 from gemserve.errors import AdapterError
+
+IGNORED = -100  # a label that no loss is taken of
 
 
 @dataclass(frozen=True, slots=True)

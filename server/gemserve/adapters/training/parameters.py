@@ -7,27 +7,24 @@ are put on plain causal attention over whole batches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AttentionInterface
 
 from gemserve.adapters import ntk, prefix
 from gemserve.adapters.activation import Activation
 from gemserve.adapters.ntk import NTK
 from gemserve.adapters.prefix import Prefix
+from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
-from gemserve.model.adapter import Adapter, AttentionOptions
+from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
-from gemserve_kernels import Partial, merge, select_backend
-from gemserve_kernels.attention import reference_attention
+from gemserve_kernels import Partial
 
-TRAINING_ATTENTION = "gemserve-training"
-IGNORED = -100  # a label that no loss is taken of
 LARGEST_LSE = 80.0  # of what a term weighs: e to it still is a float32
 _FIRST_TEXTS = 16
 
@@ -150,99 +147,6 @@ def count_parameters(kind: str, shape: ModelShape, *, r: int, s: int, length: in
         return shape.hidden_size
     sizes = ntk.shapes(shape, r, s) if kind == "ntk" else prefix.shapes(shape, length)
     return sum(int(torch.Size(size).numel()) for size in sizes.values())
-
-
-class Adapted(nn.Module):
-    """A frozen model with an adapter in training. Its parameters are the adapter's alone."""
-
-    def __init__(self, base: CausalModel, parameters: Parameters) -> None:
-        super().__init__()
-        self.adapter_parameters = parameters
-        self._base = (base,)  # in a tuple, where torch does not look for modules
-
-    def forward(
-        self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **_: Any
-    ) -> dict[str, torch.Tensor]:
-        """`input_ids`, `labels`: [batch, tokens], padded on the right; labels are not shifted.
-
-        Returns `loss`, the mean over all labels but `IGNORED` ones, and `logits` of every token,
-        [batch, tokens, vocab], float32.
-        """
-        adapter = self.adapter_parameters.adapter()
-        logits = logits_with_gradients(self._base[0], adapter, input_ids)
-        if labels is None:
-            return {"logits": logits}
-        loss = F.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
-        )
-        return {"loss": loss, "logits": logits}
-
-
-Record = Callable[[int, torch.Tensor, Partial, Partial], None]
-
-
-def logits_with_gradients(
-    base: CausalModel, adapter: Adapter, input_ids: torch.Tensor, record: Record | None = None
-) -> torch.Tensor:
-    """Of every token: [batch, tokens, vocab], at least float32; gradients go to the adapter.
-
-    `record` is called in every layer that the adapter has a part in: with the layer, the queries
-    [heads, batch · tokens, head_dim], and what they get from their own sequence and from it.
-    """
-    AttentionInterface.register(TRAINING_ATTENTION, training_attention)
-    num_tokens = input_ids.shape[1]
-    first = adapter.num_positions
-    positions = torch.arange(first, first + num_tokens, device=input_ids.device)[None]
-    with base.attention_named(TRAINING_ATTENTION):
-        out = base.with_adapter(adapter, first + num_tokens)(
-            input_ids=input_ids,
-            position_ids=positions,
-            use_cache=False,
-            adapter=adapter,
-            record=record,
-        )
-    return out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
-
-
-def training_attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    adapter: Adapter,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    record: Record | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention and the adapter's part, all of it differentiable.
-
-    `query`: [batch, heads, tokens, head_dim]. Padding is on the right, where no mask is needed.
-    """
-    batch, heads, tokens, head_dim = query.shape
-    scale = scaling if scaling is not None else head_dim**-0.5
-    options = AttentionOptions(scale=scale, window=sliding_window, softcap=softcap)
-    rows = torch.arange(tokens, device=query.device)
-    mask = rows[None] <= rows[:, None]
-    if sliding_window is not None:
-        mask &= rows[None] > rows[:, None] - sliding_window
-    # an adapter sees queries one by one: the batch is more of them
-    own = [
-        reference_attention(q, k, v, scale=scale, mask=mask, softcap=softcap)
-        for q, k, v in zip(query, key, value, strict=True)
-    ]
-    part = Partial(torch.cat([p.out for p in own], 1), torch.cat([p.lse for p in own], 1))
-    queries = query.transpose(0, 1).reshape(heads, batch * tokens, head_dim)
-    backend = select_backend(query.device, name="reference")
-    extra = adapter.part(module.layer_idx, queries, options, backend)
-    if record is not None and extra is not None:
-        record(module.layer_idx, queries, part, extra)
-    out = merge([part] if extra is None else [part, extra])  # [heads, batch · tokens, head_dim]
-    return out.view(heads, batch, tokens, head_dim).permute(1, 2, 0, 3), None
 
 
 @torch.inference_mode()

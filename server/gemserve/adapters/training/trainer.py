@@ -12,11 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gemserve.adapters.folder import write_folder
-from gemserve.adapters.training.examples import TrainingExample, collate
-from gemserve.adapters.training.parameters import Adapted, Parameters
+from gemserve.adapters.training.examples import IGNORED, TrainingExample, collate
+from gemserve.adapters.training.forward import logits_with_gradients
+from gemserve.adapters.training.parameters import Parameters
 from gemserve.errors import AdapterError
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
@@ -69,7 +72,7 @@ def train(
     settings = {"type": parameters.kind, **parameters.settings, **asdict(config)}
     data = {"examples": _hashed(examples), "held_out": _hashed(held_out), "weights": base.weights}
     _check_same_run(checkpoints / "run.json", settings | data)
-    adapted = Adapted(model, parameters)
+    adapted = AdaptedModel(model, parameters)
     result = run_trainer(
         adapted, examples, held_out, checkpoints, config, pad_id=pad_id, is_quiet=is_quiet
     )
@@ -183,3 +186,29 @@ def run_trainer(
         eval_loss=float("nan") if best is None else float(best),
         num_parameters=sum(p.numel() for p in trained),
     )
+
+
+class AdaptedModel(nn.Module):
+    """A frozen model with an adapter in training. Its parameters are the adapter's alone."""
+
+    def __init__(self, base: CausalModel, parameters: Parameters) -> None:
+        super().__init__()
+        self.adapter_parameters = parameters
+        self._base = (base,)  # in a tuple, where torch does not look for modules
+
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **_: Any
+    ) -> dict[str, torch.Tensor]:
+        """`input_ids`, `labels`: [batch, tokens], padded on the right; labels are not shifted.
+
+        Returns `loss`, the mean over all labels but `IGNORED` ones, and `logits` of every token,
+        [batch, tokens, vocab], float32.
+        """
+        adapter = self.adapter_parameters.adapter()
+        logits = logits_with_gradients(self._base[0], adapter, input_ids)
+        if labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        return {"loss": loss, "logits": logits}

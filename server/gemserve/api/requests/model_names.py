@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
 
-from gemserve.adapters.store import AdapterStore, Registered
+from gemserve.adapters.store import AdapterInfo, AdapterStore
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.errors import (
     AdapterError,
@@ -40,7 +40,7 @@ class ModelNames:
         # requests that wait for an adapter to load must not take the threads of all others
         self.loading = CapacityLimiter(1)
 
-    def describe_adapter(self, model: str | None) -> Registered | None:
+    def describe_adapter(self, model: str | None) -> AdapterInfo | None:
         """The adapter that a model's name ends with, if it does.
 
         Raises `ModelNotFound` or `AdapterNotFound` for a name that stands for nothing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyio import to_thread
 from fastapi import Request
 
-from gemserve.adapters.store import Registered
+from gemserve.adapters.store import AdapterInfo
 from gemserve.api.access.keys import check_admin
 from gemserve.api.error_replies import Error
 from gemserve.api.replies.reply_types import Adapter, AdapterDeleted, Adapters
@@ -64,7 +64,7 @@ def adapter_routes(models: ModelNames, config: ServerConfig) -> Routes:
     return routes
 
 
-def _describe(adapter: Registered, model: str) -> Adapter:
+def _describe(adapter: AdapterInfo, model: str) -> Adapter:
     return {
         "id": adapter.name,
         "object": "adapter",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gemserve.adapters.store import Registered
+from gemserve.adapters.store import AdapterInfo
 from gemserve.api.replies.reply_types import Model, Models
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.routes.operation import Operation, Routes
@@ -26,7 +26,7 @@ def model_routes(models: ModelNames, context_tokens: int) -> Routes:
     routes = Routes()
     created_s = int(time.time())
 
-    def describe(adapter: Registered | None) -> Model:
+    def describe(adapter: AdapterInfo | None) -> Model:
         taken = 0 if adapter is None else adapter.num_positions
         return {
             "id": models.model if adapter is None else f"{models.model}:{adapter.name}",

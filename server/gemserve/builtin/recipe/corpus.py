@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gemserve.builtin.recipe.curriculum import KINDS, SequenceRecipe
 from gemserve.builtin.recipe.guides import (
     Guide,
     Pair,
@@ -19,29 +20,6 @@ from gemserve.builtin.recipe.guides import (
 )
 from gemserve.builtin.recipe.tokenizer import ASSISTANT, BOS, END, USER
 from gemserve.synthetic.problems import MANY_WORDINGS, SEPARATOR, Problem, ProblemMaker
-
-KINDS = ("single", "multi_value", "multi_query", "tracking", "common_words")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What one training stage's sequences look like.
-
-    `problems`: how many a document holds, at most `questions` of them asked; `weights`: how often
-    each of `KINDS` is drawn (a list of common words fills a document of its own).
-    """
-
-    num_tokens: int
-    problems: tuple[int, int]
-    questions: int
-    weights: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
-    items: int = 4  # at most, of an answer with several
-    two_words: float = 0.0
-    letters: float = 0.0
-    words: float = 0.0
-    wordings: int = 10
-    max_position: int = 0  # 0: positions are not skipped
-    noise: float = 0.0  # share of documents whose filler is random tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +58,7 @@ def _item_bounds(problem: Problem, statement: int) -> tuple[int, int, int]:
         return len("VAR "), problem.statements[statement].index(" =") - 1, -1
     for answer in problem.answers:
         if answer.statement == statement and answer.start >= 0:
-            return answer.start, answer.start + len(answer.text) - 1, answer.named - 1
+            return answer.start, answer.start + len(answer.text) - 1, answer.statement_name_end - 1
     return 0, len(problem.statements[statement]) - 1, -1
 
 
@@ -95,7 +73,7 @@ class Corpus:
         self._starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
         self._vocab_size = tokenizer.get_vocab_size()
 
-    def batch(self, recipe: Recipe, size: int, seed: tuple[int, ...]) -> Batch:
+    def batch(self, recipe: SequenceRecipe, size: int, seed: tuple[int, ...]) -> Batch:
         rng = Random(repr(seed))
         sequences = [self._sequence(recipe, rng) for _ in range(size)]
         scored = [(row, *s) for row, sequence in enumerate(sequences) for s in sequence.scored]
@@ -115,7 +93,7 @@ class Corpus:
             pointers=np.array(pairs, dtype=np.int64).reshape(-1, 4),
         )
 
-    def _sequence(self, recipe: Recipe, rng: Random) -> _Sequence:
+    def _sequence(self, recipe: SequenceRecipe, rng: Random) -> _Sequence:
         special = self._tokenizer.token_to_id
         problems = self._problems(recipe, rng)
         asked = rng.sample(problems, min(recipe.questions, len(problems)))
@@ -135,9 +113,9 @@ class Corpus:
                 next(
                     len(tail) + i
                     for i, (_, high) in enumerate(encoding.offsets)
-                    if high >= lead + answer.asked
+                    if high >= lead + answer.question_name_end
                 )
-                if answer.asked >= 0
+                if answer.question_name_end >= 0
                 else -1
                 for answer in problem.answers
             ]
@@ -179,7 +157,7 @@ class Corpus:
             pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
         )
 
-    def _problems(self, recipe: Recipe, rng: Random) -> list[Problem]:
+    def _problems(self, recipe: SequenceRecipe, rng: Random) -> list[Problem]:
         wording = replace(
             MANY_WORDINGS,
             statements=MANY_WORDINGS.statements[: recipe.wordings],
@@ -232,7 +210,7 @@ class Corpus:
         return self._encode(f"{SEPARATOR}{text}")
 
     def _document(
-        self, problems: list[Problem], head: int, room: int, recipe: Recipe, rng: Random
+        self, problems: list[Problem], head: int, room: int, recipe: SequenceRecipe, rng: Random
     ) -> tuple[list[int], dict[int, list[Source]], list[tuple[int, int]]]:
         """All statements spread over filler, `room` tokens in all if that is enough.
 
@@ -291,7 +269,12 @@ class Corpus:
         return window, boundaries
 
     def _positions(
-        self, recipe: Recipe, head: int, body: int, whole: list[tuple[int, int]], rng: Random
+        self,
+        recipe: SequenceRecipe,
+        head: int,
+        body: int,
+        whole: list[tuple[int, int]],
+        rng: Random,
     ) -> np.ndarray:
         """Position ids with gaps inside the document, so that short sequences teach distances.
 

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gemserve.builtin.recipe.corpus import Recipe
+KINDS = ("single", "multi_value", "multi_query", "tracking", "common_words")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRecipe:
+    """What one training stage's sequences look like.
+
+    `problems`: how many a document holds, at most `questions` of them asked; `weights`: how often
+    each of `KINDS` is drawn (a list of common words fills a document of its own).
+    """
+
+    num_tokens: int
+    problems: tuple[int, int]
+    questions: int
+    weights: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
+    items: int = 4  # at most, of an answer with several
+    two_words: float = 0.0
+    letters: float = 0.0
+    words: float = 0.0
+    wordings: int = 10
+    max_position: int = 0  # 0: positions are not skipped
+    noise: float = 0.0  # share of documents whose filler is random tokens
+
 
 MAX_POSITION = 32768
-SINGLE = (1.0, 0.0, 0.0, 0.0, 0.0)  # weights of `corpus.KINDS`
+SINGLE = (1.0, 0.0, 0.0, 0.0, 0.0)  # weights of `KINDS`
 SKILLS = (0.15, 0.35, 0.2, 0.2, 0.1)
 LISTS = (0.1, 0.4, 0.3, 0.1, 0.1)
 
@@ -27,7 +49,7 @@ class Stage:
     """One stage of the curriculum: ends at `steps`, or once `goal` answers in all are right."""
 
     name: str
-    recipe: Recipe
+    recipe: SequenceRecipe
     sizes: tuple[Size, ...]  # of step after step, in turn
     steps: int
     lr: float
@@ -36,7 +58,7 @@ class Stage:
     filter_size: Size | None = None  # beside the longest size, for the auxiliary loss alone
     lr_end: float | None = None  # cosine to this; None: constant
 
-    def at(self, step: int) -> list[tuple[Recipe, int]]:
+    def at(self, step: int) -> list[tuple[SequenceRecipe, int]]:
         """What a step trains on and how many of it; second, what only the filter layer sees."""
         size = self.sizes[step % len(self.sizes)]
         wanted = [self._of(size)]
@@ -45,7 +67,7 @@ class Stage:
             wanted.append(self._of(self.filter_size))
         return wanted
 
-    def _of(self, size: Size) -> tuple[Recipe, int]:
+    def _of(self, size: Size) -> tuple[SequenceRecipe, int]:
         recipe = replace(
             self.recipe,
             num_tokens=size.num_tokens,
@@ -55,7 +77,7 @@ class Stage:
         return recipe, size.batch
 
 
-_PROSE = Recipe(
+_PROSE = SequenceRecipe(
     num_tokens=512,  # this and what follows it is a `Size`'s
     problems=(2, 5),
     max_position=4096,

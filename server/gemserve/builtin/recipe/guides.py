@@ -41,7 +41,7 @@ class Turn:
     problem: Problem
     first: int  # of the answer
     items: list[list[int]]
-    asked: list[int]  # last token of each item's name in the question, -1: none
+    name_ends: list[int]  # the last token of each item's name in the question, -1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def retrieve(turn: Turn, sources: list[Source], start: int) -> list[Pair]:
     """Pairs of an answer whose items each stand in a statement; `sources` by statement."""
     pairs: list[Pair] = []
     column = start + turn.first - 1  # predicts the next token of the answer
-    names = [start + name for name in turn.asked]
+    names = [start + name for name in turn.name_ends]
     pairs += [(Guide.NAME, column, name) for name in dict.fromkeys(names)]
     is_query = turn.problem.kind == "multi_query"
     if is_query:
@@ -136,3 +136,30 @@ def within_document(problem: Problem, sources: list[Source]) -> list[Pair]:
             for earlier in (0, *(s.first for s in sources[:index]))
         ]
     return pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedShape:
+    """What is built: `filter_layer` is the one that learns to show what a filter must keep."""
+
+    num_layers: int = 8
+    hidden_size: int = 128
+    filter_layer: int = 2
+
+    @property
+    def guided(self) -> dict[Guide, tuple[int, tuple[int, ...]]]:
+        """Layer and heads whose attention each guide teaches, each on what those before it found.
+
+        Names are read one layer before the filter layer.
+        """
+        at = self.filter_layer
+        return {
+            Guide.NAME: (at - 1, (0,)),
+            Guide.FILTER: (at, (0, 1)),
+            Guide.LINK: (at + 1, (0,)),
+            Guide.ECHO: (at + 1, (1,)),
+            Guide.COUNT: (at + 1, (2,)),
+            Guide.ASK: (at + 2, (0,)),
+            Guide.ORDER: (at + 2, (1,)),
+            Guide.COPY: (at + 3, (0, 1)),
+        }

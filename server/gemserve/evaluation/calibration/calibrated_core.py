@@ -20,10 +20,10 @@ from gemserve.engine.build import assemble, calibration_path, load_for
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.calibration.choose_layer import SHORT, Effort, calibrate
-from gemserve.evaluation.calibration.result import Found
+from gemserve.evaluation.calibration.result import CalibrationResult
 from gemserve.filtering.methods import METHODS
 from gemserve.model.base_model import hash_weights
-from gemserve.model.loader import Loaded
+from gemserve.model.loader import LoadedModel
 
 _EVERY_S = 10.0  # between lines, where there is no terminal
 
@@ -53,7 +53,9 @@ def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
     return core
 
 
-def run_calibration(loaded: Loaded, effort: Effort, *, kv_memory_bytes: int) -> tuple[Found, float]:
+def run_calibration(
+    loaded: LoadedModel, effort: Effort, *, kv_memory_bytes: int
+) -> tuple[CalibrationResult, float]:
     """Calibrate a loaded model; also the seconds it took. Raises `ConfigError`."""
     started_s = time.monotonic()
     settings = EngineConfig(
@@ -61,7 +63,6 @@ def run_calibration(loaded: Loaded, effort: Effort, *, kv_memory_bytes: int) -> 
     )
     core = assemble(loaded, settings)
     limit = core.config.max_prompt_tokens
-    assert limit is not None
     if max(effort.lengths) > limit:
         raise ConfigError(f"lengths={max(effort.lengths)}: the longest prompt here is {limit}")
     with progress() as step:
@@ -69,7 +70,9 @@ def run_calibration(loaded: Loaded, effort: Effort, *, kv_memory_bytes: int) -> 
     return found, time.monotonic() - started_s
 
 
-def result_of(loaded: Loaded, found: Found, effort: Effort, seconds: float) -> dict[str, object]:
+def result_of(
+    loaded: LoadedModel, found: CalibrationResult, effort: Effort, seconds: float
+) -> dict[str, object]:
     """What a calibration file holds."""
     return {
         **found.as_json(),
@@ -100,7 +103,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield step
 
 
-def _calibrate_now(loaded: Loaded, engine: EngineConfig) -> Calibration | None:
+def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | None:
     """The calibration of a model that has none; None, with a warning, where probes do not tell."""
     _say("this model is not calibrated yet: finding the heads that look at what is asked for")
     shortest = min(engine.max_prompt_tokens or 1 << 30, loaded.model.context_tokens - 1)

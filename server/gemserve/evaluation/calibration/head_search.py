@@ -43,7 +43,11 @@ class Observation:
         return torch.stack(rows).float().amax(dim=0)
 
 
-def watch(
+# Of the three questions of one probe: for the fact, for an absent fact, and for all of the text.
+ProbeObservations = tuple[Observation, Observation, Observation]
+
+
+def observation_of(
     evidence: Evidence, kind: str, gold: Sequence[tuple[int, int]], question_rows: int
 ) -> Observation:
     """The observation of a prompt whose first `question_rows` rows are the question's."""

@@ -1,4 +1,4 @@
-"""One reading of a prompt that shows what a filter at any layer would see."""
+"""Reads a prompt once and returns what a filter at any layer would see of it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gemserve.engine.core import Core
+from gemserve.evaluation.prefill import prefill
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.model.kv import KVSpan
 from gemserve.prompting.prompt import Prompt
-
-_CHUNK = 512
 
 
 def observe(
     core: Core, prompts: Sequence[Prompt], rows: Sequence[Sequence[int]]
 ) -> Iterator[Evidence]:
-    """Evidence of every prompt, in all layers without windows, from the queries at its `rows`.
+    """The evidence of each prompt: the queries at its `rows`, in all layers without a window.
 
-    Where all layers have sliding windows, it is of those whose window holds this prompt.
+    If all layers have sliding windows, the evidence is of those whose window holds this prompt.
 
-    Prompts that begin alike are read from where they differ: a document once, whatever is asked of
-    it. All layers run, so a prompt costs as much as answering it unfiltered. Each evidence is good
-    until the next one is asked for.
+    A prompt is read from where it differs from the one before, so a document that is asked several
+    questions is read once. All layers run, so a prompt costs as much as answering it unfiltered.
+    An evidence is valid until the next one is drawn from the iterator.
     """
     model = core.model
     capacity = max(len(prompt.ids) for prompt in prompts)
     memory = model.new_memory(2 * model.num_layers * capacity)
     kv = memory.kv(0, num_layers=model.num_layers, capacity=capacity)
-    known: Sequence[int] = ()
+    previous: Sequence[int] = ()
     for prompt, wanted in zip(prompts, rows, strict=True):
-        shared = _num_shared(known, prompt.ids)
-        # a row whose queries are wanted must run, even if its keys are known
+        shared = _num_shared(previous, prompt.ids)
+        # a row whose queries are wanted must run, even if its keys are there already
         start = min(shared, *wanted) if wanted else shared
         yield _read(core, prompt, wanted, kv, start)
-        known = prompt.ids
+        previous = prompt.ids
 
 
 def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: int) -> Evidence:
@@ -45,11 +44,7 @@ def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: in
     if not layers:
         layers = [layer for layer, window in windows if window and window >= num_tokens]
     tap = model.new_query_tap(layers, rows)
-    for low in range(start, num_tokens, _CHUNK):
-        chunk = ids[low : low + _CHUNK]
-        model.prefill_chunk(
-            chunk, start=low, kv=kv, rope_tokens=num_tokens, is_last=False, query_tap=tap
-        )
+    prefill(model, ids, kv=kv, rope_tokens=num_tokens, query_tap=tap, start=start)
     with torch.inference_mode():
         return Evidence(
             num_tokens=num_tokens,
@@ -70,6 +65,6 @@ def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: in
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two prompts begin alike with."""
+    """The length of the common beginning of two prompts, in tokens."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

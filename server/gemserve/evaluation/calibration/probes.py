@@ -12,15 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemserve.evaluation.tasks.example import Draw, Example, Maker, question_prompt
-from gemserve.evaluation.tasks.natural import (
-    VOCABULARIES,
-    NaturalKind,
-    VocabularyName,
-    draw_facts,
-    natural_maker,
-)
+from gemserve.evaluation.tasks.natural import NaturalKind, natural_maker
 from gemserve.evaluation.tasks.needle import multikey, multiquery
 from gemserve.prompting.prompt import Prompt
+from gemserve.synthetic.natural_facts import VOCABULARIES, VocabularyName, draw_facts
 
 _NATURAL: tuple[NaturalKind, ...] = ("place", "person", "number", "clause", "several")
 # Natural facts; and for models that know no others, the built-in model's form of facts.

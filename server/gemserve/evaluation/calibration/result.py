@@ -1,7 +1,8 @@
-"""What a calibration came to: recall by layer, the choice, and what coverage is worth."""
+"""The result of a calibration: recall by layer, the chosen layer, the trust in coverage."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ from gemserve.evaluation.calibration.head_search import Head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
-    """The best heads up to one layer. `recall`: of the needed tokens, averaged over the probes and
-    over a sixteenth and a thirty-second kept; `own_recall`: of this layer's best single head;
-    `work`: floating-point operations up to the first token, as a share of reading everything.
-    `score`: right answers from what the heads keep; None: not tried.
+    """The best heads up to one layer, and how well they find what a question needs.
+
+    `recall`: the share of the needed tokens that are kept, averaged over all probes and over
+    keeping a sixteenth and a thirty-second of the document. `own_recall`: that of this layer's
+    best single head. `work`: floating-point operations before the first token, as a share of those
+    without a filter. `score`: the share of right answers from what is kept; None if not measured.
     """
 
     layer: int
@@ -27,10 +30,10 @@ class LayerResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How well coverage tells found from missed, on probes that did not set the bound.
+    """How well coverage separates good from bad choices, on probes that did not set the bound.
 
-    Shares of choices that are not trusted: of facts that were found (false alarms), of questions
-    whose answer the document does not have, and of questions about all of its text.
+    The share of choices below the bound: where the fact was found (false alarms), where the
+    document has no answer (`absent`), and where a question is about all of the text (`diffuse`).
     """
 
     bound: float
@@ -40,11 +43,11 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a calibration came to.
+class CalibrationResult:
+    """The layer that calibration chose, with the figures of all layers.
 
-    `full_score`: right answers from the whole prompts; `confirmed_recall`: of the chosen heads on
-    probes of other wording. None: not tried.
+    `full_score`: the share of right answers from whole prompts. `confirmed_recall`: the recall of
+    the chosen heads on probes of other wording. Both are None if that was not measured.
     """
 
     layers: tuple[LayerResult, ...]
@@ -56,7 +59,7 @@ class Found:
     confirmed_recall: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """What `calibration.json` holds of it."""
+        """The part of `calibration.json` that describes this result."""
         return {
             "filter_layer": self.chosen.layer,
             "heads": [list(head) for head in self.chosen.heads],
@@ -73,3 +76,8 @@ class Found:
             },
             "layers": [asdict(row) for row in self.layers],
         }
+
+
+def rounded_mean(values: Sequence[float]) -> float:
+    """The mean to four digits; 0 of no values."""
+    return round(sum(values) / len(values), 4) if values else 0.0

@@ -6,8 +6,7 @@ found again by its line, its real length and the file's digest.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -15,15 +14,14 @@ from typing import Any
 
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.metrics import PACKAGES, find_numbers
-from gemserve.evaluation.run import Outcome
+from gemserve.evaluation.metrics import find_numbers
 from gemserve.evaluation.tasks.example import Draw, Example, find_spans, question_prompt
 from gemserve.evaluation.tasks.jsonl_records import Record
 from gemserve.prompting.prompt import Prompt, text_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class FileExample:
     """One line, before a tokenizer has seen it.
 
     The prompt is `document`, then `task`: through the chat template with a blank line between, or
@@ -57,15 +55,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseFile:
+class ExampleFile:
     """The cases of one file by their lines, in order."""
 
     subtask: str
     path: Path
     digest: str
-    cases: Mapping[int, Case]
+    cases: Mapping[int, FileExample]
 
-    def first(self, count: int | None) -> CaseFile:
+    def first(self, count: int | None) -> ExampleFile:
         """Only the first `count` cases; all, if None."""
         return replace(self, cases=dict(islice(self.cases.items(), count)))
 
@@ -106,12 +104,11 @@ class TooLong:
     max_tokens: int
 
 
-def measure(core: Core, file: CaseFile, seed: int) -> tuple[list[Draw], list[TooLong]]:
+def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[Draw], list[TooLong]]:
     """What can be run of a file, each at its real length, and what cannot."""
     draws: list[Draw] = []
     refused: list[TooLong] = []
     longest = core.config.max_prompt_tokens
-    assert longest is not None
     for line, case in file.cases.items():
         num_tokens = len(case.prompt(core.tokenizer).ids)
         limit = min(longest, core.longest_sequence - case.max_tokens)
@@ -138,17 +135,7 @@ def read_answers(record: Record, metric: str) -> tuple[str, ...]:
     return answers
 
 
-def check_packages(files: Iterable[CaseFile]) -> None:
-    """Raise `ConfigError` if a metric's library is not installed."""
-    for metric in sorted({case.metric for file in files for case in file.cases.values()}):
-        package = PACKAGES.get(metric)
-        if package is not None and importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"metric={metric}: needs {package}, as in pip install 'gemserve[eval]'"
-            )
-
-
-def check_gold(files: Iterable[CaseFile]) -> None:
+def check_gold(files: Iterable[ExampleFile]) -> None:
     """Raise `ConfigError` for the first line that does not say where its answer is."""
     for file in files:
         for line, case in file.cases.items():
@@ -157,11 +144,3 @@ def check_gold(files: Iterable[CaseFile]) -> None:
                     f"methods=oracle: {file.path}, line {line} does not say where in its context "
                     "the answer is; it has no gold"
                 )
-
-
-def pool_lengths(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """A file's outcomes, all under their mean length."""
-    if not outcomes:
-        return []
-    mean = round(sum(o.prompt_tokens for o in outcomes) / len(outcomes))
-    return [replace(o, prompt_tokens=mean) for o in outcomes]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from gemserve.evaluation.tasks.example import Draw, Example, hide
+from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.haystack import hide
 from gemserve.evaluation.tasks.words_associative import NAMES, PAIRS
 from gemserve.synthetic.problems import Answer, Problem
 from gemserve.synthetic.prose import topics_sentences

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemserve.errors import ConfigError, shown
-from gemserve.evaluation.tasks.example_file import Case, CaseFile, read_answers
+from gemserve.evaluation.tasks.example_file import ExampleFile, FileExample, read_answers
 from gemserve.evaluation.tasks.jsonl_records import Record, read_records
 
 METRIC_NAMES = ("f1", "rouge_l", "items", "number", "code_similarity", "contains")
@@ -22,17 +22,17 @@ MAX_TOKENS = 128
 _FIELDS = ("context", "question", "answers", "metric", "max_tokens", "gold")
 
 
-def read_files(data: Path, subtasks: Sequence[str] | None) -> list[CaseFile]:
+def read_files(data: Path, subtasks: Sequence[str] | None) -> list[ExampleFile]:
     """The one file, whose subtask is its name without the ending. Raises `ConfigError`."""
     for name in subtasks or ():
         if name != data.stem:
             raise ConfigError(f"subtasks={name}: must be {data.stem}, the name of the file")
     records, digest = read_records(data)
     cases = {record.number: read_case(record) for record in records}
-    return [CaseFile(subtask=data.stem, path=data, digest=digest, cases=cases)]
+    return [ExampleFile(subtask=data.stem, path=data, digest=digest, cases=cases)]
 
 
-def read_case(record: Record) -> Case:
+def read_case(record: Record) -> FileExample:
     for name in record.fields:
         if name not in _FIELDS:
             raise record.error(name, f"unknown field; must be among {', '.join(_FIELDS)}")
@@ -44,7 +44,7 @@ def read_case(record: Record) -> Case:
     if not all(answer.strip() for answer in answers):
         raise record.error("answers", "must not be blank")
     context = record.text("context")
-    return Case(
+    return FileExample(
         document=context,
         task=question,
         question=question,

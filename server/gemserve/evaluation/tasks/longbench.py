@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemserve.errors import ConfigError
-from gemserve.evaluation.tasks.example_file import Case, CaseFile, read_answers
+from gemserve.evaluation.tasks.example_file import ExampleFile, FileExample, read_answers
 from gemserve.evaluation.tasks.jsonl_records import Record, read_records
 
 
@@ -152,7 +152,7 @@ DATASETS: dict[str, Dataset] = {
 CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
 
 
-def read_files(data: Path, subtasks: Sequence[str] | None) -> list[CaseFile]:
+def read_files(data: Path, subtasks: Sequence[str] | None) -> list[ExampleFile]:
     """One file, or those of a folder: the ones asked for, or all that can be scored.
 
     Of LongBench and LongBench-E in one folder the former. Raises `ConfigError`.
@@ -190,14 +190,14 @@ def find_dataset(name: str) -> Dataset:
     return dataset
 
 
-def read_file(path: Path, name: str) -> CaseFile:
+def read_file(path: Path, name: str) -> ExampleFile:
     dataset = find_dataset(name)
     records, digest = read_records(path)
     cases = {record.number: read_case(record, dataset) for record in records}
-    return CaseFile(subtask=name, path=path, digest=digest, cases=cases)
+    return ExampleFile(subtask=name, path=path, digest=digest, cases=cases)
 
 
-def read_case(record: Record, dataset: Dataset) -> Case:
+def read_case(record: Record, dataset: Dataset) -> FileExample:
     context, asked = record.text("context"), record.text("input")
     gap = "\n\n" if dataset.is_chat else ""
     answers = read_answers(record, dataset.metric)
@@ -205,7 +205,7 @@ def read_case(record: Record, dataset: Dataset) -> Case:
     for answer in answers if labels else ():
         if answer not in labels:
             raise record.error("answers", f"must be among all_classes, {len(labels)} labels")
-    return Case(
+    return FileExample(
         document=f"{dataset.before}{gap}{context}",
         task=dataset.after.replace("{input}", asked),
         question=asked if asked.strip() else dataset.after,

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from gemserve.evaluation.tasks.example import Draw, Example, Maker, hide
-from gemserve.synthetic.problems import Answer, Problem
+from gemserve.evaluation.tasks.example import Draw, Example, Maker
+from gemserve.evaluation.tasks.haystack import hide
+from gemserve.synthetic.natural_facts import (
+    KINDS,
+    VOCABULARIES,
+    VocabularyName,
+    draw_facts,
+    lead_in,
+)
 from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
-from gemserve.synthetic.vocabulary import Kind, Relation, Vocabulary
-from gemserve.synthetic.words_calibration import CALIBRATION
-from gemserve.synthetic.words_confirmation import CONFIRMATION
-from gemserve.synthetic.words_evaluation import EVALUATION
+from gemserve.synthetic.vocabulary import Kind
 
-VocabularyName = Literal["calibration", "confirmation", "evaluation"]
 NaturalKind = Kind | Literal["several"]
 
-VOCABULARIES: dict[VocabularyName, Vocabulary] = {
-    "calibration": CALIBRATION,
-    "confirmation": CONFIRMATION,
-    "evaluation": EVALUATION,
-}
 FILLERS: dict[VocabularyName, Callable[[], tuple[str, ...]]] = {
     "calibration": stdlib_sentences,
     "confirmation": stdlib_sentences,
@@ -39,7 +36,6 @@ LEADS: dict[VocabularyName, tuple[str, ...]] = {
     "confirmation": ("According to the passage, ", "In this passage, ", ""),
     "evaluation": ("According to the text, ", "Going by the text, ", ""),
 }
-KINDS: tuple[Kind, ...] = get_args(Kind)
 DISTRACTORS = 3  # facts of the same form beside those asked for
 SEVERAL = 2  # facts asked for at once
 _MAX_TOKENS = 64
@@ -62,7 +58,9 @@ def natural_maker(
         relations = [r for r in VOCABULARIES[vocabulary] if kind in (r.kind, "several")]
         count = SEVERAL if kind == "several" else 1
         problem, others = draw_facts(rng, rng.choice(relations), count, DISTRACTORS)
-        problem = replace(problem, question=_lead(rng.choice(LEADS[vocabulary]), problem.question))
+        problem = replace(
+            problem, question=lead_in(rng.choice(LEADS[vocabulary]), problem.question)
+        )
         depth = (draw.index % draw.samples + rng.random()) / draw.samples
         return hide(
             tokenizer,
@@ -78,35 +76,6 @@ def natural_maker(
         )
 
     return make
-
-
-def draw_facts(
-    rng: Random, relation: Relation, count: int, distractors: int
-) -> tuple[Problem, list[str]]:
-    """A question about `count` facts of a relation, and statements of `distractors` other facts."""
-    total = count + distractors
-    subjects = rng.sample(relation.subjects, total)
-    values = rng.sample(relation.values, total)
-    facts = [
-        rng.choice(relation.statements).format(s=subject, v=value)
-        for subject, value in zip(subjects, values, strict=True)
-    ]
-    form = rng.choice(relation.questions)
-    asked = rng.sample(range(count), count)
-    questions = [form.format(s=subjects[i]).removesuffix("?") for i in asked]
-    rest = [_lead("and ", question) for question in questions[1:]]
-    problem = Problem(
-        kind="natural",
-        statements=tuple(facts[:count]),
-        question=", ".join([questions[0], *rest]) + "?",
-        answers=tuple(Answer(values[i], i, facts[i].index(values[i])) for i in asked),
-        gold=tuple(range(count)),
-    )
-    return problem, facts[count:]
-
-
-def _lead(words: str, question: str) -> str:
-    return f"{words}{question[0].lower()}{question[1:]}" if words else question
 
 
 def natural(tokenizer: Any, draw: Draw) -> Example:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from gemserve.evaluation.tasks.code import code
-from gemserve.evaluation.tasks.example import Draw, Example, Subtasks, hide
+from gemserve.evaluation.tasks.example import Draw, Example, Subtasks
+from gemserve.evaluation.tasks.haystack import hide
 from gemserve.evaluation.tasks.inference import associative, chain
 from gemserve.evaluation.tasks.natural import natural, natural_several, question_first
 from gemserve.synthetic.problems import ProblemMaker

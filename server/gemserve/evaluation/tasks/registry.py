@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemserve.evaluation.tasks import jsonl, longbench, needle, relevance, ruler
 from gemserve.evaluation.tasks.example import Subtasks
-from gemserve.evaluation.tasks.example_file import CaseFile
+from gemserve.evaluation.tasks.example_file import ExampleFile
 
 TASKS: dict[str, Subtasks] = {
     "needle": needle.SUBTASKS,
@@ -17,7 +17,7 @@ TASKS: dict[str, Subtasks] = {
 # What a task runs unless told; the others run all they have.
 DEFAULT_SUBTASKS: dict[str, tuple[str, ...]] = {"needle": ("single",)}
 # Tasks whose examples are read: from `--data`, the subtasks given or all there are.
-FILE_TASKS: dict[str, Callable[[Path, Sequence[str] | None], list[CaseFile]]] = {
+FILE_TASKS: dict[str, Callable[[Path, Sequence[str] | None], list[ExampleFile]]] = {
     "jsonl": jsonl.read_files,
     "longbench": longbench.read_files,
 }

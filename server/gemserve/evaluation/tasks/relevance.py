@@ -17,10 +17,10 @@ from gemserve.evaluation.tasks.example import (
     Example,
     Maker,
     Subtasks,
-    draw_filler,
     find_spans,
     question_prompt,
 )
+from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.synthetic.facts import QUESTIONS, STATEMENTS, draw_value
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.synthetic.words import ADJECTIVES, ATTRIBUTES, NOUNS

@@ -27,14 +27,8 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from gemserve.evaluation.tasks.example import (
-    Draw,
-    Example,
-    Subtasks,
-    hide,
-    make_example,
-    question_prompt,
-)
+from gemserve.evaluation.tasks.example import Draw, Example, Subtasks, make_example, question_prompt
+from gemserve.evaluation.tasks.haystack import hide
 from gemserve.synthetic.problems import RULER_WORDING, Answer, Problem, ProblemMaker
 from gemserve.synthetic.words import ADJECTIVES, NOUNS
 

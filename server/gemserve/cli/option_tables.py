@@ -1,0 +1,164 @@
+"""The settings of all commands: flag, config field, reader and help text of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gemserve.cli.option_readers import (
+    choice,
+    number,
+    read_adapters,
+    read_bytes,
+    read_keep,
+    read_layer,
+    read_offload,
+    read_origins,
+    read_switch,
+)
+from gemserve.config import ATTENTION_BACKENDS
+from gemserve.types import FILTER_METHODS
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting: its flag, the config field it fills, and how its text is read."""
+
+    flag: str
+    field: str
+    read: Callable[[str], Any]
+    help: str
+    unset: str = "auto"  # what the help calls a default of nothing
+    repeats: bool = False  # given several times, the texts are joined by commas
+
+    @property
+    def variable(self) -> str:
+        return "GEMSERVE_" + self.flag.removeprefix("--").replace("-", "_").upper()
+
+
+MODEL_OPTIONS: tuple[Option, ...] = (
+    Option("--model", "model", str, "builtin, smollm2, a GGUF file, a directory, or a hub id"),
+    Option("--device", "device", str, "auto, cpu, cuda or cuda:N"),
+    Option(
+        "--dtype",
+        "dtype",
+        choice("auto", "float32", "bfloat16", "float16"),
+        "auto: the checkpoint's own; on a CPU without AMX float32",
+    ),
+    Option("--revision", "revision", str, "revision of a hub id"),
+    Option(
+        "--trust-remote-code",
+        "trust_remote_code",
+        read_switch,
+        "true runs code that comes with the model; false by default",
+    ),
+    Option(
+        "--attention-backend",
+        "attention_backend",
+        choice(*ATTENTION_BACKENDS),
+        f"one of {', '.join(ATTENTION_BACKENDS)}",
+    ),
+)
+ENGINE_OPTIONS: tuple[Option, ...] = (
+    Option("--filter", "filter_method", choice(*FILTER_METHODS), "default filter method"),
+    Option("--filter-layer", "filter_layer", read_layer, "0-based layer that chooses, or auto"),
+    Option(
+        "--filter-keep",
+        "filter_keep",
+        read_keep,
+        "tokens to keep, a fraction in (0, 1), or auto",
+        "1024, or auto where the filter layer is a guess",
+    ),
+    Option(
+        "--calibrate",
+        "calibrate",
+        str,
+        "auto: by the calibration of the model's weights, which is made when it is first needed; "
+        "off: the filter layer is guessed; or a calibration file",
+    ),
+    Option("--filter-min-tokens", "filter_min_tokens", number(0), "shorter prompts are read whole"),
+    Option(
+        "--filter-on-error",
+        "filter_on_error",
+        choice("reject", "full"),
+        "full reads the whole prompt where a filter fails",
+    ),
+    Option("--kv-memory", "kv_memory_bytes", read_bytes, "for all requests' keys and values"),
+    Option("--min-chunk-tokens", "min_chunk_tokens", number(1), "least of a prompt read at once"),
+    Option("--max-chunk-tokens", "max_chunk_tokens", number(1), "most of a prompt read at once"),
+    Option("--max-running", "max_running", number(1), "requests in progress at once"),
+    Option(
+        "--step-target",
+        "step_target_s",
+        number(0.001, 60, float),
+        "seconds a step aims at",
+    ),
+    Option("--max-queue", "max_queue", number(1), "requests that may wait"),
+    Option("--max-prompt-tokens", "max_prompt_tokens", number(1), "longest prompt accepted"),
+    Option(
+        "--filter-precision",
+        "filter_precision",
+        choice("model", "fp8"),
+        "of the filter pass's matrix products; fp8 needs a GPU of compute capability 9.0",
+    ),
+    Option(
+        "--offload-layers",
+        "offload_layers",
+        read_offload,
+        "upper layers that rest in the host's memory; auto: all above the filter layer",
+    ),
+    Option(
+        "--cuda-graphs",
+        "cuda_graphs",
+        choice("auto", "on", "off"),
+        "decode steps recorded and replayed; auto: on CUDA, where the model allows it",
+    ),
+)
+# What commands that run requests one at a time take of these.
+MEMORY_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.flag == "--kv-memory")
+# What decides where weights are.
+WEIGHT_OPTIONS = tuple(
+    option for option in ENGINE_OPTIONS if option.flag in ("--filter-precision", "--offload-layers")
+)
+SERVER_OPTIONS: tuple[Option, ...] = (
+    Option("--host", "host", str, "address to listen on"),
+    Option("--port", "port", number(0, 65535), "port to listen on"),
+    Option("--served-model-name", "served_model_name", str, "name clients use, or that of --model"),
+    Option("--keep-alive", "keep_alive_s", number(0.01, 3600, float), "seconds of silence allowed"),
+    Option("--max-body-bytes", "max_body_bytes", number(1), "largest request body accepted"),
+    Option("--api-key-file", "api_key_file", str, "keys that clients must have one of", "none"),
+    Option("--admin-key-file", "admin_key_file", str, "further keys, of administrators", "none"),
+    Option(
+        "--requests-per-minute",
+        "requests_per_minute",
+        number(1, 1_000_000),
+        "most that one key may send",
+        "no limit",
+    ),
+    Option(
+        "--concurrency-per-key",
+        "concurrency_per_key",
+        number(1),
+        "most of one key's requests at once",
+        "no limit",
+    ),
+    Option(
+        "--cors-origin",
+        "cors_origins",
+        read_origins,
+        "web origin whose pages may call the server, or * for all; several by commas",
+        "none",
+        repeats=True,
+    ),
+    Option("--adapter-dir", "adapter_dir", str, "folder that adapters may be loaded from", "none"),
+    Option("--adapter-memory", "adapter_memory_bytes", read_bytes, "for all loaded adapters"),
+    Option(
+        "--adapter",
+        "adapters",
+        read_adapters,
+        "NAME=PATH, loaded at start; PATH is relative to the adapter folder; several by commas",
+        "none",
+        repeats=True,
+    ),
+)

@@ -1,0 +1,100 @@
+"""Hides statements in filler text of a given length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from gemserve.evaluation.tasks.example import Draw, Example, make_example, question_prompt
+from gemserve.synthetic.problems import Problem
+from gemserve.synthetic.prose import stdlib_sentences
+
+_OVERHEAD = 32  # tokens left for the template
+_BATCH = 64  # sentences encoded at once
+_LOOK_AHEAD = 256  # sentences
+_FEW = 8  # tokens
+
+
+def hide(
+    tokenizer: Any,
+    subtask: str,
+    draw: Draw,
+    rng: Random,
+    problem: Problem,
+    *,
+    others: Sequence[str] = (),
+    depth: float | None = None,
+    sentences: tuple[str, ...] | None = None,
+    is_question_first: bool = False,
+    max_tokens: int = 48,
+) -> Example:
+    """Hide a problem's statements and `others` in filler.
+
+    At random depths, or all at `depth`; a problem's statements keep their order. The filler is of
+    the standard library, or of the `sentences` given, which then fill the length to a few tokens.
+    """
+    is_tight = sentences is not None
+    frame = len(question_prompt(tokenizer, "", "").ids)
+    used = (frame if is_tight else max(frame, _OVERHEAD)) + sum(
+        len(tokenizer.backend_tokenizer.encode(s, add_special_tokens=False).ids) + 2
+        for s in (*problem.statements, *others, problem.question)
+    )
+    room = draw.num_tokens - used
+    filler = draw_filler(tokenizer, sentences or stdlib_sentences(), room, rng, is_tight=is_tight)
+    depths = [depth if depth is not None else rng.random() for _ in problem.statements]
+    placed = [*zip(sorted(depths), problem.statements, strict=True)]
+    placed += [(rng.random(), other) for other in others]
+    placed.sort(key=lambda pair: pair[0])
+    pieces: list[str] = []
+    done = 0
+    for at, statement in placed:
+        stop = round(at * len(filler))
+        pieces += [*filler[done:stop], statement]
+        done = stop
+    pieces += filler[done:]
+    return make_example(
+        tokenizer,
+        subtask,
+        draw,
+        document=" ".join(pieces),
+        problem=problem,
+        depth=depth,
+        is_question_first=is_question_first,
+        max_tokens=max_tokens,
+    )
+
+
+def draw_filler(
+    tokenizer: Any,
+    sentences: tuple[str, ...],
+    num_tokens: int,
+    rng: Random,
+    *,
+    is_tight: bool = False,
+) -> list[str]:
+    """Consecutive sentences from a random place on, `num_tokens` tokens of them at most.
+
+    `is_tight`: the sentence that is too long is passed over, and so on for a while, until no more
+    than a few tokens are left.
+    """
+    start = rng.randrange(len(sentences))
+    chosen: list[str] = []
+    seen = total = 0
+    stop: int | None = None  # how far to look for sentences that still fit
+    while True:
+        picked = [sentences[(start + seen + i) % len(sentences)] for i in range(_BATCH)]
+        encoded = tokenizer.backend_tokenizer.encode_batch(
+            [" " + s for s in picked], add_special_tokens=False
+        )
+        for sentence, encoding in zip(picked, encoded, strict=True):
+            if total + len(encoding.ids) <= num_tokens:
+                total += len(encoding.ids)
+                chosen.append(sentence)
+            elif not is_tight:
+                return chosen
+            elif stop is None:
+                stop = seen + _LOOK_AHEAD
+            seen += 1
+            if stop is not None and (seen >= stop or total + _FEW >= num_tokens):
+                return chosen

@@ -23,8 +23,8 @@ import results
 from gemserve.adapters.folder import write_folder
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.training.conversion_texts import after_text
-from gemserve.adapters.training.convert import ConversionText, ConvertConfig, agreement, convert
+from gemserve.adapters.training.conversion_texts import ConversionText, after_text
+from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
 from gemserve.adapters.training.parameters import read_prefix
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble

@@ -22,7 +22,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlan:
-    """How one prompt will be filtered; made by `filtering.plan` before the request is queued.
+    """How one prompt will be filtered; made by `filtering.planner` before the request is queued.
 
     `reason`: why the prompt is read whole, if it is. `num_kept`: tokens the answer is generated
     from; until a filter has chosen, at most, unless it finds attention diffuse. `fails_open`:

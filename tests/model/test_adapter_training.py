@@ -12,7 +12,8 @@ import torch
 
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.training.convert import ConversionText, ConvertConfig, agreement, convert
+from gemserve.adapters.training.conversion_texts import ConversionText
+from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
 from gemserve.adapters.training.examples import TrainingExample, read_examples
 from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.adapters.training.parameters import (

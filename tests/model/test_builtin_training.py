@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from gemserve.builtin.recipe import train as training
-from gemserve.builtin.recipe.corpus import Batch, Corpus
+from gemserve.builtin.recipe.corpus import Corpus, TrainingBatch
 from gemserve.builtin.recipe.curriculum import STAGES, SequenceRecipe, Size, choose_stages
 from gemserve.builtin.recipe.guides import Guide
 from gemserve.model.loader import BUILTIN_PATH
@@ -37,7 +37,7 @@ def corpus() -> Corpus:
     return Corpus(Tokenizer.from_file(str(BUILTIN_PATH / "tokenizer.json")), SENTENCES)
 
 
-def pairs(batch: Batch, guide: Guide) -> dict[tuple[int, int], set[int]]:
+def pairs(batch: TrainingBatch, guide: Guide) -> dict[tuple[int, int], set[int]]:
     """The earlier positions that (row, position) is guided to."""
     found: dict[tuple[int, int], set[int]] = {}
     for _, row, column, source in batch.pointers[batch.pointers[:, 0] == guide].tolist():

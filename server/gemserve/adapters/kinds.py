@@ -1,4 +1,4 @@
-"""The kinds of adapters: from what a folder holds to what a pass can use."""
+"""The kinds of adapters, by name, and the function that loads one from a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what a file holds against what a model needs."""
+"""Checks that the tensors of an adapter's file are those that the model needs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.option_readers import make_folder, number
 from gemserve.cli.option_tables import MODEL_OPTIONS
@@ -15,6 +15,14 @@ from gemserve.cli.options import add_options, read_options
 from gemserve.cli.text_table import aligned
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
+
+if TYPE_CHECKING:  # a command that runs no model loads no torch
+    from gemserve.adapters.prefix import Prefix
+    from gemserve.adapters.training.conversion_texts import ConversionText
+    from gemserve.adapters.training.convert import Agreement, Fit
+    from gemserve.model.base_model import BaseModel
+    from gemserve.model.causal_model import CausalModel
+    from gemserve.model.loader import LoadedModel
 
 
 def add_command(commands: Any) -> None:
@@ -54,12 +62,6 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.adapters.folder import write_folder
-    from gemserve.adapters.kinds import load_adapter
-    from gemserve.adapters.prefix import Prefix
-    from gemserve.adapters.training.conversion_texts import after_prefix, after_text
-    from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
-    from gemserve.adapters.training.data_files import read_text
-    from gemserve.adapters.training.parameters import read_prefix
     from gemserve.model.base_model import base_of
     from gemserve.model.loader import load
 
@@ -68,42 +70,78 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(model)
     base = base_of(loaded.model)
     if arguments.prompt is not None:
-        text = read_text(arguments.prompt)
-        if not text.strip():
-            raise AdapterError(f"{arguments.prompt}: must not be empty")
-        ids, probes = after_text(
-            loaded.tokenizer, text, arguments.data, max_tokens=arguments.max_tokens
-        )
-        longest = max(len(probe.after) for probe in probes)
-        limit = loaded.model.context_tokens
-        if len(ids) + longest > limit:
-            raise AdapterError(
-                f"{arguments.prompt}: has {len(ids)} tokens, which with a text of {longest} are "
-                f"more than the model's {limit}"
-            )
-        keys, values = read_prefix(loaded.model, ids)
-        prefix: Any = Prefix("", "", keys=keys, values=values)
+        prefix, texts = _read_prompt(arguments, loaded)
     else:
-        prefix = load_adapter("", arguments.prefix, loaded.model, base, 1 << 40)
-        if not isinstance(prefix, Prefix):
-            raise AdapterError(f"{arguments.prefix}: is no prefix")
-        probes = after_prefix(loaded.tokenizer, arguments.data, max_tokens=arguments.max_tokens)
-    if arguments.kind == "prefix":
-        if any(probe.num_lead for probe in probes):
-            raise ConfigError(
-                "--type=prefix: a chat's own beginning would stand behind this one; use ntk"
-            )
-        write_folder(
-            arguments.out,
-            kind="prefix",
-            settings={"length": prefix.num_positions},
-            tensors={"keys": prefix.keys, "values": prefix.values},
-            base=base,
+        prefix, texts = _read_prefix(arguments, loaded, base)
+    if arguments.kind == "ntk":
+        return _fit(arguments, loaded.model, base, prefix, texts)
+    if any(text.num_lead for text in texts):
+        raise ConfigError(
+            "--type=prefix: a chat's own beginning would stand behind this one; use ntk"
         )
-        print(f"gemserve: {prefix.num_positions} positions as they are, in {arguments.out}")
-        return 0
+    write_folder(
+        arguments.out,
+        kind="prefix",
+        settings={"length": prefix.num_positions},
+        tensors={"keys": prefix.keys, "values": prefix.values},
+        base=base,
+    )
+    print(f"gemserve: {prefix.num_positions} positions as they are, in {arguments.out}")
+    return 0
+
+
+def _read_prompt(
+    arguments: argparse.Namespace, loaded: LoadedModel
+) -> tuple[Prefix, list[ConversionText]]:
+    """The text of --prompt as a prefix, and the chats that follow it. Raises `AdapterError`."""
+    from gemserve.adapters.prefix import Prefix
+    from gemserve.adapters.training.conversion_texts import after_text
+    from gemserve.adapters.training.data_files import read_text
+    from gemserve.adapters.training.parameters import read_prefix
+
+    text = read_text(arguments.prompt)
+    if not text.strip():
+        raise AdapterError(f"{arguments.prompt}: must not be empty")
+    ids, texts = after_text(loaded.tokenizer, text, arguments.data, max_tokens=arguments.max_tokens)
+    longest = max(len(text.after) for text in texts)
+    limit = loaded.model.context_tokens
+    if len(ids) + longest > limit:
+        raise AdapterError(
+            f"{arguments.prompt}: has {len(ids)} tokens, which with a text of {longest} are "
+            f"more than the model's {limit}"
+        )
+    keys, values = read_prefix(loaded.model, ids)
+    return Prefix("", "", keys=keys, values=values), texts
+
+
+def _read_prefix(
+    arguments: argparse.Namespace, loaded: LoadedModel, base: BaseModel
+) -> tuple[Prefix, list[ConversionText]]:
+    """The prefix of --prefix and the texts that follow it. Raises `AdapterError`."""
+    from gemserve.adapters.kinds import load_adapter
+    from gemserve.adapters.prefix import Prefix
+    from gemserve.adapters.training.conversion_texts import after_prefix
+
+    prefix = load_adapter("", arguments.prefix, loaded.model, base, 1 << 40)
+    if not isinstance(prefix, Prefix):
+        raise AdapterError(f"{arguments.prefix}: is no prefix")
+    max_tokens: int = arguments.max_tokens
+    return prefix, after_prefix(loaded.tokenizer, arguments.data, max_tokens=max_tokens)
+
+
+def _fit(
+    arguments: argparse.Namespace,
+    model: CausalModel,
+    base: BaseModel,
+    prefix: Prefix,
+    texts: list[ConversionText],
+) -> int:
+    """Fit an NTK adapter to the prefix, write it, and print how well it stands for the prefix."""
+    from gemserve.adapters.folder import write_folder
+    from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
+
     config = ConvertConfig(
-        r=arguments.r or loaded.model.shape.head_dim,
+        r=arguments.r or model.shape.head_dim,
         s=arguments.s,
         fit_steps=arguments.fit_steps,
         distill_steps=arguments.distill_steps,
@@ -114,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(text, file=sys.stderr)
 
-    parameters, fit = convert(loaded.model, prefix, probes, config, progress)
+    parameters, fit = convert(model, prefix, texts, config, progress)
     write_folder(
         arguments.out,
         kind=parameters.kind,
@@ -122,24 +160,10 @@ def run(arguments: argparse.Namespace) -> int:
         tensors=parameters.tensors(),
         base=base,
     )
-    tested = probes[-max(1, len(probes) // 8) :]
-    before = agreement(loaded.model, prefix, None, tested)
-    after = agreement(loaded.model, prefix, parameters, tested)
-    heads = ("layer", "without", "fitted", "relative error of attention's output")
-    errors = [
-        (str(layer), f"{without:.3f}", f"{fitted:.3f}", "")
-        for layer, (without, fitted) in enumerate(zip(fit.without, fit.fitted, strict=True))
-    ]
-    print(*aligned([heads, *errors], left=(3,)), sep="\n")
-    print(
-        f"{prefix.num_positions} tokens, {prefix.num_bytes:,} bytes of keys and values, as "
-        f"{parameters.num_parameters:,} parameters. On {len(tested)} texts held out the likeliest "
-        f"tokens of the answer are the prefix's in {after.top1:.1%} (without either: "
-        f"{before.top1:.1%}), all of them in {after.answers:.1%} ({before.answers:.1%}); "
-        f"divergence {after.kl:.4f} nats ({before.kl:.4f})"
-    )
-    if after.kl >= before.kl:
-        print("gemserve: that is worse than nothing: more chats, or more steps, may help")
+    held_out = texts[-max(1, len(texts) // 8) :]
+    before = agreement(model, prefix, None, held_out)
+    after = agreement(model, prefix, parameters, held_out)
+    _print_fit(fit, prefix, parameters.num_parameters, len(held_out), before, after)
     if arguments.json:
         result = {
             "type": "ntk",
@@ -151,3 +175,28 @@ def run(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(result))
     return 0
+
+
+def _print_fit(
+    fit: Fit,
+    prefix: Prefix,
+    num_parameters: int,
+    num_texts: int,
+    before: Agreement,
+    after: Agreement,
+) -> None:
+    heads = ("layer", "without", "fitted", "relative error of attention's output")
+    errors = [
+        (str(layer), f"{without:.3f}", f"{fitted:.3f}", "")
+        for layer, (without, fitted) in enumerate(zip(fit.without, fit.fitted, strict=True))
+    ]
+    print(*aligned([heads, *errors], left=(3,)), sep="\n")
+    print(
+        f"{prefix.num_positions} tokens, {prefix.num_bytes:,} bytes of keys and values, as "
+        f"{num_parameters:,} parameters. On {num_texts} texts held out the likeliest "
+        f"tokens of the answer are the prefix's in {after.top1:.1%} (without either: "
+        f"{before.top1:.1%}), all of them in {after.answers:.1%} ({before.answers:.1%}); "
+        f"divergence {after.kl:.4f} nats ({before.kl:.4f})"
+    )
+    if after.kl >= before.kl:
+        print("gemserve: that is worse than nothing: more chats, or more steps, may help")

@@ -11,7 +11,7 @@ from gemserve.synthetic.facts import draw_needles
 from gemserve.synthetic.natural_facts import VOCABULARIES, draw_facts
 from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
 
-_AT_ONCE = 16  # sentences between two counts of tokens
+_SENTENCES_AT_ONCE = 16  # sentences added between two counts of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,5 +76,5 @@ def _prose(
     chosen: list[str] = []
     while not chosen or len(tokenizer.encode(" ".join(chosen))) < num_tokens:
         at = start + len(chosen)
-        chosen += [sentences[(at + i) % len(sentences)] for i in range(_AT_ONCE)]
+        chosen += [sentences[(at + i) % len(sentences)] for i in range(_SENTENCES_AT_ONCE)]
     return chosen

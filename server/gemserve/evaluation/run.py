@@ -1,4 +1,4 @@
-"""Run examples through the methods, keep every outcome, average what was asked for."""
+"""Runs examples under the methods, stores every outcome, and averages them."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ Key = tuple[str, int, int, int, str, int | float]
 
 
 class Outcomes:
-    """All outcomes of a run, by what they are of; in a file too, so that a stopped run resumes.
+    """All outcomes of a run, in memory and in a file, so that a stopped run resumes.
 
-    Lines of other runs (other weights, another seed, task or filter layer) are left alone, and so
-    are those of a method whose constants have changed since.
+    Lines of other runs (other weights, another seed, task or filter layer) stay in the file but are
+    not used, nor are those of a method whose constants have changed since.
     """
 
     def __init__(self, path: Path | None, run: dict[str, object]) -> None:
@@ -119,17 +119,19 @@ def evaluate(
     wanted: list[Outcome] = []
     for name, maker in subtasks.items():
         for draw in draws:
-            found = {method: outcomes.get(draw, name, method, keep) for method in methods}
-            missing = [method for method, outcome in found.items() if outcome is None]
+            by_method: dict[str, Outcome] = {}
+            for method in methods:
+                stored = outcomes.get(draw, name, method, keep)
+                if stored is not None:
+                    by_method[method] = stored
+            missing = [method for method in methods if method not in by_method]
             if missing:
                 example = maker(core.tokenizer, draw)
                 for made in run_example(core, example, draw.samples, missing, keep):
                     outcomes.add(made)
-                    found[made.method] = made
+                    by_method[made.method] = made
             for method in methods:
-                outcome = found[method]
-                assert outcome is not None
-                wanted.append(outcome)
+                wanted.append(by_method[method])
                 progress()
     return wanted
 
@@ -164,35 +166,31 @@ def run_example(
     """Generate greedily under each method and score the answers."""
     num_tokens = len(example.prompt.ids)
     count = min(num_tokens, FilterParams(method="sieve", keep=keep).kept_count(num_tokens))
-    everything = ((0, num_tokens),)
-    blank = Outcome(
-        subtask=example.subtask,
-        prompt_tokens=example.num_tokens,
-        samples=samples,
-        index=example.index,
-        method="",
-        keep=keep,
-        score=0.0,
-        recall=None,
-        kept_tokens=count,
-        depth=example.depth,
-        text="",
-    )
-    made: list[Outcome] = []
+    outcomes: list[Outcome] = []
 
-    def outcome(
-        method: str, text: str, kept_tokens: int, kept: Sequence[tuple[int, int]] | None
+    def add(
+        method: str,
+        text: str,
+        kept_tokens: int,
+        kept: Sequence[tuple[int, int]] | None,
+        report: FilterReport | None = None,
     ) -> None:
         is_short = method != "none" and kept_tokens == count == num_tokens
-        made.append(
-            replace(
-                blank,
+        outcomes.append(
+            Outcome(
+                subtask=example.subtask,
+                prompt_tokens=example.num_tokens,
+                samples=samples,
+                index=example.index,
                 method=method,
-                text=text,
+                keep=keep,
                 score=score_answer(text, example),
                 recall=None if kept is None else recall(example.gold, kept),
                 kept_tokens=kept_tokens,
-                reason="short_prompt" if is_short else None,
+                depth=example.depth,
+                text=text,
+                coverage=None if report is None else report.coverage,
+                reason=report.reason if report else "short_prompt" if is_short else None,
             )
         )
 
@@ -200,21 +198,20 @@ def run_example(
         answer, (evicted,) = answer_unfiltered(
             core, example.prompt.ids, example.max_tokens, [count]
         )
-        outcome("none", _text(core, answer), num_tokens, everything)
-        outcome("snapkv", _text(core, evicted), count, None)
+        add("none", _text(core, answer), num_tokens, ((0, num_tokens),))
+        add("snapkv", _text(core, evicted), count, None)
         methods = [m for m in methods if m not in ("none", "snapkv")]
     for method in methods:
         if method in CHOSEN_OUTSIDE:
             kept = CHOSEN_OUTSIDE[method](core.tokenizer, example, count)
             ids = [example.prompt.ids[p] for p in kept]
             text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
-            outcome(method, text, len(kept), [(p, p + 1) for p in kept])
+            add(method, text, len(kept), [(p, p + 1) for p in kept])
         else:
             params = params_of(method, keep)
             text, report = generate(core, example, example.prompt.ids, params)
-            outcome(method, text, report.kept_tokens, report.selection)
-            made[-1] = replace(made[-1], coverage=report.coverage, reason=report.reason)
-    return made
+            add(method, text, report.kept_tokens, report.selection, report)
+    return outcomes
 
 
 def generate(

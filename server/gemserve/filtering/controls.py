@@ -1,6 +1,7 @@
-"""Controls that choose without looking at the model: `position` and `random`.
+"""Two controls that choose tokens without running the model: `position` and `random`.
 
-Both keep the protected spans, as sieve does: what a method adds by looking is what it is better by.
+Both keep the protected ranges, as sieve does. A method's advantage over them is what it gains by
+looking at the prompt.
 """
 
 from __future__ import annotations

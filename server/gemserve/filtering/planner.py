@@ -1,6 +1,6 @@
-"""What becomes of a prompt: one place where request, server defaults and calibration meet.
+"""Decides how a prompt is filtered, from the request, the server's defaults and the calibration.
 
-The API, the engine, `ask` and `eval` all ask the planner; nothing else decides how a prompt is
+The API, the engine, `ask` and `eval` all call the planner; nothing else decides how a prompt is
 filtered. A plan is made once, before the request is queued.
 """
 
@@ -31,7 +31,7 @@ _FAR_FROM_END = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlanner:
-    """Knows what a server filters with. The methods are pure: any thread may call them.
+    """The settings that a server filters with. The methods are pure: any thread may call them.
 
     `method`, `keep`: for requests that do not say. Prompts of up to `min_tokens` are read whole.
     `fails_open`: a prompt whose filter fails is read whole, too. `sliding_windows`: tokens that
@@ -130,13 +130,13 @@ class FilterPlanner:
 
     def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
         """The plan of a prompt that goes through the lower layers first."""
-        selector, found = method.selector, self.calibration
+        selector, calibration = method.selector, self.calibration
         assert selector is not None
         layer, num_tokens = self._layer_of(request.filter), len(request.prompt_ids)
-        is_calibrated = layer == found.layer
-        heads = found.heads if is_calibrated else None
+        is_calibrated = layer == calibration.layer
+        heads = calibration.heads if is_calibrated else None
         repeated = self._repeated(request)
-        question, ends_with = request.question, found.ends_with
+        question, ends_with = request.question, calibration.ends_with
         if repeated:  # what is read last is the question itself
             question, ends_with = ((num_tokens, num_tokens + len(repeated)),), False
         rows = selector.rows(num_tokens + len(repeated), question, ends_with)
@@ -145,7 +145,9 @@ class FilterPlanner:
             rows=tuple(rows),
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
-            coverage_bound=found.coverage_bound if is_calibrated else Calibration.GUESSED_BOUND,
+            coverage_bound=calibration.coverage_bound
+            if is_calibrated
+            else Calibration.GUESSED_BOUND,
             repeated=repeated,
         )
 

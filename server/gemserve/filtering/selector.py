@@ -1,4 +1,4 @@
-"""What every filter method that looks at the prompt is: evidence in, a choice of positions out.
+"""The interface of a filter method that looks at the prompt: evidence in, positions out.
 
 A new method is one file with one `score`, and a line in `filtering.methods`.
 """

@@ -57,13 +57,13 @@ class Sieve(Selector):
         return sorted({layer for layer, _ in heads or ()} | {filter_layer})
 
     def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
-        """[tokens]. The first token scores 0: heads that look for nothing rest there."""
+        """[tokens]. The first token scores 0: it is an attention sink."""
         rows = torch.tensor(evidence.rows, device=evidence.filter_layer.keys.device)
         scores = [
             evidence.backend.largest_attention(
                 query, key, rows, scale=layer.scale, softcap=layer.softcap
             )
-            for layer, query, key in _looking(evidence)
+            for layer, query, key in _scoring_heads(evidence)
         ]
         largest = torch.stack(scores).amax(dim=0)[: evidence.num_tokens]
         largest[0] = 0 * largest[0]  # a NaN stays one
@@ -125,17 +125,17 @@ class Sieve(Selector):
         return F.max_pool1d(scores[None, None], width, stride=1, padding=self.reach).flatten()
 
 
-def _looking(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torch.Tensor]]:
-    """Layer, queries and keys of the heads that look, each group with the keys that it reads."""
+def _scoring_heads(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torch.Tensor]]:
+    """Layer, queries and keys of the heads that score, each group with the keys that it reads."""
     if evidence.heads is None:
         layer = evidence.filter_layer
         return [(layer, layer.queries, layer.keys)]
-    looking = []
+    heads = []
     for index, head in evidence.heads:
         layer = evidence.layers[index]
         kv_head = head * layer.keys.shape[0] // layer.queries.shape[0]
-        looking.append((layer, layer.queries[head, None], layer.keys[kv_head, None]))
-    return looking
+        heads.append((layer, layer.queries[head, None], layer.keys[kv_head, None]))
+    return heads
 
 
 def _without(taken: Sequence[int], order: torch.Tensor, num_tokens: int) -> torch.Tensor:

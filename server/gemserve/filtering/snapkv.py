@@ -37,17 +37,17 @@ class SnapKV:
     ) -> torch.Tensor:
         """One layer's kept positions, ascending: [kv_heads, keep], int64.
 
-        `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, tokens,
+        `query`: [heads, rows, head_dim], the prompt's last rows; `key`: [kv_heads, tokens,
         head_dim]; both post-RoPE.
         """
         kv_heads, num_tokens, _ = key.shape
-        window = min(query.shape[1], keep)
-        tail = torch.arange(num_tokens - window, num_tokens, device=key.device)
+        num_rows = min(query.shape[1], keep)
+        tail = torch.arange(num_tokens - num_rows, num_tokens, device=key.device)
         tail = tail.expand(kv_heads, -1)
-        if keep == window:
+        if keep == num_rows:
             return tail
         votes = backend.grouped_probabilities(query, key, scale=scale, softcap=softcap)
-        votes = votes[:, : num_tokens - window]
+        votes = votes[:, : num_tokens - num_rows]
         smooth = backend.pooled(votes, kind="mean", width=self.width)
-        best = smooth.topk(keep - window, dim=1).indices.sort(dim=1).values
+        best = smooth.topk(keep - num_rows, dim=1).indices.sort(dim=1).values
         return torch.cat([best, tail], dim=1)

@@ -1,7 +1,7 @@
-"""The one seam into a transformers model: the function its attention layers call.
+"""The attention function that transformers' layers call when gemserve runs them.
 
-Everything a forward pass needs travels in a `ForwardContext`, handed down by transformers as a
-keyword argument of `forward`. Nothing is patched and nothing remains after an aborted pass.
+All that a forward pass needs is in a `ForwardContext`, which transformers hands down as a keyword
+argument of `forward`. Nothing is patched, and nothing remains after a pass that was aborted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gemserve_kernels.attention import reference_attention
 ATTENTION_NAME = "gemserve"
 _FEWEST_ROWS = 16  # of a block with a mask
 _FEWEST_KEYS = (
-    2048  # of a piece: smaller products are slower, and would seem to call for smaller ones
+    2048  # of a piece: smaller products are slower, and would make the pace shrink pieces further
 )
 
 
@@ -52,7 +52,7 @@ PLAIN = (Group(NO_ADAPTER),)
 
 
 def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group]:
-    """The rows of a decode step, one for each of `adapters`, by what adapter they have."""
+    """The rows of a decode step grouped by adapter; `adapters` has one for each row."""
     rows_of: dict[Adapter, list[int]] = {}
     for row, adapter in enumerate(adapters):
         rows_of.setdefault(adapter, []).append(row)
@@ -67,9 +67,9 @@ def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group
 class ForwardContext:
     """One forward pass: over a chunk of one sequence, or over the newest token of each of several.
 
-    `groups`: its rows by adapter. `query_tap` listens in its layers; `filter_tap` does, too, and
-    ends a chunk's pass at its layer. `pause` is called before every layer's attention, and within
-    it after every `piece` pairs of a query and a key: there the pass may be left for a while.
+    `groups`: the pass's rows by adapter. `query_tap` records queries in its layers. `filter_tap`
+    does too, and ends a chunk's pass at its layer. `pause` is called before each layer's attention
+    and, within it, after every `piece` pairs of a query and a key: the pass may be left there.
     """
 
     rows: Chunk | KVTable
@@ -241,5 +241,5 @@ def _dense(
 
 
 def register() -> None:
-    """Make the seam known to transformers under `ATTENTION_NAME`. Idempotent."""
+    """Make `attention` known to transformers under `ATTENTION_NAME`. Idempotent."""
     AttentionInterface.register(ATTENTION_NAME, attention)

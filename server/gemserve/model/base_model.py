@@ -48,7 +48,7 @@ def base_of(model: CausalModel) -> BaseModel:
 
 
 def hash_weights(hf: Any, *, rounded: bool = False) -> str:
-    """Tells weights apart: of 64 numbers or so of every weight, whatever their type.
+    """A hash of about 64 numbers of every weight, converted to float32.
 
     `rounded`: weights loaded as bfloat16 and as float32 have the same hash.
     """
@@ -64,7 +64,7 @@ def hash_weights(hf: Any, *, rounded: bool = False) -> str:
 
 
 def hash_tokenizer(tokenizer: Any) -> str:
-    """Tells tokenizers and their chat templates apart."""
+    """A hash of a tokenizer and its chat template."""
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
     digest.update(str(tokenizer.chat_template).encode())
     return digest.hexdigest()[:16]

@@ -34,7 +34,7 @@ from gemserve_kernels import select_backend
 
 @dataclass(frozen=True, slots=True)
 class Breaks:
-    """Where a chunk's pass may be left: see `ForwardContext`."""
+    """Where a chunk's pass may be paused: see `ForwardContext`."""
 
     pause: Callable[[], None]
     piece: int
@@ -43,8 +43,8 @@ class Breaks:
 class CausalModel:
     """Weights, geometry and three passes: `filter_chunk` (lower layers), `prefill_chunk`, `decode`.
 
-    Stateless between calls: what a sequence has is in its `KVSpan` and `FilterTap`.
-    `host`: the upper layers that rest on the host, if any.
+    There is no state between calls: a sequence's state is in its `KVSpan` and `FilterTap`. `host`:
+    the upper layers whose weights are in host memory, if any.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class CausalModel:
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """Of each layer: see `window_of`."""
+        """The sliding window of each layer: see `window_of`."""
         return tuple(map(self.window_of, range(self.num_layers)))
 
     @property
     def num_host_layers(self) -> int:
-        """Upper layers that rest on the host between their turns."""
+        """How many upper layers have their weights in host memory."""
         return 0 if self._host is None else self.num_layers - self._host.first
 
     def variant(self, hf: Any) -> CausalModel:
@@ -129,7 +129,7 @@ class CausalModel:
 
     @contextmanager
     def attention_named(self, name: str) -> Iterator[None]:
-        """Run another attention function than the seam's, registered under `name`."""
+        """Run the attention function registered under `name` in place of gemserve's."""
         before, self.config._attn_implementation = self.config._attn_implementation, name
         try:
             yield
@@ -224,7 +224,7 @@ class CausalModel:
     def step_logits(
         self, step: DecodeStep, whole: nn.Module | None = None, groups: Sequence[Group] = PLAIN
     ) -> torch.Tensor:
-        """Of a decode step, in the model's dtype: [sequences, vocab].
+        """The logits of a decode step, in the model's dtype: [sequences, vocab].
 
         `whole`: the model as the sequences' adapters and lengths make it.
         """

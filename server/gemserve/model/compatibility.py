@@ -1,4 +1,4 @@
-"""Does this architecture come out right through the seam? Asked once, when a model is loaded."""
+"""Checks, once a model is loaded, that gemserve's attention gives the model's own results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 def check_servable(model: CausalModel) -> None:
     """Compare a chunked pass and a decode step with the model's own forward on random tokens.
 
-    Raises `ModelError` with the reason if they differ: what the seam does not understand (linear
-    attention, ALiBi, attention sinks, non-causal layers …) must not be served silently wrong.
+    Raises `ModelError` with the reason if they differ. What gemserve's attention does not support
+    (linear attention, ALiBi, attention sinks, non-causal layers …) must not be served wrongly.
     """
     name = type(model.hf).__name__
     ids = _random_ids(model)
-    expected = _own_forward(model, ids)
+    expected = _reference_logits(model, ids)
     try:
         whole = model.new_memory(2 * model.num_layers * _TOKENS)
         whole.rows.zero_()  # what an earlier check left there would hide a write that goes astray
@@ -84,7 +84,7 @@ def _filter(model: CausalModel, ids: list[int], layer: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _own_forward(model: CausalModel, ids: list[int]) -> Any:
+def _reference_logits(model: CausalModel, ids: list[int]) -> Any:
     tokens = torch.tensor([ids], device=model.device)
     with model.attention_named("eager"):
         return model.runnable()(input_ids=tokens, use_cache=False).logits[0, -1].float()

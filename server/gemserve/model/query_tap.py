@@ -1,4 +1,4 @@
-"""What a pass collects for whoever chooses tokens: the queries of some rows, in some layers."""
+"""What a pass records for the filter: queries of some rows in some layers, and keys of one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class QueryTap:
     def record(
         self, layer: int, query: torch.Tensor, start: int, scale: float, softcap: float | None
     ) -> None:
-        """Store what is wanted of a chunk's queries [heads, tokens, head_dim], from `start` on."""
+        """Store those of a chunk's queries [heads, tokens, head_dim] that are in `rows`."""
         if layer not in self.layers:
             return
         self.scales[layer], self.softcaps[layer] = scale, softcap
@@ -50,8 +50,8 @@ class QueryTap:
 class FilterTap:
     """Ends a filter pass at layer `layer`, where it collects the key of every token.
 
-    `keys`: [kv_heads, num_tokens, head_dim], post-RoPE, filled as chunks arrive. `queries` listens
-    in that layer and perhaps in lower ones.
+    `keys`: [kv_heads, num_tokens, head_dim], post-RoPE, filled as chunks arrive. `queries`
+    records that layer and perhaps lower ones.
     """
 
     layer: int

@@ -1,4 +1,4 @@
-"""Trees of modules that share their weights."""
+"""Copies of a tree of modules that share its weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 
 def shared_tree(module: Any) -> Any:
-    """A tree of modules of its own over the same parameters: replacing a module here is not seen
-    there."""
+    """A copy of a tree of modules over the same parameters.
+
+    Replacing a module in the copy does not change the original.
+    """
     clone = copy.copy(module)
     clone._modules = {
         name: None if child is None else shared_tree(child)

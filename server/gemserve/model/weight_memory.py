@@ -1,4 +1,4 @@
-"""How much memory a model's weights take, and where. They may be on the meta device."""
+"""How much memory a model's weights take, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def weights_of(
     filter_precision: FilterPrecision,
     offload_layers: int,
 ) -> WeightPlan:
-    """Of a transformers model whose weights all have `dtype`."""
+    """The plan of a transformers model whose weights all have `dtype`; it may be a meta model."""
     layers = list(follow(model, decoder_path(model, model.config.num_hidden_layers)).layers)
     layer_bytes = [sum(p.numel() for p in layer.parameters()) * dtype.itemsize for layer in layers]
     total = sum(p.numel() for p in model.parameters()) * dtype.itemsize

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemserve.adapters.training.convert import ConversionText
+import torch
+
 from gemserve.adapters.training.data_files import check_chat, read_objects
 from gemserve.adapters.training.examples import read_examples
 from gemserve.errors import AdapterError
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionText:
+    """A text that follows the prefix: `ids`, whose first `num_lead` tokens the prefix replaces.
+
+    A chat begins with a BOS token whether or not a system prompt follows: that is its lead. The
+    answer, by which two models are compared, starts at `num_prompt`.
+    """
+
+    ids: tuple[int, ...]
+    num_prompt: int
+    num_lead: int = 0
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The tokens without the lead."""
+        return self.ids[self.num_lead :]
+
+    def answer(self, logits: torch.Tensor) -> torch.Tensor:
+        """The rows of the text's logits that the answer's tokens are drawn from."""
+        return logits[self.num_prompt - 1 - len(self.ids) : -1]
 
 
 def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[ConversionText]:
@@ -23,12 +47,12 @@ def after_text(
 ) -> tuple[tuple[int, ...], list[ConversionText]]:
     """Token ids of the system prompt `text`, and what follows it: chats without it.
 
-    Of each chat what the template writes before its first message is a lead: with a system prompt
-    it stands before that. Raises `AdapterError` if the template does not put the prompt first.
+    The lead of a chat is what the template writes before its first message: a system prompt comes
+    after the lead. Raises `AdapterError` if the template does not put the prompt first.
     """
     if tokenizer.chat_template is None:
         raise AdapterError("--prompt: the model has no chat template; convert a prefix instead")
-    probes: list[ConversionText] = []
+    texts: list[ConversionText] = []
     shared: tuple[int, ...] | None = None
     for number, fields in read_objects(path):
         try:
@@ -48,13 +72,13 @@ def after_text(
         shared = shared or head
         if head != shared or len(head) <= len(lead):
             raise AdapterError(f"{path}: line {number}: its template puts the prompt elsewhere")
-        asked = _rendered(tokenizer, messages[:-1], add_generation_prompt=True)
-        if alone[: len(asked)] != asked:
+        prompt = _rendered(tokenizer, messages[:-1], add_generation_prompt=True)
+        if alone[: len(prompt)] != prompt:
             raise AdapterError(f"{path}: line {number}: its template rewrites questions")
-        probes.append(ConversionText(alone, len(asked), len(lead)))
+        texts.append(ConversionText(alone, len(prompt), len(lead)))
     if shared is None:
         raise AdapterError(f"{path}: has no chats, must have at least 1")
-    return shared, probes
+    return shared, texts
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, str]], **options: bool) -> tuple[int, ...]:

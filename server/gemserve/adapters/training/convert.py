@@ -14,33 +14,13 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.adapters.prefix import Prefix
+from gemserve.adapters.training.conversion_texts import ConversionText
 from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.adapters.training.parameters import LARGEST_LSE, NTKParameters, Parameters
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Partial, merge, ntk_part
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionText:
-    """A text that follows the prefix: `ids`, of which the first `num_lead` the prefix replaces.
-
-    A chat begins with its BOS whether or not a system prompt follows: that is its lead. The answer,
-    by which two models are compared, starts at `num_prompt`.
-    """
-
-    ids: tuple[int, ...]
-    num_prompt: int
-    num_lead: int = 0
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        return self.ids[self.num_lead :]
-
-    def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of logits of the text's last tokens those that an answer is drawn from."""
-        return logits[self.num_prompt - 1 - len(self.ids) : -1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,109 +63,112 @@ class Agreement:
 def convert(
     model: CausalModel,
     prefix: Prefix,
-    probes: Sequence[ConversionText],
+    texts: Sequence[ConversionText],
     config: ConvertConfig,
     progress: Callable[[str], None],
 ) -> tuple[NTKParameters, Fit]:
-    """Fit a term to `prefix` on `probes`, of which an eighth is only measured with.
+    """Fit a term to `prefix` on `texts`, of which an eighth is held out for measuring.
 
-    Raises `AdapterError` for a single probe, and if the prefix draws more attention than float32
+    Raises `AdapterError` for a single text, and if the prefix draws more attention than float32
     can hold.
     """
-    if len(probes) < 2:
+    if len(texts) < 2:
         raise AdapterError("there is 1 text to fit on; must be at least 2, as one is held out")
-    num_leads = {probe.num_lead for probe in probes}
+    num_leads = {text.num_lead for text in texts}
     if len(num_leads) != 1:
         raise AdapterError("the texts to fit on begin with different numbers of template tokens")
-    parameters, fit = _fit_layers(model, prefix, probes, config, num_leads.pop())
+    parameters, fit = _fit_layers(model, prefix, texts, config, num_leads.pop())
     progress("layers fitted")
     if config.distill_steps:
-        _distill(model, prefix, parameters, probes, config)
+        _distill(model, prefix, parameters, texts, config)
     return parameters, fit
 
 
 @torch.no_grad()
 def agreement(
-    model: CausalModel, prefix: Prefix, other: Parameters | None, probes: Sequence[ConversionText]
+    model: CausalModel, prefix: Prefix, other: Parameters | None, texts: Sequence[ConversionText]
 ) -> Agreement:
-    """How alike the model speaks after the prefix and with `other`, or with nothing, instead."""
+    """How far answers after the prefix agree with answers with `other` (None: nothing) instead."""
     same = total = whole = 0
     divergence = 0.0
-    for probe in probes:
-        after, ids = (torch.tensor([tokens]) for tokens in (probe.after, probe.ids))
-        wanted = probe.answer(logits_with_gradients(model, prefix, after)[0])
+    for text in texts:
+        after, ids = (torch.tensor([tokens]) for tokens in (text.after, text.ids))
+        wanted = text.answer(logits_with_gradients(model, prefix, after)[0])
         adapter = NO_ADAPTER if other is None else other.adapter()
-        ours = probe.answer(logits_with_gradients(model, adapter, ids)[0])
+        ours = text.answer(logits_with_gradients(model, adapter, ids)[0])
         agreed = wanted.argmax(-1) == ours.argmax(-1)
         same += int(agreed.sum())
         whole += int(agreed.all())
         divergence += float(_kl(wanted, ours).sum())
         total += len(wanted)
-    return Agreement(top1=same / total, answers=whole / len(probes), kl=divergence / total)
+    return Agreement(top1=same / total, answers=whole / len(texts), kl=divergence / total)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """Of sampled queries, all layers' heads as one dimension: [layers · heads, queries, …]."""
+class _Attention:
+    """Sampled queries and their attention to their own text and to the prefix.
+
+    The heads of all layers are one dimension: [layers · heads, queries, …].
+    """
 
     queries: torch.Tensor
-    own: Partial
+    text: Partial
     prefix: Partial
 
-    def some(self, chosen: torch.Tensor) -> _Seen:
-        return _Seen(
+    def at(self, chosen: torch.Tensor) -> _Attention:
+        return _Attention(
             self.queries[:, chosen],
-            Partial(self.own.out[:, chosen], self.own.lse[:, chosen]),
+            Partial(self.text.out[:, chosen], self.text.lse[:, chosen]),
             Partial(self.prefix.out[:, chosen], self.prefix.lse[:, chosen]),
         )
 
 
 @torch.no_grad()
-def _observe(
-    model: CausalModel, prefix: Prefix, probes: Sequence[ConversionText], max_queries: int
-) -> _Seen:
-    """What queries of texts after the prefix get from it, and from their own text."""
+def _sample_attention(
+    model: CausalModel, prefix: Prefix, texts: Sequence[ConversionText], max_queries: int
+) -> _Attention:
+    """The attention of the texts' queries to the prefix before them and to their own text."""
     queries: dict[int, list[torch.Tensor]] = {}
     parts: dict[int, list[tuple[Partial, Partial]]] = {}
 
-    def record(layer: int, query: torch.Tensor, own: Partial, of_prefix: Partial) -> None:
+    def record(layer: int, query: torch.Tensor, to_text: Partial, to_prefix: Partial) -> None:
         queries.setdefault(layer, []).append(query)
-        parts.setdefault(layer, []).append((own, of_prefix))
+        parts.setdefault(layer, []).append((to_text, to_prefix))
 
-    for probe in probes:
-        logits_with_gradients(model, prefix, torch.tensor([probe.after]), record)
+    for text in texts:
+        logits_with_gradients(model, prefix, torch.tensor([text.after]), record)
     layers = range(model.num_layers)
-    own, of_prefix = (
+    to_text, to_prefix = (
         Partial(
             torch.cat([torch.cat([pair[side].out for pair in parts[i]], 1) for i in layers]),
             torch.cat([torch.cat([pair[side].lse for pair in parts[i]], 1) for i in layers]),
         )
         for side in (0, 1)
     )
-    seen = _Seen(torch.cat([torch.cat(queries[i], 1) for i in layers]), own, of_prefix)
-    total = seen.queries.shape[1]
+    sample = _Attention(torch.cat([torch.cat(queries[i], 1) for i in layers]), to_text, to_prefix)
+    total = sample.queries.shape[1]
     step = max(1, -(-total // max_queries))
-    return seen.some(torch.arange(0, total, step))
+    return sample.at(torch.arange(0, total, step))
 
 
 def _fit_layers(
     model: CausalModel,
     prefix: Prefix,
-    probes: Sequence[ConversionText],
+    texts: Sequence[ConversionText],
     config: ConvertConfig,
     num_lead: int,
 ) -> tuple[NTKParameters, Fit]:
-    """Minimise the output's relative error, in every head for itself."""
+    """Minimise the relative error of attention's output, in each head separately."""
     shape = model.shape
-    held_out = max(1, len(probes) // 8)
-    seen = _observe(model, prefix, probes[:-held_out], config.max_queries)
-    largest = float(seen.prefix.lse.max())
+    held_out = max(1, len(texts) // 8)
+    sample = _sample_attention(model, prefix, texts[:-held_out], config.max_queries)
+    largest = float(sample.prefix.lse.max())
     if largest > LARGEST_LSE:
         raise AdapterError(
             f"the prefix's log-sum-exp reaches {largest:.1f}, the limit is {LARGEST_LSE:g}: a "
             "term of such weight is beyond float32"
         )
-    scale = seen.prefix.lse.median(dim=1).values.exp().view(shape.num_layers, shape.num_heads)
+    scale = sample.prefix.lse.median(dim=1).values.exp().view(shape.num_layers, shape.num_heads)
     parameters = NTKParameters(
         shape,
         config.r,
@@ -197,19 +180,19 @@ def _fit_layers(
     with torch.no_grad():  # at first, the mean weight of the prefix and the mean of what it says
         parameters.log_k.fill_(torch.tensor(1.0 / (2 * config.r)).expm1().log().item())
         parameters.z_a[..., 0] = F.softplus(parameters.log_k)
-        mean = seen.prefix.out.mean(1).view(shape.num_layers, shape.num_heads, -1)
+        mean = sample.prefix.out.mean(1).view(shape.num_layers, shape.num_heads, -1)
         parameters.z_b[..., 0, :] = mean
     optimizer = torch.optim.Adam(parameters.parameters(), lr=config.fit_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.fit_steps)
     generator = torch.Generator().manual_seed(config.seed)
     for _ in range(config.fit_steps):
-        chosen = torch.randint(seen.queries.shape[1], (256,), generator=generator)
-        error = _errors(parameters, seen.some(chosen)).mean()
+        chosen = torch.randint(sample.queries.shape[1], (256,), generator=generator)
+        error = _errors(parameters, sample.at(chosen)).mean()
         optimizer.zero_grad()
         error.backward()
         optimizer.step()
         schedule.step()
-    tested = _observe(model, prefix, probes[-held_out:], config.max_queries)
+    tested = _sample_attention(model, prefix, texts[-held_out:], config.max_queries)
     with torch.no_grad():
         fitted, without = (
             _errors(given, tested).sqrt().view(shape.num_layers, -1).mean(1).tolist()
@@ -218,13 +201,13 @@ def _fit_layers(
     return parameters, Fit(without=without, fitted=fitted)
 
 
-def _errors(parameters: NTKParameters | None, seen: _Seen) -> torch.Tensor:
+def _errors(parameters: NTKParameters | None, sample: _Attention) -> torch.Tensor:
     """Σ‖out − out*‖² / Σ‖out*‖² over queries: [layers · heads]."""
-    wanted = merge([seen.own, seen.prefix])
-    parts = [seen.own]
+    wanted = merge([sample.text, sample.prefix])
+    parts = [sample.text]
     if parameters is not None:
         term = (t.flatten(0, 1) for t in parameters.tensors().values())
-        parts.append(ntk_part(seen.queries, *term))
+        parts.append(ntk_part(sample.queries, *term))
     off = (merge(parts) - wanted).square().sum((1, 2))
     return off / wanted.square().sum((1, 2)).clamp_min(1e-12)
 
@@ -233,12 +216,12 @@ def _distill(
     model: CausalModel,
     prefix: Prefix,
     parameters: NTKParameters,
-    probes: Sequence[ConversionText],
+    texts: Sequence[ConversionText],
     config: ConvertConfig,
 ) -> None:
     """Minimise the divergence from what the model says after the prefix."""
-    held_out = max(1, len(probes) // 8)
-    taught = probes[:-held_out]
+    held_out = max(1, len(texts) // 8)
+    taught = texts[:-held_out]
     optimizer = torch.optim.Adam(parameters.parameters(), lr=config.distill_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.distill_steps)
     generator = torch.Generator().manual_seed(config.seed + 1)
@@ -247,14 +230,14 @@ def _distill(
         picked = torch.randint(len(taught), (config.batch_size,), generator=generator).tolist()
         loss = torch.zeros((), device=model.device)
         for index in picked:
-            probe = taught[index]
+            text = taught[index]
             if index not in said:
                 with torch.no_grad():
-                    after = torch.tensor([probe.after])
+                    after = torch.tensor([text.after])
                     logits = logits_with_gradients(model, prefix, after)[0]
-                    said[index] = probe.answer(logits).clone()  # not a view of all of them
-            ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([probe.ids]))[0]
-            loss = loss + _kl(said[index], probe.answer(ours)).mean() / len(picked)
+                    said[index] = text.answer(logits).clone()  # not a view of all of them
+            ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([text.ids]))[0]
+            loss = loss + _kl(said[index], text.answer(ours)).mean() / len(picked)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -262,7 +245,7 @@ def _distill(
 
 
 def _kl(wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """Of each token's distribution: [tokens]."""
+    """The divergence of each token's distribution: [tokens]."""
     return F.kl_div(
         ours.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True
     ).sum(-1)

@@ -23,7 +23,7 @@ from gemserve.synthetic.problems import MANY_WORDINGS, SEPARATOR, Problem, Probl
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Token ids and targets of one step; integers are int64.
 
     `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers] index the positions
@@ -73,7 +73,7 @@ class Corpus:
         self._starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
         self._vocab_size = tokenizer.get_vocab_size()
 
-    def batch(self, recipe: SequenceRecipe, size: int, seed: tuple[int, ...]) -> Batch:
+    def batch(self, recipe: SequenceRecipe, size: int, seed: tuple[int, ...]) -> TrainingBatch:
         rng = Random(repr(seed))
         sequences = [self._sequence(recipe, rng) for _ in range(size)]
         scored = [(row, *s) for row, sequence in enumerate(sequences) for s in sequence.scored]
@@ -83,7 +83,7 @@ class Corpus:
             for guide, *pair in sequence.pointers
         ]
         rows, columns, targets, ends = (np.array(c) for c in zip(*scored, strict=True))
-        return Batch(
+        return TrainingBatch(
             tokens=np.stack([sequence.tokens for sequence in sequences]),
             positions=np.stack([sequence.positions for sequence in sequences]),
             rows=rows,
@@ -259,14 +259,14 @@ class Corpus:
         start = int(self._starts[first])
         if start + count > len(self._tokens):
             first, start = 0, 0
-        window = self._tokens[start : start + count].tolist()
+        tokens = self._tokens[start : start + count].tolist()
         boundaries = [0]
         for index in range(first + 1, len(self._starts)):
             offset = int(self._starts[index]) - start
             if offset >= count:
                 break
             boundaries.append(offset)
-        return window, boundaries
+        return tokens, boundaries
 
     def _positions(
         self,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, LlamaForCausalLM
 
-from gemserve.builtin.recipe.corpus import Batch
+from gemserve.builtin.recipe.corpus import TrainingBatch
 from gemserve.builtin.recipe.guides import GuidedShape
 
 
@@ -52,7 +52,9 @@ def register_training_attention() -> str:
     return "gemserve_training"
 
 
-def hidden_states(model: LlamaForCausalLM, batch: Batch, captured: CapturedLayers) -> torch.Tensor:
+def hidden_states(
+    model: LlamaForCausalLM, batch: TrainingBatch, captured: CapturedLayers
+) -> torch.Tensor:
     """The decoder's output: [batch, tokens, hidden]."""
     out: torch.Tensor = model.model(
         input_ids=torch.from_numpy(batch.tokens),
@@ -63,7 +65,7 @@ def hidden_states(model: LlamaForCausalLM, batch: Batch, captured: CapturedLayer
     return out
 
 
-def pointer_loss(captured: CapturedLayers, batch: Batch) -> torch.Tensor:
+def pointer_loss(captured: CapturedLayers, batch: TrainingBatch) -> torch.Tensor:
     """−log of the attention that guided heads give along the batch's pointers.
 
     Averaged over the pointers of one position, the positions, the heads; summed over the guides.
@@ -91,7 +93,7 @@ def pointer_loss(captured: CapturedLayers, batch: Batch) -> torch.Tensor:
 
 
 def answer_loss(
-    model: LlamaForCausalLM, hidden: torch.Tensor, batch: Batch
+    model: LlamaForCausalLM, hidden: torch.Tensor, batch: TrainingBatch
 ) -> tuple[torch.Tensor, float]:
     """Cross-entropy averaged over answers and, in each, its tokens; share of answers all right."""
     targets = torch.from_numpy(batch.targets)

@@ -1,10 +1,10 @@
 """Train the built-in model on a CPU: `python -m gemserve.builtin.recipe.train --work DIR`.
 
 The curriculum lengthens step by step: bare facts, then prose, then long documents with skipped
-positions. Beside the loss on answers, guided heads are taught where to look at each step of a skill
-(`guides.Guide`), those of the filter layer at all that an answer needs: a filter can only see what
-that layer's queries and keys show. Every step's data follows from (seed, step), and the state is
-saved every few minutes: a stopped run resumes where it was.
+positions. Beside the loss on answers there is a loss on attention, which teaches guided heads where
+to look at each step of a skill (`guides.Guide`). The heads of the filter layer learn to look at all
+that an answer needs, because a filter sees only that layer's queries and keys. The data of a step
+follow from (seed, step), and the state is saved every few minutes: a stopped run resumes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from gemserve.builtin.recipe.corpus import Corpus
+from gemserve.builtin.recipe.corpus import Corpus, TrainingBatch
 from gemserve.builtin.recipe.curriculum import MAX_POSITION, STAGES, Stage, choose_stages
 from gemserve.builtin.recipe.guides import GuidedShape
 from gemserve.builtin.recipe.losses import (
@@ -62,6 +62,83 @@ def load_corpus(work: Path) -> tuple[Tokenizer, Corpus]:
     return tokenizer, Corpus(tokenizer, tuple(json.loads(sentences_file.read_text())))
 
 
+class Run:
+    """One run of the curriculum: the model, its optimizer, and how far it has come.
+
+    `run`: what a saved state must agree in to be resumed.
+    """
+
+    def __init__(
+        self, work: Path, seed: int, shape: GuidedShape, stages: Sequence[Stage], corpus: Corpus
+    ) -> None:
+        self._file = work / "state.pt"
+        self._seed, self._shape, self._stages, self._corpus = seed, shape, stages, corpus
+        self.model = build_model(seed, shape)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1
+        )
+        self.state = {"stage": 0, "step": 0, "total": 0, "average": 0.0}
+        self._run = {"seed": seed, "shape": asdict(shape), "stages": [s.name for s in stages]}
+
+    def resume(self) -> None:
+        """Load the saved state, if there is one. Raises `SystemExit` if it is of another run."""
+        if not self._file.exists():
+            return
+        saved = torch.load(self._file, weights_only=True)
+        if saved["run"] != self._run:
+            raise SystemExit(f"{self._file}: of another run, {saved['run']}, not {self._run}")
+        self.model.load_state_dict(saved["model"])
+        self._optimizer.load_state_dict(saved["optimizer"])
+        self.state = saved["state"]
+        print(f"resumed at {self.state}", flush=True)
+
+    def save(self) -> None:
+        partial = self._file.with_suffix(".partial")
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "state": dict(self.state),
+                "run": self._run,
+            },
+            partial,
+        )
+        partial.replace(self._file)
+
+    def step(self, stage: Stage) -> tuple[float, float]:
+        """One optimizer step; the losses of answers and pointers before it."""
+        step = int(self.state["step"])
+        for group in self._optimizer.param_groups:
+            warmup = 200 if self.state["stage"] == 0 else 50
+            group["lr"] = learning_rate(stage, step, warmup=warmup)
+        draw = (self._seed, int(self.state["total"]))
+        (recipe, size), *filtered = stage.at(step)
+        batch = self._corpus.batch(recipe, size, draw)
+        captured = CapturedLayers(self._shape, is_last=False)
+        hidden = hidden_states(self.model, batch, captured)
+        loss, values_right = answer_loss(self.model, hidden, batch)
+        pointer = pointer_loss(captured, batch)
+        self._optimizer.zero_grad(set_to_none=True)
+        (loss + stage.pointer * pointer).backward()
+        for recipe, size in filtered:
+            self._train_filter_layer(stage, self._corpus.batch(recipe, size, (*draw, 1)))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self.state["average"] += 0.02 * (values_right - self.state["average"])
+        self.state["step"] += 1
+        self.state["total"] += 1
+        return float(loss.detach()), float(pointer.detach())
+
+    def _train_filter_layer(self, stage: Stage, batch: TrainingBatch) -> None:
+        """Add the gradients of the pointer loss of a pass that ends at the filter layer."""
+        captured = CapturedLayers(self._shape, is_last=True)
+        with suppress(FilterLayerReached):
+            hidden_states(self.model, batch, captured)
+        loss = pointer_loss(captured, batch)
+        if loss.requires_grad:  # not if nothing points anywhere
+            (stage.pointer * loss).backward()
+
+
 def train(
     work: Path, seed: int, save_every_s: float, shape: GuidedShape, stages: Sequence[Stage]
 ) -> LlamaForCausalLM:
@@ -71,79 +148,32 @@ def train(
     assert tokenizer.token_to_id(PAD) == 0
     assert tokenizer.token_to_id(BOS) == 1
     assert tokenizer.token_to_id(END) == 2
-    model = build_model(seed, shape)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    state_file = work / "state.pt"
-    state = {"stage": 0, "step": 0, "total": 0, "average": 0.0}
-    run = {"seed": seed, "shape": asdict(shape), "stages": [stage.name for stage in stages]}
-    if state_file.exists():
-        saved = torch.load(state_file, weights_only=True)
-        if saved["run"] != run:
-            raise SystemExit(f"{state_file}: of another run, {saved['run']}, not {run}")
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        state = saved["state"]
-        print(f"resumed at {state}", flush=True)
+    run = Run(work, seed, shape, stages, corpus)
+    print(f"{sum(p.numel() for p in run.model.parameters()):,} parameters", flush=True)
+    run.resume()
     saved_at = logged_at = time.monotonic()
-
-    def save() -> None:
-        partial = state_file.with_suffix(".partial")
-        torch.save(
-            {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "state": dict(state),
-                "run": run,
-            },
-            partial,
-        )
-        partial.replace(state_file)
-
-    while state["stage"] < len(stages):
-        stage = stages[int(state["stage"])]
-        while state["step"] < stage.steps:
-            step = int(state["step"])
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(stage, step, warmup=200 if state["stage"] == 0 else 50)
-            draw = (seed, int(state["total"]))
-            (recipe, size), *filtered = stage.at(step)
-            batch = corpus.batch(recipe, size, draw)
-            captured = CapturedLayers(shape, is_last=False)
-            loss, values_right = answer_loss(model, hidden_states(model, batch, captured), batch)
-            pointer = pointer_loss(captured, batch)
-            optimizer.zero_grad(set_to_none=True)
-            (loss + stage.pointer * pointer).backward()
-            for recipe, size in filtered:
-                batch = corpus.batch(recipe, size, (*draw, 1))
-                captured = CapturedLayers(shape, is_last=True)
-                with suppress(FilterLayerReached):
-                    hidden_states(model, batch, captured)
-                filter_loss = pointer_loss(captured, batch)
-                if filter_loss.requires_grad:  # not if nothing points anywhere
-                    (stage.pointer * filter_loss).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            state["average"] += 0.02 * (values_right - state["average"])
-            state["step"] += 1
-            state["total"] += 1
+    while run.state["stage"] < len(stages):
+        stage = stages[int(run.state["stage"])]
+        while run.state["step"] < stage.steps:
+            step = int(run.state["step"])
+            loss, pointer = run.step(stage)
             if step % 50 == 0:
                 now = time.monotonic()
                 print(
-                    f"{stage.name} {step}/{stage.steps} loss {float(loss.detach()):.3f}"
-                    f" pointer {float(pointer.detach()):.3f} right {state['average']:.3f}"
+                    f"{stage.name} {step}/{stage.steps} loss {loss:.3f}"
+                    f" pointer {pointer:.3f} right {run.state['average']:.3f}"
                     f" {now - logged_at:.1f}s",
                     flush=True,
                 )
                 logged_at = now
             if time.monotonic() - saved_at > save_every_s:
-                save()
+                run.save()
                 saved_at = time.monotonic()
-            if state["average"] >= stage.goal:
+            if run.state["average"] >= stage.goal:
                 break
-        state.update(stage=state["stage"] + 1, step=0, average=0.0)
-        save()
-    return model
+        run.state.update(stage=run.state["stage"] + 1, step=0, average=0.0)
+        run.save()
+    return run.model
 
 
 def export(model: LlamaForCausalLM, shape: GuidedShape, work: Path, out: Path) -> None:

@@ -1,7 +1,7 @@
-"""A core whose filter is calibrated: by a file that is there, or by probing the model now.
+"""Builds a core with a calibrated filter: from a calibration file, or by probing the model now.
 
-Nobody has to know what a filter layer is: a model that has no calibration gets a short one when it
-is first used, kept in the user's cache under a hash of its weights.
+A model without a calibration file gets a short calibration when it is first used. The file is kept
+in the user's cache, under a hash of the model's weights.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _EVERY_S = 10.0  # between lines, where there is no terminal
 
 
 def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
-    """As `engine.build.build_core`, after a short calibration where there is none yet.
+    """Build a core as `build_core` does, after a short calibration if the model has none yet.
 
-    Not for a filter layer that was given, for methods that need none, nor with calibrate "off".
-    Says on standard error what it does; a calibration that fails leaves a guess and a warning.
+    There is no calibration if the filter layer was given, if the method needs none, or with
+    calibrate "off". What is done is printed on standard error. If the calibration fails, a warning
+    is printed and the filter layer is guessed.
     """
     loaded = load_for(model, engine)
     needs_one = (
@@ -73,7 +74,7 @@ def run_calibration(
 def result_of(
     loaded: LoadedModel, found: CalibrationResult, effort: Effort, seconds: float
 ) -> dict[str, object]:
-    """What a calibration file holds."""
+    """The content of a calibration file."""
     return {
         **found.as_json(),
         "model": loaded.name,
@@ -87,7 +88,7 @@ def result_of(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that counts what was read: on a terminal in place, elsewhere now and then."""
+    """A function to call for each probe; it prints progress, in place if on a terminal."""
     count, last_s = 0, time.monotonic()
     with tqdm(desc="calibrating", unit="probe", leave=False, disable=None) as bar:
 
@@ -104,7 +105,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | None:
-    """The calibration of a model that has none; None, with a warning, where probes do not tell."""
+    """Calibrate a model that has no file. Returns None, with a warning, if the probes fail."""
     _say("this model is not calibrated yet: finding the heads that look at what is asked for")
     shortest = min(engine.max_prompt_tokens or 1 << 30, loaded.model.context_tokens - 1)
     lengths = tuple(min(length, shortest) for length in SHORT.lengths)

@@ -1,11 +1,12 @@
-"""Examples from files: one per line, of whatever length it has.
+"""Examples that are read from files, one a line, at the length that each has.
 
-A row of results is a file's; its `prompt_tokens` is the mean of the real lengths. An outcome is
-found again by its line, its real length and the file's digest.
+All outcomes of a file are averaged in one row, whose `prompt_tokens` is the mean of the lengths. A
+stored outcome is found again by its line, its length and the file's digest.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,7 +15,6 @@ from typing import Any
 
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.metrics import find_numbers
 from gemserve.evaluation.tasks.example import Draw, Example, find_spans, question_prompt
 from gemserve.evaluation.tasks.jsonl_records import Record
 from gemserve.prompting.prompt import Prompt, text_prompt
@@ -22,7 +22,7 @@ from gemserve.prompting.prompt import Prompt, text_prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileExample:
-    """One line, before a tokenizer has seen it.
+    """One line of a file, as text.
 
     The prompt is `document`, then `task`: through the chat template with a blank line between, or
     exactly so if not `is_chat`. `question` is the part of the task that passages are ranked by.
@@ -105,7 +105,7 @@ class TooLong:
 
 
 def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[Draw], list[TooLong]]:
-    """What can be run of a file, each at its real length, and what cannot."""
+    """The lines that fit, each at its real length, and those that are too long."""
     draws: list[Draw] = []
     refused: list[TooLong] = []
     longest = core.config.max_prompt_tokens
@@ -130,7 +130,7 @@ def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[Draw], list[
 def read_answers(record: Record, metric: str) -> tuple[str, ...]:
     """A line's `answers`, if `metric` can compare with them. Raises `ConfigError`."""
     answers = record.texts("answers")
-    if metric == "number" and not all(find_numbers(answer) for answer in answers):
+    if metric == "number" and not all(re.search(r"\d", answer) for answer in answers):
         raise record.error("answers", "must have a number in each")
     return answers
 

@@ -27,7 +27,8 @@ from gemserve.adapters.folder import write_folder
 from gemserve.adapters.kinds import load_adapter
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.training.convert import ConvertConfig, Probe, convert
+from gemserve.adapters.training.conversion_texts import ConversionText
+from gemserve.adapters.training.convert import ConvertConfig, convert
 from gemserve.adapters.training.examples import TrainingExample, read_examples
 from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.adapters.training.parameters import (
@@ -199,7 +200,7 @@ def convert_folder(loaded: LoadedModel, folder: Path, examples: list[TrainingExa
     model, base = loaded.model, base_of(loaded.model)
     prefix = load_adapter("", folder, model, base, 1 << 30)
     assert isinstance(prefix, Prefix)
-    probes = [Probe(e.ids, e.num_prompt) for e in examples]
+    probes = [ConversionText(e.ids, e.num_prompt) for e in examples]
     config = ConvertConfig(r=model.shape.head_dim, s=16, seed=1)
     made, _ = convert(model, prefix, probes, config, results.note)
     write_folder(folder, kind=made.kind, settings=made.settings, tensors=made.tensors(), base=base)

@@ -96,7 +96,7 @@ def file_batches(arguments: argparse.Namespace, methods: list[str]) -> MakeBatch
     count = None if given is None else read_value("samples", given, number(1))
     files = FILE_TASKS[task](arguments.data, _subtasks(arguments))
     files = [file.first(count) for file in files]
-    check_packages(case.metric for file in files for case in file.cases.values())
+    check_packages(files)
     if "oracle" in methods:
         check_gold(files)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 
 from gemserve.errors import ConfigError
 from gemserve.evaluation.tasks.example import Example
+from gemserve.evaluation.tasks.example_file import ExampleFile
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -154,9 +155,9 @@ METRICS: dict[str, Callable[[str, Example], float]] = {
 PACKAGES: dict[str, str] = {"rouge_l": "rouge", "code_similarity": "rapidfuzz"}
 
 
-def check_packages(metrics: Iterable[str]) -> None:
-    """Raise `ConfigError` if the library of one of these metrics is not installed."""
-    for metric in sorted(set(metrics)):
+def check_packages(files: Iterable[ExampleFile]) -> None:
+    """Raise `ConfigError` if the library that a file's metric needs is not installed."""
+    for metric in sorted({case.metric for file in files for case in file.cases.values()}):
         package = PACKAGES.get(metric)
         if package is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(

@@ -144,7 +144,7 @@ def test_windowed_filter_layer_is_refused_at_load() -> None:
 
 
 def test_calibrated_heads_that_see_a_window_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A calibration written by hand may name heads of lower layers, whose windows nobody checked."""
+    """A calibration written by hand may name lower layers, whose windows nobody checked."""
     loaded = Loaded(
         model=CausalModel(models.build("llama")),
         tokenizer=None,

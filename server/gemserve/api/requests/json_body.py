@@ -59,11 +59,10 @@ def _path(location: tuple[int | str, ...], body: object, *, is_missing: bool) ->
     """The field's path; pydantic's location also names the members of unions that were tried."""
     parts: list[str] = []
     for place, part in enumerate(location):
-        if isinstance(body, dict) and part in body:
-            body = body[part]
-            parts.append(str(part))
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
-            body = body[part]
+        is_index = isinstance(part, int) and isinstance(body, list) and part < len(body)
+        if is_index or (isinstance(body, dict) and part in body):
+            members: Any = body
+            body = members[part]
             parts.append(str(part))
         elif is_missing and place == len(location) - 1:
             parts.append(str(part))

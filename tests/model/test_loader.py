@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import BloomConfig, BloomForCausalLM, GptOssConfig, GptOssForCausalLM
 
+from gemserve.calibration import Calibration
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError, ModelError
@@ -139,6 +141,23 @@ def test_windowed_filter_layer_is_refused_at_load() -> None:
         assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20))
     assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20, filter_method="none"))
     assemble(loaded, EngineConfig(kv_memory_bytes=1 << 20, max_prompt_tokens=100))
+
+
+def test_calibrated_heads_that_see_a_window_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration written by hand may name lower layers, whose windows nobody checked."""
+    loaded = Loaded(
+        model=CausalModel(models.build("llama")),
+        tokenizer=None,
+        eos_ids=frozenset(),
+        source="/nowhere",
+        name="/nowhere",
+    )
+    monkeypatch.setattr(CausalModel, "window_of", lambda self, layer: 100 if layer == 0 else None)
+    found = Calibration(layer=2, heads=((0, 1), (2, 0)), is_measured=True)
+    config = EngineConfig(kv_memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match=r"head 0\.1: its layer sees only the last 100 tokens"):
+        assemble(loaded, config, found)
+    assemble(loaded, config, replace(found, heads=((2, 0),)))
 
 
 def test_filter_layer_comes_from_the_models_calibration(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_health_check_asks_a_route_at_the_port_served() -> None:
     _, _, script = json.loads(check.split("CMD ", 1)[1])
     compile(script, "HEALTHCHECK", "exec")
     (path,) = re.findall(r"'(/\w+)'", script)
-    assert f'@app.get("{path}")' in (ROOT / "server/gemserve/api/app.py").read_text()
+    routes = (ROOT / "server/gemserve/api/routes/health.py").read_text()
+    assert f'@routes.add("GET", "{path}"' in routes
     assert "os.environ['GEMSERVE_PORT']" in script
 
 

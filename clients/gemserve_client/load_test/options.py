@@ -212,12 +212,12 @@ def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
     return checked
 
 
-def _number(kind: type[T], low: float, high: float) -> Callable[[str], T]:
+def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
     def read(text: str) -> T:
         noun = "a whole number" if kind is int else "a number"
         limit = f"of at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
         try:
-            value: Any = kind(text)  # type: ignore[call-arg]
+            value: Any = kind(text)
         except ValueError:
             value = math.nan
         if not low <= value <= high or math.isinf(value):

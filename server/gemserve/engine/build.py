@@ -57,7 +57,7 @@ def assemble(
     )
     assert causal.num_host_layers == resolved.offload_layers, "loaded for other settings"
     _check_longest(causal, resolved)
-    _check_filter_layer(causal, resolved)
+    _check_filter_layer(causal, resolved, calibration)
     if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
         raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
     if causal.device.type == "cuda":
@@ -165,15 +165,27 @@ def _check_longest(model: CausalModel, config: ResolvedEngineConfig) -> None:
         )
 
 
-def _check_filter_layer(model: CausalModel, config: ResolvedEngineConfig) -> None:
-    """Refuse a filter layer that cannot see the start of the prompts it would filter."""
+def _check_filter_layer(
+    model: CausalModel, config: ResolvedEngineConfig, calibration: Calibration
+) -> None:
+    """Refuse layers that cannot see the start of the prompts they would filter."""
     layer, limit = config.filter_layer, config.max_prompt_tokens
-    window = model.window_of(layer)
-    if METHODS[config.filter_method].selector is None or window is None or window >= limit:
+    if METHODS[config.filter_method].selector is None:
         return
     full = [i for i in range(model.num_layers) if model.window_of(i) is None]
     choices = f"choose --filter-layer among {full}" if full else "no layer sees everything"
-    raise ConfigError(
-        f"filter_layer={layer}: this layer sees only the last {window} tokens; {choices}, set "
-        f"--max-prompt-tokens to at most {window}, or serve with --filter none"
-    )
+    window = model.window_of(layer)
+    if window is not None and window < limit:
+        raise ConfigError(
+            f"filter_layer={layer}: this layer sees only the last {window} tokens; {choices}, set "
+            f"--max-prompt-tokens to at most {window}, or serve with --filter none"
+        )
+    heads = calibration.heads if layer == calibration.layer else None
+    for index, head in heads or ():
+        window = model.window_of(index)
+        if window is not None and window < limit:
+            raise ConfigError(
+                f"calibration: head {index}.{head}: its layer sees only the last {window} tokens; "
+                f"calibrate the model anew, set --max-prompt-tokens to at most {window}, or serve "
+                "with --calibrate off"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -59,10 +59,10 @@ def _path(location: tuple[int | str, ...], body: object, *, is_missing: bool) ->
     """The field's path; pydantic's location also names the members of unions that were tried."""
     parts: list[str] = []
     for place, part in enumerate(location):
-        if (isinstance(body, dict) and part in body) or (
-            isinstance(body, list) and isinstance(part, int) and part < len(body)
-        ):
-            body = body[part]  # type: ignore[index]
+        is_index = isinstance(part, int) and isinstance(body, list) and part < len(body)
+        if is_index or (isinstance(body, dict) and part in body):
+            members: Any = body
+            body = members[part]
             parts.append(str(part))
         elif is_missing and place == len(location) - 1:
             parts.append(str(part))

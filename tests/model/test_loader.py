@@ -145,7 +145,7 @@ def test_windowed_filter_layer_is_refused_at_load() -> None:
 
 def test_calibrated_heads_that_see_a_window_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration written by hand may name lower layers, whose windows nobody checked."""
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=CausalModel(models.build("llama")),
         tokenizer=None,
         eos_ids=frozenset(),

@@ -214,7 +214,7 @@ class Runner:
         )
 
     def _choose(self, sequence: Sequence, tap: FilterTap) -> Choice:
-        return choose_positions(sequence, tap, self._memory, self._model.backend)
+        return choose_positions(sequence, tap, self._memory, self._model)
 
     def _evict(self, sequence: Sequence, state: RunnerState, query_tap: QueryTap) -> None:
         """Keep of each layer the keys and values that the evictor chooses, without gaps."""

@@ -6,7 +6,7 @@ A new method is one file with one `score`, and a line in `filtering.methods`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +23,33 @@ TokenRange = tuple[int, int]  # half-open
 class LayerEvidence:
     """One layer's queries [heads, rows, head_dim] and keys [kv_heads, read, head_dim], post-RoPE.
 
-    `scale` and `softcap` are those of the layer's own attention.
+    `scale` and `softcap` are those of the layer's own attention. `move_keys`: gives keys [heads,
+    tokens, head_dim] as they would be that many positions [tokens] further on; None where the
+    layer does not rotate keys by their positions.
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
     scale: float
     softcap: float | None
+    move_keys: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def keys_near(self, keys: torch.Tensor, rows: Sequence[int], ceiling: int) -> torch.Tensor:
+        """`keys` as if none stood more than `ceiling` positions before the rows that look.
+
+        Heads that find what is asked for may lose it over distances that they were not trained on.
+        The ceiling on distances is that of LM-Infinite (Han et al., 2024) and ReRoPE (Su, 2023),
+        here for the filter's scores alone.
+        """
+        first = rows[-1]  # of the last rows without a gap between them
+        for row in reversed(rows):
+            if row < first - 1:
+                break
+            first = row
+        if self.move_keys is None or first <= ceiling:
+            return keys
+        positions = torch.arange(keys.shape[1], device=keys.device)
+        return self.move_keys(keys, (first - ceiling - positions).clamp_min(0)).to(keys.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,9 @@ class Sieve(Selector):
     `filtering.passages`) has at most `passage_share` of the tokens that may be chosen, within
     `shortest` and `longest`. `reach`: where the text has no breaks, a token ranks by the best score
     among so many neighbours on either side. `focus`: "auto" keeps no passage whose rank is below
-    this share of the best one's. `end_rows`: rows at the prompt's end that are watched where no
-    question was found, or beside it.
+    this share of the best one's. `ceiling`: no token counts as further from the rows that look than
+    that (see `LayerEvidence.keys_near`). `end_rows`: rows at the prompt's end that are watched
+    where no question was found, or beside it.
     """
 
     passage_share: float = 1 / 4
@@ -44,6 +45,7 @@ class Sieve(Selector):
     longest: int = 128
     reach: int = 8
     focus: float = 0.3
+    ceiling: int = 1024
     end_rows: int = 16
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
@@ -61,7 +63,11 @@ class Sieve(Selector):
         rows = torch.tensor(evidence.rows, device=evidence.filter_layer.keys.device)
         scores = [
             evidence.backend.largest_attention(
-                query, key, rows, scale=layer.scale, softcap=layer.softcap
+                query,
+                layer.keys_near(key, evidence.rows, self.ceiling),
+                rows,
+                scale=layer.scale,
+                softcap=layer.softcap,
             )
             for layer, query, key in _scoring_heads(evidence)
         ]

@@ -26,7 +26,7 @@ from gemserve.model.attention import (
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory
 from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
-from gemserve.model.rope import RotaryFactory
+from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve.model.transfer import to_device
 from gemserve_kernels import select_backend
@@ -38,6 +38,9 @@ class Breaks:
 
     pause: Callable[[], None]
     piece: int
+
+
+_KEY_TOLERANCE = 0.05  # of the largest number; half precision has 8 to 11 bits
 
 
 class CausalModel:
@@ -76,6 +79,7 @@ class CausalModel:
         )
         self.vocab_size: int = self.config.vocab_size
         self.context_tokens: int = self.config.max_position_embeddings
+        self._rotates_keys: dict[int, bool] = {}  # by layer, as far as it was tried
 
     @property
     def num_layers(self) -> int:
@@ -112,6 +116,54 @@ class CausalModel:
         clone.hf, clone._decoder = hf, follow(hf, self._path)
         clone._layers = clone._filter_layers = clone._runnable_layers()
         return clone
+
+    def key_mover(
+        self, layer: int, num_tokens: int
+    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+        """What moves keys of `layer` in a sequence of `num_tokens`: see `KeyRotation.moved`.
+
+        None if moved keys are not those that the layer itself has at the other position, as where
+        it has no rotary embedding. Every layer is tried once, on a few tokens.
+        """
+        if layer not in self._rotates_keys:
+            self._rotates_keys |= self._try_key_rotation(layer)
+        if not self._rotates_keys[layer]:
+            return None
+        rotation = self._key_rotation(layer, num_tokens)
+        return None if rotation is None else rotation.moved
+
+    def _key_rotation(self, layer: int, num_tokens: int) -> KeyRotation | None:
+        rotary = self._rotary.replacement([num_tokens]).get(
+            "rotary_emb", getattr(self._decoder, "rotary_emb", None)
+        )
+        kinds = getattr(self.config, "layer_types", None)
+        attention = getattr(self._layers[layer], "self_attn", None)
+        return find_key_rotation(attention, rotary, None if kinds is None else kinds[layer])
+
+    @torch.inference_mode()
+    def _try_key_rotation(self, layer: int) -> dict[int, bool]:
+        """Whether keys of each layer up to `layer` can be moved.
+
+        In a text of one token repeated, a layer's keys differ by their positions alone.
+        """
+        count = 8
+        memory = self.new_memory((2 * layer + 1) * count)
+        keys = memory.keys(2 * layer * count, count)
+        kv = memory.kv(0, num_layers=layer, capacity=count)
+        tap = FilterTap(layer=layer, keys=keys, queries=self.new_query_tap([layer], [count - 1]))
+        self.filter_chunk([self.vocab_size // 2] * count, start=0, kv=kv, tap=tap)
+        shifts = torch.arange(count, device=self.device)
+        moves: dict[int, bool] = {}
+        for index in range(layer + 1):
+            rotation = self._key_rotation(index, count)
+            own = (tap.keys if index == layer else kv.read(index, count)[0]).float()
+            if rotation is None:
+                moves[index] = False
+                continue
+            moved = rotation.moved(own[:, :1].expand_as(own), shifts)
+            error = (moved - own).abs().max() / own.abs().max().clamp_min(1e-6)
+            moves[index] = float(error) < _KEY_TOLERANCE
+        return moves
 
     def lower_layers(self, filter_layer: int) -> list[nn.Module]:
         """The layers that filter passes run: 0 to `filter_layer`."""

@@ -9,6 +9,8 @@ length decides once, and the pass runs with its own shallow copy of the rotary m
 from __future__ import annotations
 
 import copy
+import inspect
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -63,3 +65,35 @@ class RotaryFactory:
             self._rotary.config, self._rotary.inv_freq.device, seq_len=num_tokens
         )
         return frequencies, scaling
+
+
+class KeyRotation:
+    """Moves a layer's keys, which have their positions' rotation, to other positions."""
+
+    def __init__(self, rotate: Any, rotary: Any, layer_type: str | None) -> None:
+        self._rotate, self._rotary, self._layer_type = rotate, rotary, layer_type
+
+    @torch.inference_mode()
+    def moved(self, keys: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+        """Keys [heads, tokens, head_dim] as if each stood `shifts` positions further on.
+
+        `shifts`: [tokens]. The result is float32.
+        """
+        wide = keys.float()
+        extra = () if self._layer_type is None else (self._layer_type,)
+        cos, sin = self._rotary(wide, shifts[None], *extra)  # [1, tokens, rotated]
+        size = cos.shape[-1]
+        # the keys have the model's own scaling by their first rotation
+        length = torch.sqrt(cos[0, 0, 0] ** 2 + sin[0, 0, 0] ** 2)
+        part = wide[None, ..., :size]
+        turned, _ = self._rotate(part, part, cos / length, sin / length)
+        return torch.cat([turned[0], wide[..., size:]], dim=-1)
+
+
+def find_key_rotation(attention: Any, rotary: Any, layer_type: str | None) -> KeyRotation | None:
+    """How transformers rotates the keys of an attention module; None if it does not say so."""
+    rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+    if rotate is None or rotary is None:
+        return None
+    takes_type = "layer_type" in inspect.signature(rotary.forward).parameters
+    return KeyRotation(rotate, rotary, layer_type if takes_type else None)

@@ -79,12 +79,13 @@ def _heads(evidence: Evidence, index: int, question_rows: int, ends_with: bool) 
     layer, backend = evidence.layers[index], evidence.backend
     count = len(evidence.rows) if ends_with else question_rows
     rows = torch.tensor(evidence.rows[:count], device=layer.keys.device)
+    keys = layer.keys_near(layer.keys, evidence.rows[:count], Sieve().ceiling)
     num_heads, kv_heads = layer.queries.shape[0], layer.keys.shape[0]
     return torch.stack(
         [
             backend.largest_attention(
                 layer.queries[head, None, :count],
-                layer.keys[head * kv_heads // num_heads, None],
+                keys[head * kv_heads // num_heads, None],
                 rows,
                 scale=layer.scale,
                 softcap=layer.softcap,

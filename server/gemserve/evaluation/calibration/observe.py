@@ -44,6 +44,7 @@ def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: in
     if not layers:
         layers = [layer for layer, window in windows if window and window >= num_tokens]
     tap = model.new_query_tap(layers, rows)
+    model.key_mover(max(layers), num_tokens)  # tries all layers in one pass
     prefill(model, ids, kv=kv, rope_tokens=num_tokens, query_tap=tap, start=start)
     with torch.inference_mode():
         return Evidence(
@@ -54,6 +55,7 @@ def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: in
                     keys=kv.read(layer, num_tokens)[0],
                     scale=tap.scales[layer],
                     softcap=tap.softcaps[layer],
+                    move_keys=model.key_mover(layer, num_tokens),
                 )
                 for layer in layers
             },

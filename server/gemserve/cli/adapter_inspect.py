@@ -84,7 +84,7 @@ def _norm(values: torch.Tensor) -> float | None:
 
 
 def _finite(settings: Any) -> Any:
-    """What JSON has no number for, as a text."""
+    """Settings whose infinite and NaN numbers, which JSON does not have, are texts."""
     if isinstance(settings, dict):
         return {name: _finite(value) for name, value in settings.items()}
     if isinstance(settings, list):

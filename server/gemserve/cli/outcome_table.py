@@ -1,4 +1,4 @@
-"""What `gemserve eval` prints of its rows."""
+"""The table of results that `gemserve eval` prints."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def table(rows: Sequence[Row], whole: Mapping[tuple[str, int, str], int]) -> lis
         recall = "" if row.recall is None else f"{row.recall:.2f}"
         count = whole.get((row.subtask, row.prompt_tokens, row.method), 0)
         unfiltered = f"{count}/{row.n}" if count else ""
-        own = (row.method, f"{row.kept_tokens:.0f}", f"{row.score:.2f}", recall, unfiltered)
-        lines.append(("", "", "", *own) if shared == above else (*shared, *own))
+        of_method = (row.method, f"{row.kept_tokens:.0f}", f"{row.score:.2f}", recall, unfiltered)
+        lines.append(("", "", "", *of_method) if shared == above else (*shared, *of_method))
         above = shared
     kept = [i for i in range(len(_HEADS)) if any(line[i] for line in lines)]
     texts = [place for place, i in enumerate(kept) if _HEADS[i] in _TEXTS]

@@ -68,7 +68,7 @@ class KeptPassages:
     ranges: Sequence[Range]
 
     def lines(self, statement: str) -> list[str]:
-        """The passages next to the statement; those further away only counted."""
+        """Lines that show the passages next to the statement and count those further away."""
         low = self.text.find(statement)
         high = low + len(statement)
         holds = [self._chars(r)[0] < high and self._chars(r)[1] > low for r in self.ranges]

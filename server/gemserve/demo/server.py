@@ -106,7 +106,7 @@ class Server:
         )
 
     def _is_ready(self) -> bool:
-        """Wait until it answers; what it says of a calibration is shown meanwhile."""
+        """Wait until the server answers. Prints what it says of a calibration meanwhile."""
         shown = 0
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:

@@ -97,7 +97,7 @@ class Shifted(nn.Module):
         return self.layer(hidden_states + self.shift, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        """A decoder asks its layers what kind they are."""
+        """Read the wrapped layer's attributes: decoders look up their layers' kinds."""
         try:
             return super().__getattr__(name)
         except AttributeError:

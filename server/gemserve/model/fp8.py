@@ -20,7 +20,7 @@ from gemserve_kernels.fp8 import quantise_rows, scaled_product
 Product = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor
 ]
-_STEP = 16  # what the hardware's products demand sizes to be multiples of
+_STEP = 16  # the hardware's products need sizes that are multiples of this
 
 
 class FP8Linear(nn.Module):
@@ -42,7 +42,7 @@ class FP8Linear(nn.Module):
 
 
 def fp8_layers(layers: Iterable[nn.Module], product: Product = scaled_product) -> nn.ModuleList:
-    """`layers` 0..r as a filter pass runs them: those below r whole, of r the projections.
+    """`layers` 0..r with FP8 matrices: all of those below r; of layer r, what makes q and k.
 
     Everything but the matrices is shared with `layers`, which stay as they are.
     """
@@ -58,7 +58,7 @@ def fp8_layers(layers: Iterable[nn.Module], product: Product = scaled_product) -
 
 
 def fp8_bytes(layers: Iterable[nn.Module]) -> int:
-    """What `fp8_layers` of these takes: a byte for each number, a float32 for each output."""
+    """Bytes that `fp8_layers` of these takes: one for each number, four for each output."""
     originals = list(layers)
     return sum(
         linear.weight.numel() + 4 * linear.out_features
@@ -92,7 +92,7 @@ def check_sizes(layers: Iterable[nn.Module]) -> None:
 
 
 def _matrices(layer: nn.Module, *, is_last: bool) -> list[tuple[str, nn.Linear]]:
-    """Of the filter layer only what makes queries and keys; a pass ends there."""
+    """A layer's linear modules; of the last layer only those that make queries and keys."""
     return [
         (name, module)
         for name, module in layer.named_modules()

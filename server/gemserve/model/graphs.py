@@ -1,7 +1,7 @@
-"""Decode steps that are recorded once for each size and then replayed, as CUDA graphs.
+"""Records decode steps as CUDA graphs, once for each batch size, and replays them.
 
-A recorded step reads its inputs where they were when it was recorded, so they are copied there. A
-batch is filled up to a size with empty sequences, which contribute nothing and store nothing.
+A graph reads its inputs from the addresses at which it was recorded, so inputs are copied there. A
+batch is padded to its size with empty sequences, which compute nothing and store nothing.
 """
 
 from __future__ import annotations

@@ -101,9 +101,9 @@ class DecodeStep:
 class DecodeBatch:
     """One new token of each of several sequences: where its K and V go, and what it sees.
 
-    `slots`: where in its span; `positions`: where in its text, which is further on if keys and
-    values have been evicted. All spans lie in one memory, `memory`. `longest`: tokens of the
-    longest sequence, its newest included.
+    `slots`: the index of each sequence's new token in its span. `positions`: its position in the
+    text, which is larger after an eviction. All spans are in `memory`. `longest`: the number of
+    tokens of the longest sequence, with its new one.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class DecodeBatch:
     def numbers(
         self, ids: Sequence[int], positions: Sequence[int], size: int | None = None
     ) -> list[int]:
-        """All that the device must be told, for one transfer; `DecodeStep.over` takes it apart.
+        """All numbers that the device needs, for one transfer; `DecodeStep.over` splits them.
 
         For `size` sequences: the batch is filled up with empty ones.
         """

@@ -1,10 +1,10 @@
-"""Upper layers that rest in the host's memory and come to the device as a pass reaches them.
+"""Keeps the weights of upper layers in host memory and copies them to the device when needed.
 
-A filter pass never gets that far, so while prompts are filtered the device holds the lower layers,
-and two places that upper ones share. Layer i is used in place i mod 2; while it computes, the next
-one's weights come to the other. Nobody owns a place: passes are left and re-entered in the middle
-of layers, and whoever goes on brings its layer back if another pass has used the place meanwhile.
-So a pass that ends early has nothing to give back.
+A filter pass runs lower layers only, so while prompts are filtered the device holds those, and two
+places that the upper layers share. Layer i computes in place i mod 2; meanwhile the weights of the
+next layer are copied to the other place. No pass owns a place. A pass may be paused inside a layer;
+when it goes on, it copies its layer's weights again if another pass has used the place. So a pass
+that ends early has nothing to release.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ class HostLayers:
         return nn.ModuleList(bound)
 
     def expect(self) -> None:
-        """Start on the first layers while those below them compute."""
+        """Start to copy the first upper layers while the lower layers compute."""
         for layer in range(self.first, self.first + NUM_PLACES):
             self._fetch(layer)
 
     def bring(self, layer: int) -> None:
-        """Whatever is computed from here on finds the weights of `layer` in its place."""
+        """Make everything that is computed from here on wait for the weights of `layer`."""
         self._fetch(layer)
         if self._is_gpu:
             place = self._places[0]
             torch.cuda.current_stream(place.device).wait_event(self._arrived[layer % NUM_PLACES])
 
     def follow(self, layer: int) -> None:
-        """Start on the layer after `layer`, which is about to compute."""
+        """Start to copy the layer after `layer`, which is about to compute."""
         self._fetch(layer + 1)
 
     def _fetch(self, layer: int) -> None:
@@ -100,7 +100,7 @@ class HostLayers:
     def _used(
         self, layer: int, weight: nn.Parameter | None, place: torch.Tensor
     ) -> nn.Parameter | None:
-        """Where a weight is while its layer computes; one that does not rest here is left."""
+        """A view of the place for a weight in host memory; any other weight as it is."""
         resting = self._resting[layer]
         if weight is None or weight.untyped_storage().data_ptr() != resting.data_ptr():
             return weight
@@ -129,7 +129,7 @@ class Visiting(nn.Module):
         self._host.bring(self._index)
 
     def __getattr__(self, name: str) -> Any:
-        """A decoder asks its layers what kind they are."""
+        """Read the wrapped layer's attributes: decoders look up their layers' kinds."""
         try:
             return super().__getattr__(name)
         except AttributeError:

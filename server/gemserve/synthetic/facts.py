@@ -1,7 +1,7 @@
-"""Synthetic recall: facts ("needles") hidden in filler, and questions about them.
+"""Synthetic facts ("needles") of the form "the code for the lamp is 123", and their questions.
 
-The same generator trains the built-in model, fills `gemserve eval needle` and hides the demo's
-fact, so that what is trained, measured and shown is one thing.
+The built-in model's training, `gemserve eval needle` and the demo all draw their facts here, so
+that the model is measured and shown on what it was trained for.
 """
 
 from __future__ import annotations

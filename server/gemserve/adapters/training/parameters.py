@@ -1,8 +1,4 @@
-"""Adapters while they are trained: their parameters, and a forward pass that has gradients.
-
-The seam that serves requests writes keys into memory and has no gradients. Here the same adapters
-are put on plain causal attention over whole batches.
-"""
+"""The trainable parameters of each kind of adapter."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ _FIRST_TEXTS = 16
 
 
 class Parameters(nn.Module, ABC):
-    """What is trained of one kind of adapter. `settings` go into its description."""
+    """The parameters of one adapter in training. `settings` go into its description file."""
 
     kind: str
     settings: dict[str, Any]
@@ -41,7 +37,7 @@ class Parameters(nn.Module, ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What its file holds."""
+        """The tensors of the adapter's file."""
 
     @property
     def num_parameters(self) -> int:
@@ -82,16 +78,19 @@ class NTKParameters(Parameters):
     def beside(
         cls, model: CausalModel, texts: Sequence[Sequence[int]], r: int, s: int, seed: int
     ) -> NTKParameters:
-        """Of the weight attention has in each head: the median over the first texts' tokens."""
+        """Parameters scaled to the weight of attention in each head.
+
+        That is the median over the tokens of the first texts.
+        """
         new = cls(model.shape, r, s, seed)
         seen: dict[int, list[torch.Tensor]] = {}
 
-        def record(layer: int, query: torch.Tensor, own: Partial, term: Partial) -> None:
-            seen.setdefault(layer, []).append(own.lse)
+        def record(layer: int, query: torch.Tensor, text: Partial, term: Partial) -> None:
+            seen.setdefault(layer, []).append(text.lse)
 
         with torch.no_grad():
-            for text in texts[:_FIRST_TEXTS]:
-                logits_with_gradients(model, new.adapter(), torch.tensor([list(text)]), record)
+            for ids in texts[:_FIRST_TEXTS]:
+                logits_with_gradients(model, new.adapter(), torch.tensor([list(ids)]), record)
         for layer, weights in seen.items():
             typical = torch.cat(weights, 1).median(dim=1).values
             new.scale[layer] = typical.clamp_max(LARGEST_LSE).exp()

@@ -249,7 +249,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "--adapter",
         "adapters",
         _adapters,
-        "NAME=PATH, loaded at start; PATH is relative to --adapter-dir; commas separate several",
+        "NAME=PATH, loaded at start; PATH is relative to the adapter folder; several by commas",
         "none",
         repeats=True,
     ),

@@ -11,7 +11,7 @@ ACTIONS = (adapter_train, adapter_convert, adapter_inspect)
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("adapter", help="train, convert or look into adapters")
+    parser = commands.add_parser("adapter", help="train, convert or inspect adapters")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     for action in ACTIONS:
         action.add_command(actions)

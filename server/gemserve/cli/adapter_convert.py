@@ -28,34 +28,39 @@ if TYPE_CHECKING:  # a command that runs no model loads no torch
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("convert", help="compress a prefix or a long prompt")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prefix", type=Path, help="folder of a prefix, ours or PEFT's")
-    source.add_argument("--prompt", type=Path, help="text file: a system prompt")
+    source.add_argument(
+        "--prefix", type=Path, help="folder of a prefix, made by gemserve or by PEFT"
+    )
+    source.add_argument("--prompt", type=Path, help="text file with a system prompt")
     parser.add_argument("--type", dest="kind", default="ntk", choices=("ntk", "prefix"))
     parser.add_argument(
         "--data",
         type=Path,
         required=True,
-        help="what it will be used with: as for train, with --prompt chats only",
+        help="texts like those it will be used with, as for train; with --prompt only chats",
     )
     parser.add_argument("--out", type=Path, required=True, help="the adapter's folder")
     parser.add_argument(
-        "--r", type=number(1), help="features, head_dim (the default) or twice that"
+        "--r", type=number(1), help="number of features, head_dim (the default) or twice that"
     )
     parser.add_argument("--s", type=number(1), default=16, help="rank (default: %(default)s)")
     parser.add_argument(
-        "--fit-steps", type=number(1), default=600, help="in each layer (default: %(default)s)"
+        "--fit-steps",
+        type=number(1),
+        default=600,
+        help="steps of fitting each layer (default: %(default)s)",
     )
     parser.add_argument(
         "--distill-steps",
         type=number(0),
         default=200,
-        help="through all layers (default: %(default)s)",
+        help="steps of training all layers together (default: %(default)s)",
     )
     parser.add_argument(
         "--max-tokens", type=number(2), default=2048, help="longest text (default: %(default)s)"
     )
     parser.add_argument("--seed", type=number(0), default=0, help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS)
     parser.set_defaults(run=run)
 

@@ -23,7 +23,7 @@ _BY_LAYER = ("ntk", "prefix")  # whose tensors begin with a dimension of layers
 def add_command(actions: Any) -> None:
     parser = actions.add_parser("inspect", help="type, settings, parameters, shapes and norms")
     parser.add_argument("path", metavar="PATH", help="the adapter's folder")
-    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     parser.set_defaults(run=run)
 
 

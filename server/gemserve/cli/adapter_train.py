@@ -25,39 +25,49 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--type", dest="kind", required=True, choices=KINDS)
     parser.add_argument("--data", type=Path, help="examples, one JSON object a line")
     parser.add_argument(
-        "--eval-data", type=Path, help="examples to stop by (default: a tenth of --data)"
+        "--eval-data",
+        type=Path,
+        help="examples that tell when to stop (default: a tenth of --data)",
     )
     parser.add_argument(
-        "--out", type=Path, help="the adapter's folder; a run that was stopped there goes on"
+        "--out", type=Path, help="the adapter's folder; a run that was stopped in it is continued"
     )
     parser.add_argument(
-        "--r", type=number(1), help="ntk: features, head_dim (the default) or twice that"
+        "--r", type=number(1), help="ntk: number of features, head_dim (the default) or twice that"
     )
     parser.add_argument("--s", type=number(1), default=16, help="ntk: rank (default: %(default)s)")
     parser.add_argument(
         "--length", type=number(1), default=16, help="prefix: positions (default: %(default)s)"
     )
     parser.add_argument(
-        "--layer", type=number(0), default=1, help="activation: before it (default: %(default)s)"
+        "--layer",
+        type=number(0),
+        default=1,
+        help="activation: the vector is added before this layer (default: %(default)s)",
     )
     parser.add_argument(
         "--max-tokens", type=number(2), default=2048, help="longest example (default: %(default)s)"
     )
     for name, low, kind, text in (
         ("epochs", 0.001, float, "passes over the examples"),
-        ("batch-size", 1, int, "examples of a step"),
-        ("learning-rate", 1e-9, float, "its highest value"),
-        ("weight-decay", 0, float, "AdamW's"),
-        ("warmup-share", 0, float, "of the steps, over which the rate rises"),
-        ("evals", 1, int, "how often it is evaluated"),
-        ("patience", 0, int, "evaluations without a lower loss before it stops; 0: no end"),
-        ("seed", 0, int, "of the start and of the examples' order"),
+        ("batch-size", 1, int, "examples in one step"),
+        ("learning-rate", 1e-9, float, "the highest learning rate"),
+        ("weight-decay", 0, float, "weight decay of AdamW"),
+        ("warmup-share", 0, float, "share of the steps in which the learning rate rises"),
+        ("evals", 1, int, "number of evaluations"),
+        (
+            "patience",
+            0,
+            int,
+            "evaluations without a lower loss after which training stops; 0: never",
+        ),
+        ("seed", 0, int, "seed of the start values and of the order of examples"),
     ):
         parser.add_argument(
             f"--{name}", type=number(low, kind=kind), help=f"{text} (default: {_DEFAULTS[name]:g})"
         )
     parser.add_argument("--dry-run", action="store_true", help="count parameters; reads no weights")
-    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS)
     parser.set_defaults(run=run)
 

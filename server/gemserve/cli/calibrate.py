@@ -19,7 +19,9 @@ from gemserve.config import EngineConfig, ModelConfig
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("calibrate", help="find the layer and heads that should filter")
     parser.add_argument(
-        "--lengths", default="1024,2048", help="of the probes, in tokens (default: %(default)s)"
+        "--lengths",
+        default="1024,2048",
+        help="lengths of the probes in tokens (default: %(default)s)",
     )
     parser.add_argument(
         "--samples", default="3", help="probes of each kind and length (default: %(default)s)"
@@ -30,8 +32,10 @@ def add_command(commands: Any) -> None:
         help="probes of each kind that confirm the best layers by answers (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="write the figures and the picture there, too")
-    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    parser.add_argument(
+        "--out", type=Path, help="a folder that gets the figures and a picture, too"
+    )
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)
     parser.set_defaults(run=run)
 

@@ -50,18 +50,17 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--metric",
         choices=tuple(METRICS),
-        help="of generated prompts: contains (the default) counts an answer as right if it has all "
-        "that is expected in it, whatever else it says; exact only if it is what is expected and "
-        "nothing else",
+        help="how answers to generated prompts are judged: contains (the default) counts an answer "
+        "as right if all that is expected is in it; exact, if it is that and nothing else",
     )
     parser.add_argument(
-        "--lengths", help=f"in tokens, of generated prompts (default: {DEFAULT_LENGTHS})"
+        "--lengths", help=f"tokens of generated prompts (default: {DEFAULT_LENGTHS})"
     )
     parser.add_argument("--keep", default="512", help="count or fraction (default: %(default)s)")
     parser.add_argument(
         "--samples",
-        help=f"per length, or one number for each (default: {DEFAULT_SAMPLES}); of a file its "
-        "first lines (default: all)",
+        help="examples of each length, or one number for each length (default: "
+        f"{DEFAULT_SAMPLES}); of a file that many of its first lines (default: all)",
     )
     parser.add_argument(
         "--skip-too-long",
@@ -71,9 +70,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
     parser.add_argument(
-        "--out", type=Path, help="write outcomes, tables and pictures there; resumes what is there"
+        "--out", type=Path, help="folder for outcomes and pictures; a run in it is continued"
     )
-    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)
     parser.set_defaults(run=run)
 

@@ -31,7 +31,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--max-tokens", default="256", help="answer length (default: %(default)s)")
     parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
     parser.add_argument("--kv-memory", default="4GiB", help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="last line of output is the result")
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, WEIGHT_OPTIONS)
     parser.set_defaults(run=run)
 

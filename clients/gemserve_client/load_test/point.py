@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,10 +53,9 @@ class Progress:
 
     async def show(self) -> None:
         """Redraw until cancelled."""
-        bar = tqdm(desc=self._title, total=self._total, leave=False, disable=None, unit="request")
-        if bar.disable:
+        if not sys.stderr.isatty():  # even a disabled bar takes time to make
             return
-        with bar:
+        with tqdm(desc=self._title, total=self._total, leave=False, unit="request") as bar:
             while True:
                 running = {"running": self.started - self.ended}
                 bar.set_postfix(running | ({"failed": self.failed} if self.failed else {}))

@@ -45,7 +45,7 @@ class Sieve(Selector):
     longest: int = 128
     reach: int = 8
     focus: float = 0.3
-    ceiling: int = 1024
+    ceiling: int = 4096
     end_rows: int = 16
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from gemserve.builtin.recipe import train as training
 from gemserve.builtin.recipe.corpus import Corpus, TrainingBatch
 from gemserve.builtin.recipe.curriculum import STAGES, SequenceRecipe, Size, choose_stages
-from gemserve.builtin.recipe.guides import Guide
+from gemserve.builtin.recipe.guides import Guide, GuidedShape
 from gemserve.model.loader import BUILTIN_PATH
 
-SHAPE = training.Shape(num_layers=7, hidden_size=96, filter_layer=3)
+SHAPE = GuidedShape(num_layers=7, hidden_size=96, filter_layer=3)
 SENTENCES = tuple(f"Sentence {i} says that the river runs past {i} houses." for i in range(200))
 RECIPE = SequenceRecipe(
     num_tokens=600,

@@ -17,6 +17,8 @@ from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.ranges import Ranges
 from gemserve.types import NO_BREAKS, ProtectedRange, TextBreaks
 
+# reading offsets holds the interpreter lock, 0.2 s for a million tokens, and delays every stream
+_MOST_TOKENS_WITH_BREAKS = 500_000
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
 
 
@@ -67,7 +69,7 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     starts = [max(0, len(ids) - blanks - len(end)) for end in ends]
     question = text_question(tokenizer, text, encoding)
     protected = with_question(tokenizer, ids, plain_ranges(stop, has_bos, starts), question)
-    breaks = find_breaks([(0, text)], [low for low, _ in encoding.offsets])
+    breaks = _breaks_of([(0, text)], encoding)
     return Prompt(ids, protected, text, encoding, breaks, question)
 
 
@@ -96,8 +98,14 @@ def chat_prompt(
     ranges = chat_ranges(places, messages, text, encoding)
     protected = with_question(tokenizer, encoding.ids, ranges, question)
     contents = [(low, text[low:high]) for _, low, high in places]
-    breaks = find_breaks(contents or [(0, text)], [low for low, _ in encoding.offsets])
+    breaks = _breaks_of(contents or [(0, text)], encoding)
     return Prompt(encoding.ids, protected, text, encoding, breaks, question)
+
+
+def _breaks_of(texts: Sequence[tuple[int, str]], encoding: Any) -> TextBreaks:
+    if len(encoding) > _MOST_TOKENS_WITH_BREAKS:
+        return NO_BREAKS
+    return find_breaks(texts, [low for low, _ in encoding.offsets])
 
 
 def _check_length(encoding: Any, max_tokens: int | None, field: str) -> None:

@@ -109,10 +109,10 @@ async def ask(client: httpx.AsyncClient, body: Json, patience_s: float | None) -
     except TimeoutError:
         return None
     assert reply.status_code == 200, reply.text
-    return read_stream(reply) if body["stream"] else answer_unfiltered(reply)
+    return read_stream(reply) if body["stream"] else read_whole(reply)
 
 
-def answer_unfiltered(reply: httpx.Response) -> Reply:
+def read_whole(reply: httpx.Response) -> Reply:
     content = reply.json()
     [choice] = content["choices"]
     return Reply(choice["text"], choice["finish_reason"], content["usage"], content["filter"])

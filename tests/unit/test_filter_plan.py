@@ -10,6 +10,7 @@ import pytest
 from gemserve.calibration import Calibration
 from gemserve.errors import RequestError
 from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.filtering.methods import METHODS
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import (
     AUTO_MIN_KEEP,
@@ -159,7 +160,7 @@ def test_every_method_has_one_way(method: FilterMethod) -> None:
     ways = (plan.layer is not None, plan.chosen is not None, plan.evicts)
     assert sum(ways) == 1
     assert plan.evicts == (method == "snapkv")
-    assert (plan.chosen is not None) == (method in ("position", "random"))
+    assert (plan.chosen is not None) == (METHODS[method].blind is not None)
     if plan.chosen is not None:
         assert len(plan.chosen) == 64
         assert {0, 1, 2} <= set(plan.chosen)

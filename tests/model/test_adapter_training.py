@@ -345,7 +345,7 @@ def test_training_that_diverges_writes_nothing(
             r"messages\[0\].content=None: must be a text",
         ),
         ('{"prompt": "a\\ud800", "completion": "b"}', "prompt: is not valid Unicode"),
-        ("[1]", "must be a JSON object"),
+        ("[1]", r"\[1\]: must be a JSON object"),
         ("[" * 100_000, "line 1"),
     ],
 )

@@ -136,7 +136,7 @@ def finish(name: str, device: str, rows: list[dict[str, Any]], quiet: bool) -> N
     """Print a table for people and, last, one JSON object for programs."""
     note("")
     if not quiet and rows:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
+        columns = list(dict.fromkeys(k for row in rows for k, v in row.items() if v is not None))
         print(aligned([columns, *([cell(row.get(c)) for c in columns] for row in rows)]))
     versions = {
         "gemserve": gemserve.__version__,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from typing import Any
 
 import harness
@@ -36,22 +37,8 @@ def main() -> None:
     results.add_row_options(parser)
     arguments = parser.parse_args()
     rows = results.Rows(arguments)
-    model = harness.random_llama(arguments.device, shape=arguments.shape)
-    shape = CausalModel(model).shape
-    layer, keep = harness.SHAPES[arguments.shape].filter_layer, arguments.keep
-    length, max_tokens = arguments.prompt_tokens, arguments.max_tokens
-
-    def flops(method: FilterMethod) -> tuple[float, float]:
-        """FLOPs of reading a prompt, and of the whole request."""
-        kept = length if method == "none" else min(keep, length)
-        decoding = sum(
-            shape.prefill_chunk(kept + i, 1) + shape.head() for i in range(max_tokens - 1)
-        )
-        prompt = shape.prompt_flops(method, length, keep, layer)
-        return prompt, prompt + decoding
-
+    contest = Contest(arguments)
     methods: list[Any] = arguments.methods.split(",")
-    first_per_s: float | None = None
     contestants = [
         (name, method)
         for name in arguments.variants.split(",")
@@ -61,8 +48,8 @@ def main() -> None:
         labels: dict[str, Any] = {
             "variant": variant,
             "method": method,
-            "prompt_tokens": length,
-            "max_tokens": max_tokens,
+            "prompt_tokens": arguments.prompt_tokens,
+            "max_tokens": arguments.max_tokens,
             "requests": arguments.requests,
             "concurrency": arguments.concurrency,
         }
@@ -70,53 +57,70 @@ def main() -> None:
         if obstacle is not None:
             rows.put(labels, {"reason": obstacle})
             continue
-
-        def measure(
-            variant: str = variant, method: Any = method, labels: Any = labels, index: int = index
-        ) -> dict[str, Any]:
-            nonlocal first_per_s
-            ends_s = time.perf_counter() + rows.left_s / (len(contestants) - index)
-            core = _core(arguments, model, variant)
-            labels |= harness.served_labels(core, variant)
-            warm_up = [_request(core, arguments.warm_up_tokens, method, keep, 2, seed=0)]
-            _serve(core, warm_up, 1, "warm-up", ends_s)
-            asked = [
-                _request(core, length, method, keep, max_tokens, seed=i)
-                for i in range(arguments.requests)
-            ]
-            finished, seconds = _serve(core, asked, arguments.concurrency, method, ends_s)
-            if not finished:
-                raise results.OutOfTime
-            rate = finished / seconds
-            first_per_s = first_per_s or rate
-            bound = flops(methods[0])[1] / flops(method)[1]
-            return {
-                "requests_per_s": rate,
-                "ratio_to_first": rate / first_per_s,
-                "bound": bound,
-                "fraction_of_bound": rate / first_per_s / bound,
-                "prompt_tokens_per_s": rate * length,
-                "generated_tokens_per_s": rate * max_tokens,
-                "flops_to_none": flops(method)[0] / flops("none")[0],
-                "finished": finished,
-                "asked": arguments.requests,
-                "seconds": seconds,
-            }
-
-        rows.attempt(labels, measure)
+        ends_s = time.perf_counter() + rows.left_s / (len(contestants) - index)
+        rows.attempt(labels, partial(contest.measure, labels, ends_s))
         results.free(arguments.device)
     results.finish("throughput", arguments.device, rows, arguments.json)
 
 
-def _core(arguments: argparse.Namespace, model: Any, variant: str) -> Core:
-    chunk = arguments.chunk_tokens
-    return harness.build_core(
-        model,
-        shape=arguments.shape,
-        variant=variant,
-        kv_memory_bytes=harness.pool_bytes(arguments.kv_memory, arguments.device),
-        **({"max_chunk_tokens": int(chunk)} if chunk else {}),
-    )
+class Contest:
+    """All contestants on one model, each compared with the first one."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._options = arguments
+        self._model = harness.random_llama(arguments.device, shape=arguments.shape)
+        self._shape = CausalModel(self._model).shape
+        self._first: tuple[float, float] | None = None  # requests per second, FLOPs of a request
+
+    def measure(self, labels: dict[str, Any], ends_s: float) -> dict[str, Any]:
+        """Answer all requests, or as many as the time allows. `labels` get how they are served."""
+        options, method = self._options, labels["method"]
+        core = self._core(labels["variant"])
+        labels |= harness.served_labels(core, labels["variant"])
+        keep, tokens = options.keep, options.prompt_tokens
+        warm_up = [_request(core, options.warm_up_tokens, method, keep, 2, seed=0)]
+        _serve(core, warm_up, 1, "warm-up", ends_s)
+        asked = [
+            _request(core, tokens, method, keep, options.max_tokens, seed=i)
+            for i in range(options.requests)
+        ]
+        finished, seconds = _serve(core, asked, options.concurrency, method, ends_s)
+        if not finished:
+            raise results.OutOfTime
+        rate, (reading, decoding) = finished / seconds, self._flops(method)
+        self._first = self._first or (rate, reading + decoding)
+        bound = self._first[1] / (reading + decoding)
+        return {
+            "requests_per_s": rate,
+            "ratio_to_first": rate / self._first[0],
+            "bound": bound,
+            "fraction_of_bound": rate / self._first[0] / bound,
+            "prompt_tokens_per_s": rate * tokens,
+            "generated_tokens_per_s": rate * options.max_tokens,
+            "flops_to_none": reading / self._flops("none")[0],
+            "finished": finished,
+            "asked": options.requests,
+            "seconds": seconds,
+        }
+
+    def _flops(self, method: FilterMethod) -> tuple[float, float]:
+        """FLOPs of reading a prompt, and of decoding its answer."""
+        options, shape = self._options, self._shape
+        length, layer = options.prompt_tokens, harness.SHAPES[options.shape].filter_layer
+        kept = length if method == "none" else min(options.keep, length)
+        steps = range(options.max_tokens - 1)
+        decoding = sum(shape.prefill_chunk(kept + i, 1) + shape.head() for i in steps)
+        return shape.prompt_flops(method, length, options.keep, layer), decoding
+
+    def _core(self, variant: str) -> Core:
+        chunk = self._options.chunk_tokens
+        return harness.build_core(
+            self._model,
+            shape=self._options.shape,
+            variant=variant,
+            kv_memory_bytes=harness.pool_bytes(self._options.kv_memory, self._options.device),
+            **({"max_chunk_tokens": int(chunk)} if chunk else {}),
+        )
 
 
 def _request(

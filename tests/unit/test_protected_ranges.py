@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from gemserve.filtering.protected_budget import protected_positions, reserve
+from gemserve.prompting.prompt import chat_prompt
 from gemserve.prompting.protected import (
     LONGEST_QUESTION,
     QUESTION_HEAD,
@@ -160,3 +162,16 @@ def test_a_plain_prompt_keeps_bos_and_its_ends(num_tokens: int, has_bos: bool) -
     tail = range(0 if is_short else num_tokens - QUESTION_TAIL, num_tokens)
     head = range(min(num_tokens, QUESTION_HEAD + has_bos))
     assert set(chosen) == {*head, *tail}
+
+
+def test_a_question_in_front_comes_before_the_end_of_its_document(tokenizer: Any) -> None:
+    """The document's last paragraph took the whole budget, and the question was dropped."""
+    paragraph = ("The river runs past the houses, they say; nobody counts them. " * 3).strip()
+    question = "What is the code for the lantern?"
+    content = "\n\n".join([question, *[paragraph] * 30])
+    prompt = chat_prompt(tokenizer, [{"role": "user", "content": content}])
+    kept = reserve(prompt.protected, len(prompt.ids), 64, 64).positions
+    ((start, stop),) = prompt.question
+    assert start < 16
+    assert set(range(start, stop)) <= set(kept)
+    assert len(prompt.ids) - 1 in kept

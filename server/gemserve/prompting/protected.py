@@ -16,6 +16,7 @@ QUESTION_HEAD = 32
 QUESTION_TAIL = 64
 LONG_MESSAGE = 512
 LONGEST_QUESTION = 256
+_FAR = 256  # tokens between a question and a paragraph that is no part of it
 _SURELY_ASKED = 32  # of the end of a long question, or of a document
 _MOST_BLANKS = 2  # tokens of the blank line before a question, which are kept with it
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
@@ -110,7 +111,17 @@ def with_question(
 
     The blank line before the question is protected, too. Without it the question would follow in
     the middle of whatever was kept last, and small models take it for a part of that.
+
+    In a chat, what was protected as the question but stands far behind it is the end of its
+    document. The range that ends the prompt is the answer's header.
     """
+    end = question[-1][1] + _FAR if question else len(ids)
+    ranges = [
+        replace(found, priority=Priority.TAIL)
+        if found.priority is Priority.QUESTION and end < found.start and found.stop < len(ids)
+        else found
+        for found in ranges
+    ]
     covered = {
         position
         for protected in ranges

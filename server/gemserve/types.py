@@ -34,6 +34,9 @@ AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
 SNAPKV_ROWS = 32  # queries at the prompt's end that vote
 MAX_QUESTION_TOKENS = 64  # of a prompt, whose attention tells a filter what to keep
+# A question this many tokens before the prompt's end stands in front of its document. It cannot
+# attend to what follows it, so the filter pass reads it once more behind the prompt.
+FAR_FROM_END = 256
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # as a regular expression
 
 

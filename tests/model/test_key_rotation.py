@@ -19,6 +19,7 @@ from transformers import (
 from gemserve.filtering.selector import LayerEvidence
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.query_tap import FilterTap
+from gemserve.model.rope import KeyRotation
 from tests import models
 
 
@@ -65,6 +66,20 @@ def test_moved_keys_are_those_of_the_other_position(name: str) -> None:
 def test_keys_that_are_not_rotated_are_left_alone() -> None:
     """OPT adds positions to the embeddings: nothing moves a key afterwards."""
     assert CausalModel(models.build("opt")).key_mover(2, 64) is None
+
+
+def test_a_rotation_of_another_kind_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys stay where they are if a model's rotation cannot be called like most models'."""
+    model = CausalModel(models.build("llama"))
+    calls = []
+
+    def moved(self: KeyRotation, keys: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+        calls.append(shifts)
+        raise TypeError("apply_rotary_pos_emb() missing 1 required positional argument")
+
+    monkeypatch.setattr(KeyRotation, "moved", moved)
+    assert model.key_mover(1, 64) is None
+    assert len(calls) == 2  # layers 0 and 1, once each
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3-longrope"])

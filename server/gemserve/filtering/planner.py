@@ -16,6 +16,7 @@ from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.methods import METHODS, Method
 from gemserve.types import (
     AUTO_MIN_KEEP,
+    FAR_FROM_END,
     FilterMethod,
     FilterOptions,
     FilterParams,
@@ -23,10 +24,6 @@ from gemserve.types import (
     Keep,
     Request,
 )
-
-# A question this many tokens before the prompt's end stands in front of its document. It cannot
-# see what follows it, so the filter pass reads it once more behind the prompt.
-_FAR_FROM_END = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +153,7 @@ class FilterPlanner:
         num_tokens = len(request.prompt_ids)
         if request.filter.method != "sieve" or not request.question:
             return ()
-        if request.question[-1][1] > num_tokens - _FAR_FROM_END:
+        if request.question[-1][1] > num_tokens - FAR_FROM_END:
             return ()
         ids = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
         has_room = num_tokens + len(ids) + request.adapter_positions <= self.context_tokens

@@ -1,4 +1,4 @@
-"""Sieve: what the question looks at, with what stands around it, and protected spans."""
+"""Sieve: the passages that the question attends to, and protected tokens."""
 
 from __future__ import annotations
 

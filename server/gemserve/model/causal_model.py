@@ -160,7 +160,11 @@ class CausalModel:
             if rotation is None:
                 moves[index] = False
                 continue
-            moved = rotation.moved(own[:, :1].expand_as(own), shifts)
+            try:
+                moved = rotation.moved(own[:, :1].expand_as(own), shifts)
+            except (TypeError, RuntimeError, ValueError, AttributeError, IndexError):
+                moves[index] = False  # its rotation takes other arguments than most models'
+                continue
             error = (moved - own).abs().max() / own.abs().max().clamp_min(1e-6)
             moves[index] = float(error) < _KEY_TOLERANCE
         return moves

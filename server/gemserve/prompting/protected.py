@@ -10,13 +10,12 @@ from typing import Any
 from gemserve.prompting.question_words import BLANK_LINE
 from gemserve.prompting.tools import Message
 from gemserve.ranges import Ranges, as_ranges
-from gemserve.types import Priority, ProtectedRange
+from gemserve.types import FAR_FROM_END, Priority, ProtectedRange
 
 QUESTION_HEAD = 32
 QUESTION_TAIL = 64
 LONG_MESSAGE = 512
 LONGEST_QUESTION = 256
-_FAR = 256  # tokens between a question and a paragraph that is no part of it
 _SURELY_ASKED = 32  # of the end of a long question, or of a document
 _MOST_BLANKS = 2  # tokens of the blank line before a question, which are kept with it
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
@@ -115,7 +114,7 @@ def with_question(
     In a chat, what was protected as the question but stands far behind it is the end of its
     document. The range that ends the prompt is the answer's header.
     """
-    end = question[-1][1] + _FAR if question else len(ids)
+    end = question[-1][1] + FAR_FROM_END if question else len(ids)
     ranges = [
         replace(found, priority=Priority.TAIL)
         if found.priority is Priority.QUESTION and end < found.start and found.stop < len(ids)

@@ -208,10 +208,11 @@ async def test_defaults_of_max_tokens(api: Api) -> None:
     assert api.core.requests[-1].sampling.max_tokens == 4
 
 
-async def test_content_parts_are_joined(api: Api) -> None:
-    parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]
+async def test_content_parts_are_lines(api: Api) -> None:
+    """As in vLLM. Joined without a break, a document's last word ran into the question."""
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
     await api.post(CHAT, messages=[{"role": "user", "content": parts}])
-    await api.post(CHAT)
+    await api.post(CHAT, messages=[{"role": "user", "content": "Hello\nthere"}])
     first, second = api.core.requests
     assert first.prompt_ids == second.prompt_ids
 

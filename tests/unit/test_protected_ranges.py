@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gemserve.filtering.protected_budget import protected_positions, reserve
-from gemserve.prompting.prompt import chat_prompt
+from gemserve.prompting.prompt import chat_prompt, text_prompt
 from gemserve.prompting.protected import (
     LONGEST_QUESTION,
     QUESTION_HEAD,
@@ -164,14 +164,34 @@ def test_a_plain_prompt_keeps_bos_and_its_ends(num_tokens: int, has_bos: bool) -
     assert set(chosen) == {*head, *tail}
 
 
-def test_a_question_in_front_comes_before_the_end_of_its_document(tokenizer: Any) -> None:
+PARAGRAPH = "The river runs past the houses, they say; nobody counts them. " * 3
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_question_in_front_comes_before_the_end_of_its_document(
+    tokenizer: Any, kind: str
+) -> None:
     """The document's last paragraph took the whole budget, and the question was dropped."""
-    paragraph = ("The river runs past the houses, they say; nobody counts them. " * 3).strip()
     question = "What is the code for the lantern?"
-    content = "\n\n".join([question, *[paragraph] * 30])
-    prompt = chat_prompt(tokenizer, [{"role": "user", "content": content}])
-    kept = reserve(prompt.protected, len(prompt.ids), 64, 64).positions
+    content = "\n\n".join([question, *[PARAGRAPH.strip()] * 30])
+    if kind == "chat":
+        prompt = chat_prompt(tokenizer, [{"role": "user", "content": content}])
+    else:
+        prompt = text_prompt(tokenizer, f"{content}\n\nAnswer:")
+    kept = reserve(prompt.protected, len(prompt.ids), 36, 36).positions
     ((start, stop),) = prompt.question
     assert start < 16
     assert set(range(start, stop)) <= set(kept)
     assert len(prompt.ids) - 1 in kept
+
+
+def test_a_blank_line_of_two_characters_each_is_kept_whole(tokenizer: Any) -> None:
+    """Half of the blank line before the question was kept where lines end in CR LF."""
+    content = f"{PARAGRAPH * 12}\r\n\r\nWhat is the code for the lantern?"
+    prompt = chat_prompt(tokenizer, [{"role": "user", "content": content}])
+    kept = reserve(prompt.protected, len(prompt.ids), 64, 64).positions
+    ((start, _),) = prompt.question
+    blank = prompt.text.index("\r\n\r\nWhat")
+    first = next(i for i, (low, _) in enumerate(prompt.offsets) if low >= blank)
+    assert first < start
+    assert set(range(first, start)) <= set(kept)

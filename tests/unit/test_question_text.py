@@ -44,7 +44,7 @@ def assert_sound(prompt: Prompt) -> None:
         (f"{DOCUMENT}\n{ASKED}", [ASKED]),
         (f"{ONE_LINE}\n{ASKED.lower()}", [ASKED.lower()]),
         (f"{ONE_LINE} {ASKED}", [ASKED]),
-        (f"{ONE_LINE}Where is it?", ["Where is it?"]),  # two text parts, sent one after the other
+        (f"{ONE_LINE}Where is it?", ["Where is it?"]),  # appended without a blank
         (f"{DOCUMENT}\n\n{ASKED}\nAnswer:", [ASKED]),
         (f"{DOCUMENT}\n\n{ASKED}\n\nA:", [ASKED]),
         (f"{DOCUMENT}\n\nUser: {ASKED}\nAssistant:", [f"User: {ASKED}"]),

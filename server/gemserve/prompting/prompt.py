@@ -20,6 +20,7 @@ from gemserve.types import NO_BREAKS, ProtectedRange, TextBreaks
 # reading offsets holds the interpreter lock, 0.2 s for a million tokens, and delays every stream
 _MOST_TOKENS_WITH_BREAKS = 500_000
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
+_ANSWER_TOKENS = 8  # at the end of a prompt without roles, where it may say "Answer:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int]) -> Prompt:
     """A prompt of token ids, taken unaltered."""
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     question = ids_question(tokenizer, ids)
+    ranges = plain_ranges(len(ids), has_bos)
     return Prompt(
         ids,
-        with_question(tokenizer, ids, plain_ranges(len(ids), has_bos), question),
+        with_question(tokenizer, ids, ranges, question, len(ids) - _ANSWER_TOKENS),
         breaks=find_breaks_of_ids(tokenizer, ids),
         question=question,
     )
@@ -68,7 +70,8 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     ends = [encode(tokenizer, end, add_special_tokens=False) for end in last_paragraphs(unpadded)]
     starts = [max(0, len(ids) - blanks - len(end)) for end in ends]
     question = text_question(tokenizer, text, encoding)
-    protected = with_question(tokenizer, ids, plain_ranges(stop, has_bos, starts), question)
+    ranges = plain_ranges(stop, has_bos, starts)
+    protected = with_question(tokenizer, ids, ranges, question, stop - _ANSWER_TOKENS)
     breaks = _breaks_of([(0, text)], encoding)
     return Prompt(ids, protected, text, encoding, breaks, question)
 
@@ -96,7 +99,8 @@ def chat_prompt(
     _check_length(encoding, max_tokens, field)
     question = chat_question(places, messages, text, encoding)
     ranges = chat_ranges(places, messages, text, encoding)
-    protected = with_question(tokenizer, encoding.ids, ranges, question)
+    answer_start = ranges[-1].start if places else len(encoding) - _ANSWER_TOKENS
+    protected = with_question(tokenizer, encoding.ids, ranges, question, answer_start)
     contents = [(low, text[low:high]) for _, low, high in places]
     breaks = _breaks_of(contents or [(0, text)], encoding)
     return Prompt(encoding.ids, protected, text, encoding, breaks, question)

@@ -17,7 +17,7 @@ QUESTION_TAIL = 64
 LONG_MESSAGE = 512
 LONGEST_QUESTION = 256
 _SURELY_ASKED = 32  # of the end of a long question, or of a document
-_MOST_BLANKS = 2  # tokens of the blank line before a question, which are kept with it
+_MOST_BLANKS = 4  # tokens of the blank line before a question, which are kept with it: \r\n\r\n
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
 _SHORTEST_QUESTION = 12  # characters
 _MOST_PARAGRAPHS = 8  # that may belong to a question
@@ -104,23 +104,23 @@ def chat_ranges(
 
 
 def with_question(
-    tokenizer: Any, ids: Sequence[int], ranges: Sequence[ProtectedRange], question: Ranges
+    tokenizer: Any,
+    ids: Sequence[int],
+    ranges: Sequence[ProtectedRange],
+    question: Ranges,
+    answer_start: int,
 ) -> tuple[ProtectedRange, ...]:
     """`ranges`, and the question where it has no better protection than a document's ends.
 
     The blank line before the question is protected, too. Without it the question would follow in
     the middle of whatever was kept last, and small models take it for a part of that.
 
-    In a chat, what was protected as the question but stands far behind it is the end of its
-    document. The range that ends the prompt is the answer's header.
+    What was protected as the question but stands far behind it is the end of its document. This
+    is not so from `answer_start` on: there the chat template or the user begins the answer.
     """
-    end = question[-1][1] + FAR_FROM_END if question else len(ids)
-    ranges = [
-        replace(found, priority=Priority.TAIL)
-        if found.priority is Priority.QUESTION and end < found.start and found.stop < len(ids)
-        else found
-        for found in ranges
-    ]
+    if question:
+        end = question[-1][1] + FAR_FROM_END
+        ranges = [part for r in ranges for part in _without_document(r, end, answer_start)]
     covered = {
         position
         for protected in ranges
@@ -139,6 +139,20 @@ def with_question(
         else protected
         for protected in everything
     )
+
+
+def _without_document(
+    protected: ProtectedRange, question_end: int, answer_start: int
+) -> list[ProtectedRange]:
+    """The range, with a lower priority for what is the document's end: see `with_question`."""
+    if protected.priority is not Priority.QUESTION or protected.start <= question_end:
+        return [protected]
+    border = min(max(protected.start, answer_start), protected.stop)
+    parts = (
+        replace(protected, stop=border, priority=Priority.TAIL),
+        replace(protected, start=border),
+    )
+    return [part for part in parts if part.start < part.stop]
 
 
 def _num_blanks_before(tokenizer: Any, ids: Sequence[int], start: int) -> int:

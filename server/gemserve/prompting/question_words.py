@@ -49,7 +49,7 @@ TAIL = re.compile(
 _GLUED = "|".join(word.capitalize() for word in _QUESTION_WORDS.split("|"))
 _SENTENCE_END = re.compile(
     rf"[.!?…]{_CLOSING}\s+|[。！？؟]{_CLOSING}\s*|[\n\r]\s*"
-    # a client may send several texts, which are joined without a blank
+    # people append a question to their document without a blank
     rf"|(?<=[a-z0-9)][.!?])(?=(?:{_GLUED})\b)"
 )
 _ABBREVIATION = re.compile(

@@ -83,7 +83,7 @@ class Message(Body):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content or ())
+        return "\n".join(part.text for part in self.content or ())
 
     @property
     def plain(self) -> dict[str, Any]:

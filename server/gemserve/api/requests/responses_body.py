@@ -39,7 +39,7 @@ class InputMessage(Body):
         """The message in the form of chat templates."""
         if isinstance(self.content, str):
             return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+        return {"role": self.role, "content": "\n".join(part.text for part in self.content)}
 
 
 class TextFormat(Body):

@@ -25,6 +25,7 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_filter_pass
 from gemserve.model.fp8 import Product
 from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_config
+from gemserve.model.packed_linear import can_pack, with_packed_linears
 from gemserve.model.weight_memory import weights_of
 from gemserve_kernels.fp8 import scaled_product
 
@@ -66,6 +67,8 @@ def assemble(
     if resolved.filter_precision == "fp8":
         fp8.check_device(causal.device)
         causal = with_fp8_filter(causal, resolved)
+    if can_pack(causal.device, causal.dtype):
+        causal = causal.variant(with_packed_linears(causal.hf))
     return Core(
         model=causal,
         tokenizer=loaded.tokenizer,

@@ -54,7 +54,8 @@ def hash_weights(hf: Any, *, rounded: bool = False) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):
-        numbers = parameter.detach().flatten()
+        weight = parameter.to_dense() if parameter.is_mkldnn else parameter  # packed for the CPU
+        numbers = weight.detach().flatten()
         some = numbers[:: max(1, len(numbers) // 64)]
         if rounded:
             some = some.bfloat16()

@@ -1,4 +1,4 @@
-"""NTK-Attention's term, evaluated and joined in one launch: Triton's twin of `ntk.merge_ntk`."""
+"""Triton's twin of `ntk.merge_ntk`: it evaluates and joins the term in one launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemserve_kernels.attention import Partial, join
 from gemserve_kernels.ntk import LEAST_SHARE
 from gemserve_kernels.triton_blocks import PRECISION, block_of
 
-_FEATURES = 64  # of one step
+_FEATURES = 64  # features of one step of the loop
 
 
 def merge_ntk(
@@ -69,14 +69,14 @@ def _merge_kernel(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
 ) -> None:
-    """Some queries of one head."""
+    """Merge the parts and the term for some queries of one head."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     is_row = rows < queries
     inners = tl.arange(0, INNER_BLOCK)
     is_inner = inners < inner
     middle = tl.zeros([ROWS, INNER_BLOCK], tl.float32)  # φ(q)·Z_A
-    # float64, as what is left of the sum may be a thousandth of its terms
+    # float64, because the sum may be a thousandth of its terms
     mass = tl.zeros([ROWS], tl.float64)
     least = tl.zeros([ROWS], tl.float64)
     for first in range(0, features, FEATURES):
@@ -108,7 +108,7 @@ def _merge_kernel(
     term = tl.dot(middle, b, input_precision=PRECISION)  # φ(q)·Z
     held = tl.maximum(mass, LEAST * least, propagate_nan=tl.PropagateNan.ALL).to(tl.float32)
     size = tl.load(lse + head * lse_head_step + rows * lse_step, mask=is_row, other=0.0)
-    # where k is all zero there is no term; of those there are, the larger is the unit
+    # where k is all zero there is no term; the larger log-sum-exp becomes the unit
     term_size = tl.where(held == 0.0, float("-inf"), 0.0)
     most = tl.maximum(size, term_size)
     weight, term_weight = tl.exp(size - most), tl.exp(term_size - most)

@@ -1,4 +1,4 @@
-"""The load test's command line: flags, their limits, and one line for each mistake."""
+"""The load test's command line: its flags, their limits, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A load test, complete. Exactly one of `rates` and `concurrencies` is empty.
+    """All options of a load test. Exactly one of `rates` and `concurrencies` is empty.
 
     `name` begins every message.
     """
@@ -75,12 +75,12 @@ class Comparison:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line that names flag, value and limit; exit status 2."""
+        """Print one line with the flag, the value and the limit, and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def read_options(words: Sequence[str], program: str) -> Options | Comparison:
-    """Parse and check; ends the program with status 2 on a mistake."""
+    """Parse and check the arguments. A mistake ends the program with status 2."""
     parser = _parser(PurePath(program).name)
     given = parser.parse_args(words)
     if given.compare is not None:
@@ -123,12 +123,12 @@ def read_options(words: Sequence[str], program: str) -> Options | Comparison:
 
 
 def command_line(program: str, words: Sequence[str]) -> str:
-    """What was typed, without secrets."""
+    """The arguments as they were typed, without secrets."""
     shown: list[str] = []
     hides_next = False
     for word in words:
         flag, equals, _ = word.partition("=")
-        # argparse takes any unambiguous beginning of a flag for the flag
+        # argparse accepts any unambiguous beginning of a flag
         is_secret = len(flag) > 3 and any(name.startswith(flag) for name in SECRET_FLAGS)
         shown.append("***" if hides_next else f"{flag}=***" if is_secret and equals else word)
         hides_next = is_secret and not equals
@@ -136,7 +136,7 @@ def command_line(program: str, words: Sequence[str]) -> str:
 
 
 def redact(content: str) -> str:
-    """Without the user and password that a URL may hold."""
+    """A URL without the user and password that it may hold."""
     return re.sub(r"(?<=//)[^/@\s]+@", "***@", content)
 
 
@@ -201,7 +201,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """`read` whose ValueError also shows the value."""
+    """A reader like `read` whose ValueError also shows the value."""
 
     def checked(text: str) -> T:
         try:

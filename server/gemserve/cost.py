@@ -1,4 +1,4 @@
-"""What a request costs in floating-point operations and bytes, from its model's geometry.
+"""Floating-point operations and bytes of a model's passes, from its geometry alone.
 
 The formulas are Theorem 9.3 of the GemFilter thesis with its constants written out. A
 multiplication and an addition count as two operations. (The thesis prints 2mhd for the prompt
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemserve.errors import ConfigError
-from gemserve.types import MAX_QUESTION_TOKENS, SNAPKV_ROWS, FilterMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,43 +66,9 @@ class ModelShape:
         """FLOPs of the logits of one token."""
         return 2.0 * self.hidden_size * self.vocab_size
 
-    def scores(self, method: FilterMethod, num_tokens: int) -> float:
-        """FLOPs of choosing, at most.
-
-        `gemfilter` multiplies one summed row with the keys. The others multiply several rows.
-        """
-        if method == "gemfilter":
-            return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
-        row = 2.0 * self.num_heads * self.head_dim * num_tokens
-        return (
-            row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * MAX_QUESTION_TOKENS
-        )
-
-    def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
-        """FLOPs up to the first token's logits, with the second pass."""
-        whole = self.prefill_chunk(0, num_tokens) + self.head()
-        if method == "none" or num_tokens <= keep:
-            return whole
-        if method == "snapkv":
-            return whole + self.scores(method, num_tokens)
-        if method in ("position", "random"):
-            return self.prefill_chunk(0, keep) + self.head()
-        return (
-            self.filter_chunk(0, num_tokens, layer)
-            + self.scores(method, num_tokens)
-            + self.prefill_chunk(0, keep)
-            + self.head()
-        )
-
     def filter_bytes(self, num_tokens: int, layer: int) -> int:
         """Bytes held while filtering: K and V below the filter layer, and that layer's keys."""
         return num_tokens * (2 * layer + 1) * self.unit_bytes
-
-    def reading_bytes(self, method: FilterMethod, num_tokens: int, layer: int) -> int:
-        """Bytes held while a filtered prompt is read; 0 if there is no such pass."""
-        if method == "snapkv":
-            return self.kept_bytes(num_tokens)
-        return 0 if method in ("position", "random") else self.filter_bytes(num_tokens, layer)
 
     def kept_bytes(self, num_tokens: int) -> int:
         """Bytes held while decoding: K and V of `num_tokens` tokens in all layers."""
@@ -159,52 +124,3 @@ def check_device_memory(total: int, weights: WeightPlan, kv_bytes: int) -> None:
             f"FP8 copies, more than the device's {total}; lower --kv-memory or raise "
             "--offload-layers"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodPlan:
-    """One row of `gemserve plan`. `bound`: FLOPs of a full read over FLOPs of this method."""
-
-    method: FilterMethod
-    prompt_flops: float
-    bound: float
-    filter_kv_bytes: int
-    decode_kv_bytes: int
-    requests_filtering: int
-    requests_decoding: int
-
-
-def plan_methods(
-    shape: ModelShape,
-    *,
-    methods: tuple[FilterMethod, ...],
-    num_tokens: int,
-    keep: int,
-    max_tokens: int,
-    layer: int,
-    memory_bytes: int,
-) -> list[MethodPlan]:
-    """Cost of one request under each method, and how many fit in `memory_bytes` at once.
-
-    `requests_filtering` counts requests at their peak (reading the prompt), `requests_decoding`
-    those past it.
-    """
-    full = shape.prompt_flops("none", num_tokens, keep, layer)
-    rows: list[MethodPlan] = []
-    for method in methods:
-        is_filtered = method != "none" and num_tokens > keep
-        flops = shape.prompt_flops(method, num_tokens, keep, layer)
-        decode = shape.kept_bytes((keep if is_filtered else num_tokens) + max_tokens)
-        filtering = shape.reading_bytes(method, num_tokens, layer) if is_filtered else 0
-        rows.append(
-            MethodPlan(
-                method=method,
-                prompt_flops=flops,
-                bound=full / flops,
-                filter_kv_bytes=filtering,
-                decode_kv_bytes=decode,
-                requests_filtering=memory_bytes // max(filtering, decode),
-                requests_decoding=memory_bytes // decode,
-            )
-        )
-    return rows

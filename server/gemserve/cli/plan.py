@@ -19,8 +19,9 @@ from gemserve.config import (
     choose_calibration,
     find_offload_layers,
 )
-from gemserve.cost import MethodPlan, ModelShape, WeightPlan, plan_methods
+from gemserve.cost import ModelShape, WeightPlan
 from gemserve.errors import ConfigError
+from gemserve.filtering.method_cost import MethodPlan, plan_methods
 from gemserve.types import FILTER_METHODS, FilterParams
 
 

@@ -30,6 +30,7 @@ from gemserve.evaluation.calibration.observe import observe
 from gemserve.evaluation.calibration.probes import PROBE_KINDS, Probe, draw_probes
 from gemserve.evaluation.calibration.result import CalibrationResult, LayerResult, rounded_mean
 from gemserve.evaluation.metrics import score_answer
+from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
 
 # A layer whose recall is this close to the best, or differs by one probe, counts as equally good;
@@ -177,7 +178,7 @@ def _search(
     singles = {ends_with: single_recalls(questions, ends_with) for ends_with in (False, True)}
     shape, length = core.model.shape, max(lengths)
     keep = length // 16
-    whole = shape.prompt_flops("none", length, keep, 0)
+    whole = prompt_flops(shape, "none", length, keep, 0)
     layers: list[LayerResult] = []
     for position, layer in enumerate(questions[0].layers):
         tried = {e: best_heads(questions, singles[e], layer, e) for e in (False, True)}
@@ -190,7 +191,7 @@ def _search(
                 ends_with=ends_with,
                 recall=round(recall, 4),
                 own_recall=round(float(singles[ends_with].mean(dim=0)[position].amax()), 4),
-                work=round(shape.prompt_flops("sieve", length, keep, layer) / whole, 4),
+                work=round(prompt_flops(shape, "sieve", length, keep, layer) / whole, 4),
             )
         )
     return layers

@@ -1,4 +1,4 @@
-"""`gemserve adapter train`: an adapter from a file of prompts and completions."""
+"""`gemserve adapter train`: train an adapter on a file of prompts and completions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--eval-data",
         type=Path,
-        help="examples that tell when to stop (default: a tenth of --data)",
+        help="examples that decide when training stops (default: a tenth of --data)",
     )
     parser.add_argument(
-        "--out", type=Path, help="the adapter's folder; a run that was stopped in it is continued"
+        "--out", type=Path, help="the adapter's folder; an interrupted run in it is continued"
     )
     parser.add_argument(
         "--r", type=number(1), help="ntk: number of features, head_dim (the default) or twice that"
@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _parameters(
     arguments: argparse.Namespace, model: Any, texts: Sequence[Sequence[int]], seed: int
 ) -> Any:
-    """A new adapter of the wanted kind; a prefix starts as the beginning of the first text."""
+    """A new adapter of the requested kind. A prefix starts as the first text's beginning."""
     from gemserve.adapters.training.parameters import (
         ActivationParameters,
         NTKParameters,

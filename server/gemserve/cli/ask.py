@@ -1,4 +1,4 @@
-"""`gemserve ask FILE… "QUESTION"`: one answer, offline."""
+"""`gemserve ask FILE… "QUESTION"`: answer one question without a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("question", metavar="QUESTION")
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
-    # under the name of a server's setting: GEMSERVE_ADAPTER is that, and of another form
+    # kept apart from GEMSERVE_ADAPTER, a server setting of another form
     parser.add_argument("--adapter", metavar="PATH", dest="adapters", help="an adapter's folder")
     add_options(parser, MODEL_OPTIONS, ENGINE_OPTIONS)
     parser.set_defaults(run=run)
@@ -89,7 +89,7 @@ def _read(name: str) -> str:
 
 
 def summary_of(report: FilterReport) -> str:
-    """One line: what the filter did or, where it chose nothing, why."""
+    """One line: what the filter did or, if it chose nothing, why."""
     seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
     if report.reason is not None:
         why = WHY[report.reason]

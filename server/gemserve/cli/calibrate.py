@@ -1,4 +1,4 @@
-"""`gemserve calibrate`: which layer and heads of a model should filter, measured on probes."""
+"""`gemserve calibrate`: find the layer and heads of a model that filter best, on probes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
-        "--out", type=Path, help="a folder that gets the figures and a picture, too"
+        "--out", type=Path, help="a folder that also gets the figures and a picture"
     )
     parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_calibration(given: int | None, model: str, source: str, shape: ModelShape) -> Calibration:
-    """By the layer given, calibrated, or guessed. Windows are unknown before weights are read."""
+    """The given layer, a calibration, or a guess. Sliding windows are not known yet."""
     path = find_calibration(source, model=model, weights=None)
     found = None
     if path is not None:

@@ -30,9 +30,9 @@ from gemserve.types import (
 class Outcome:
     """One example under one method. `recall`: share of the gold tokens kept; None if unknown.
 
-    `prompt_tokens` is the nominal length; `samples` how many examples share it, which fixes depths.
-    Of an example from a file: its real length, 1, and `index` is its line. `coverage`, `reason`: as
-    in the filter's report.
+    `prompt_tokens` is the nominal length. `samples` is how many examples share it, which determines
+    their depths. For an example from a file, these are its real length and 1, and `index` is its
+    line. `coverage`, `reason`: as in the filter's report.
     """
 
     subtask: str
@@ -71,10 +71,10 @@ Key = tuple[str, int, int, int, str, int | float]
 
 
 class Outcomes:
-    """All outcomes of a run, in memory and in a file, so that a stopped run resumes.
+    """All outcomes of a run, in memory and in a file, so that a stopped run can be continued.
 
-    Lines of other runs (other weights, another seed, task or filter layer) stay in the file but are
-    not used, nor are those of a method whose constants have changed since.
+    The file may hold lines of other runs (other weights, another seed, task or filter layer), and
+    of methods whose constants have changed since. They stay there and are not used.
     """
 
     def __init__(self, path: Path | None, run: dict[str, object]) -> None:
@@ -84,7 +84,7 @@ class Outcomes:
         if path is not None and path.exists():
             text = path.read_text()
             whole = text[: text.rfind("\n") + 1]
-            if whole != text:  # a run was killed while it wrote
+            if whole != text:  # a run was killed while it was writing this line
                 path.write_text(whole)
             for _, entry in parse_objects(whole.encode()):
                 is_same = entry.pop("run") == run
@@ -115,7 +115,7 @@ def evaluate(
     outcomes: Outcomes,
     progress: Callable[[], None],
 ) -> list[Outcome]:
-    """Every subtask, draw and method; what `outcomes` has is not run again."""
+    """Run every subtask, draw and method, except those that `outcomes` already has."""
     wanted: list[Outcome] = []
     for name, maker in subtasks.items():
         for draw in draws:
@@ -137,7 +137,7 @@ def evaluate(
 
 
 def average(outcomes: Iterable[Outcome]) -> list[Row]:
-    """One row per subtask, length and method, in the order of first appearance."""
+    """One row for each subtask, length and method, in the order of first appearance."""
     groups: dict[tuple[str, int, str], list[Outcome]] = {}
     for outcome in outcomes:
         key = (outcome.subtask, outcome.prompt_tokens, outcome.method)
@@ -262,7 +262,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def pool_lengths(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """A file's outcomes, all under their mean length."""
+    """A file's outcomes, with their mean length in place of each length."""
     if not outcomes:
         return []
     mean = round(sum(o.prompt_tokens for o in outcomes) / len(outcomes))

@@ -1,4 +1,4 @@
-"""The picture of a calibration: recall by layer, and against the work up to it."""
+"""Draws a calibration: recall by layer, and against the work up to the layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gemserve.evaluation.calibration.result import CalibrationResult
 
 
 def draw_layers(path: Path, found: CalibrationResult) -> None:
-    """Recall by layer: of the layer's best head, and of the best heads up to it; against work."""
+    """Draw recall by layer and by work, for the best head and the best set of heads."""
     from matplotlib.figure import Figure
 
     rows = found.layers

@@ -10,7 +10,7 @@ from gemserve.evaluation.tasks.example import Draw, Example, make_example, quest
 from gemserve.synthetic.problems import Problem
 from gemserve.synthetic.prose import stdlib_sentences
 
-_OVERHEAD = 32  # tokens left for the template
+_OVERHEAD = 32  # tokens reserved for the template
 _BATCH = 64  # sentences encoded at once
 _LOOK_AHEAD = 256  # sentences
 _FEW = 8  # tokens
@@ -31,8 +31,9 @@ def hide(
 ) -> Example:
     """Hide a problem's statements and `others` in filler.
 
-    At random depths, or all at `depth`; a problem's statements keep their order. The filler is of
-    the standard library, or of the `sentences` given, which then fill the length to a few tokens.
+    They are at random depths, or all at `depth`. A problem's statements keep their order. The
+    filler comes from the standard library, or from the `sentences` given. Given sentences fill the
+    length up to a few tokens.
     """
     is_tight = sentences is not None
     frame = len(question_prompt(tokenizer, "", "").ids)
@@ -73,15 +74,15 @@ def draw_filler(
     *,
     is_tight: bool = False,
 ) -> list[str]:
-    """Consecutive sentences from a random place on, `num_tokens` tokens of them at most.
+    """Consecutive sentences from a random place on, at most `num_tokens` tokens of them.
 
-    `is_tight`: the sentence that is too long is passed over, and so on for a while, until no more
-    than a few tokens are left.
+    `is_tight`: a sentence that is too long is skipped, and so on for a while, until only a few
+    tokens are left.
     """
     start = rng.randrange(len(sentences))
     chosen: list[str] = []
     seen = total = 0
-    stop: int | None = None  # how far to look for sentences that still fit
+    stop: int | None = None  # the last sentence to try
     while True:
         picked = [sentences[(start + seen + i) % len(sentences)] for i in range(_BATCH)]
         encoded = tokenizer.backend_tokenizer.encode_batch(

@@ -1,9 +1,9 @@
-"""`relevance`: what makes dropping tokens easy or hard, one axis at a time.
+"""`relevance`: what makes dropping tokens easy or hard, varied one property at a time.
 
-The axes of the token-sparsification theory of shallow vision transformers, in text: the fraction of
-tokens that say the answer (α*, `relevant_…`), that say nearly the same about something else (α#,
-`confusing_…`), and of filler words replaced by others (τ, `noise_…`). A selection is worth its name
-where it beats a random one and one by position alone.
+The properties come from the token-sparsification theory of shallow vision transformers: the share
+of tokens that say the answer (α*, `relevant_…`), the share that say nearly the same about something
+else (α#, `confusing_…`), and the share of filler words replaced by others (τ, `noise_…`). A
+selection is useful where it beats a random one and one by position alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gemserve.synthetic.words import ADJECTIVES, ATTRIBUTES, NOUNS
 RELEVANT = (1.0, 0.1, 0.01, 0.001)
 CONFUSING = (0.01, 0.1, 0.5)
 NOISE = (0.1, 0.5)
-_OVERHEAD = 64  # tokens of template and question
+_OVERHEAD = 64  # tokens reserved for template and question
 
 
 def _example(
@@ -40,7 +40,7 @@ def _example(
     confusing: float = 0.0,
     noise: float = 0.0,
 ) -> Example:
-    """A document of which the given shares of tokens are relevant, confusing, or noise."""
+    """A document with the given shares of relevant, confusing and noise tokens."""
     rng = draw.rng(f"relevance {subtask}")
     noun, attribute, value = rng.choice(NOUNS), rng.choice(ATTRIBUTES), draw_value(rng)
     asked, *rest = rng.sample(ADJECTIVES, len(ADJECTIVES))
@@ -73,7 +73,7 @@ def _example(
     pieces = [*filler, *wrong, *right]
     order = list(range(len(pieces)))
     rng.shuffle(order)
-    # filler stays in its order; statements go anywhere
+    # filler keeps its order; statements have random places
     places = sorted(order[: len(filler)]) + order[len(filler) :]
     arranged = [piece for _, piece in sorted(zip(places, pieces, strict=True))]
     is_right = set(right)

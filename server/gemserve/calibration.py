@@ -55,11 +55,11 @@ def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibrat
     Files of earlier versions have only `filter_layer`, which means all heads of that layer.
     """
     try:
-        found = json.loads(path.read_text())
-        layer = found["filter_layer"]
-        heads = found.get("heads")
-        bound = found.get("coverage_bound", Calibration.GUESSED_BOUND)
-        ends_with = found.get("ends_with", True)
+        content = json.loads(path.read_text())
+        layer = content["filter_layer"]
+        heads = content.get("heads")
+        bound = content.get("coverage_bound", Calibration.GUESSED_BOUND)
+        ends_with = content.get("ends_with", True)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -102,12 +102,12 @@ def find_calibration(source: str, *, model: str, weights: str | None) -> Path | 
     return None
 
 
-def write_calibration(path: Path, found: dict[str, Any]) -> None:
+def write_calibration(path: Path, content: dict[str, Any]) -> None:
     """Write `found` to `path`, whole or not at all. Raises `ConfigError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(found, indent=1) + "\n")
+        partial.write_text(json.dumps(content, indent=1) + "\n")
         partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error})") from error
@@ -134,10 +134,10 @@ def _cache() -> Path:
 def _field(path: Path, name: str) -> str | None:
     """A text in a calibration file; None where there is none."""
     try:
-        found = json.loads(path.read_text()).get(name)
+        value = json.loads(path.read_text()).get(name)
     except (OSError, ValueError, AttributeError):
         return None
-    return found if isinstance(found, str) else None
+    return value if isinstance(content, str) else None
 
 
 def _heads(given: object, path: Path, layer: int, num_heads: int) -> tuple[tuple[int, int], ...]:

@@ -170,7 +170,7 @@ def resolve_engine(
 
 def choose_calibration(
     given_layer: int | None,
-    found: Calibration | None,
+    calibration: Calibration | None,
     *,
     num_layers: int,
     hidden_size: int,
@@ -188,11 +188,11 @@ def choose_calibration(
                 f"filter_layer={given_layer}: the model has {num_layers} layers, so 0 to "
                 f"{num_layers - 1}"
             )
-        if found is not None and found.layer == given_layer:
-            return found
+        if calibration is not None and calibration.layer == given_layer:
+            return calibration
         return Calibration(layer=given_layer, source="set by --filter-layer")
-    if found is not None:
-        return found
+    if calibration is not None:
+        return calibration
     known = KNOWN_FILTER_LAYERS.get((num_layers, hidden_size, vocab_size))
     wanted = round(0.4 * num_layers) if known is None else known
     seeing = [layer for layer in range(num_layers) if sliding_windows[layer] is None]

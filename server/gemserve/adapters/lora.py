@@ -82,12 +82,12 @@ def build(
     try:
         inject_adapter_in_model(LoraConfig(**config), tree, low_cpu_mem_usage=False)
         added = {key: p for key, p in tree.named_parameters() if _ADDED in key}
-        found = set_peft_model_state_dict(tree, weights)
+        outcome = set_peft_model_state_dict(tree, weights)
     except Exception as error:  # PEFT raises errors of almost any type
         raise AdapterError(f"PEFT refuses it for this model: {error}") from error
-    missing = sorted(key for key in found.missing_keys if key in added)
-    if missing or found.unexpected_keys:
-        which = missing or sorted(found.unexpected_keys)
+    missing = sorted(key for key in outcome.missing_keys if key in added)
+    if missing or outcome.unexpected_keys:
+        which = missing or sorted(outcome.unexpected_keys)
         fault = "missing" if missing else "not this model's"
         raise AdapterError(f"tensor {shown(which[0])}: {fault}, and {len(which) - 1} more")
     for parameter in added.values():  # PEFT has converted them to float32

@@ -90,16 +90,16 @@ def _read(name: str) -> str:
 
 def summary_of(report: FilterReport) -> str:
     """One line: what the filter did or, if it chose nothing, why."""
-    seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
+    note = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
     if report.reason is not None:
         why = WHY[report.reason]
-        seen = f" ({why}: {seen})" if seen else f" ({why})"
+        note = f" ({why}: {note})" if note else f" ({why})"
     else:
-        seen = seen and f", {seen}"
+        note = note and f", {note}"
     if not report.applied:
-        return f"read all {report.prompt_tokens:,} tokens{seen}"
+        return f"read all {report.prompt_tokens:,} tokens{note}"
     layer = "" if report.layer is None else f" at layer {report.layer}"
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
-        f"in {report.filter_ms:,.0f} ms{seen}"
+        f"in {report.filter_ms:,.0f} ms{note}"
     )

@@ -99,12 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _find_calibration(given: int | None, model: str, source: str, shape: ModelShape) -> Calibration:
     """The given layer, a calibration, or a guess. Sliding windows are not known yet."""
     path = find_calibration(source, model=model, weights=None)
-    found = None
+    calibration = None
     if path is not None:
-        found = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
+        calibration = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
     return choose_calibration(
         given,
-        found,
+        calibration,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,

@@ -78,13 +78,15 @@ def assemble(
 def calibration_for(loaded: LoadedModel, engine: EngineConfig) -> Calibration:
     """The calibration for these settings. Raises `ConfigError` for a wrong file."""
     model = loaded.model
-    found = None
+    calibration = None
     path = calibration_path(loaded, engine)
     if path is not None:
-        found = read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)
+        calibration = read_calibration(
+            path, num_layers=model.num_layers, num_heads=model.shape.num_heads
+        )
     return choose_calibration(
         engine.filter_layer,
-        found,
+        calibration,
         num_layers=model.num_layers,
         hidden_size=model.config.hidden_size,
         vocab_size=model.vocab_size,
@@ -142,12 +144,12 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
         path = find_calibration(source, model=model.model, weights=None)
     elif engine.calibrate != "off":
         path = Path(engine.calibrate)
-    found = None
+    calibration = None
     if path is not None:
-        found = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
+        calibration = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
     layer = choose_calibration(
         engine.filter_layer,
-        found,
+        calibration,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,

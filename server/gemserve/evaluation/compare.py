@@ -46,11 +46,11 @@ class FallbackVerdict:
 
 def judge_fallback(outcomes: Iterable[Outcome]) -> FallbackVerdict:
     """Judge the outcomes of `none`, `sieve` and `sieve:fallback` on the same examples."""
-    seen: dict[tuple[str, int, int, int], dict[str, Outcome]] = {}
+    by_example: dict[tuple[str, int, int, int], dict[str, Outcome]] = {}
     for o in outcomes:
-        seen.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o
+        by_example.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o
     fired: dict[bool, list[bool]] = {True: [], False: []}
-    for by_method in seen.values():
+    for by_method in by_example.values():
         if not {"none", "sieve", "sieve:fallback"} <= set(by_method):
             continue
         has_fired = by_method["sieve:fallback"].reason in ("widened", "diffuse_attention")
@@ -72,9 +72,9 @@ def compare(outcomes: Iterable[Outcome], method: str, other: str) -> Comparison:
     for o in outcomes:
         scores.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o.score
     cells: dict[tuple[str, int], list[float]] = {}
-    for (subtask, length, _, _), seen in scores.items():
-        if method in seen and other in seen:
-            cells.setdefault((subtask, length), []).append(seen[method] - seen[other])
+    for (subtask, length, _, _), by_method in scores.items():
+        if method in by_method and other in by_method:
+            cells.setdefault((subtask, length), []).append(by_method[method] - by_method[other])
     if not cells:
         raise ValueError(f"no example has both {method} and {other}")
     pooled = np.array([d for differences in cells.values() for d in differences])

@@ -143,18 +143,18 @@ def average(outcomes: Iterable[Outcome]) -> list[Row]:
         key = (outcome.subtask, outcome.prompt_tokens, outcome.method)
         groups.setdefault(key, []).append(outcome)
     rows: list[Row] = []
-    for (subtask, num_tokens, method), seen in groups.items():
-        recalls = [o.recall for o in seen if o.recall is not None]
+    for (subtask, num_tokens, method), group in groups.items():
+        recalls = [o.recall for o in group if o.recall is not None]
         rows.append(
             Row(
                 method=method,
                 subtask=subtask,
                 prompt_tokens=num_tokens,
-                keep="auto" if method == "sieve:auto" else seen[0].keep,
-                score=round(_mean([o.score for o in seen]), 4),
+                keep="auto" if method == "sieve:auto" else group[0].keep,
+                score=round(_mean([o.score for o in group]), 4),
                 recall=round(_mean(recalls), 4) if recalls else None,
-                kept_tokens=round(_mean([o.kept_tokens for o in seen]), 1),
-                n=len(seen),
+                kept_tokens=round(_mean([o.kept_tokens for o in group]), 1),
+                n=len(group),
             )
         )
     return rows
@@ -249,12 +249,12 @@ def recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> 
     total = sum(stop - start for start, stop in gold)
     if total == 0:
         return None
-    found = sum(
+    kept_gold = sum(
         max(0, min(stop, g_stop) - max(start, g_start))
         for g_start, g_stop in gold
         for start, stop in kept
     )
-    return found / total
+    return kept_gold / total
 
 
 def _mean(values: Sequence[float]) -> float:

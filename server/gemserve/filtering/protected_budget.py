@@ -55,9 +55,11 @@ def protected_positions(
     The end of a range is its most important place; in a `HEAD` it is the start.
     """
     chosen: dict[int, None] = {}
-    for found in sorted(protected, key=lambda r: (r.priority, -r.start)):
-        positions = range(max(0, found.start), min(found.stop, num_tokens))
-        for position in positions if found.priority is Priority.HEAD else reversed(positions):
+    for protected_range in sorted(protected, key=lambda r: (r.priority, -r.start)):
+        positions = range(max(0, protected_range.start), min(protected_range.stop, num_tokens))
+        for position in (
+            positions if protected_range.priority is Priority.HEAD else reversed(positions)
+        ):
             if len(chosen) == budget:
                 return list(chosen)
             chosen.setdefault(position)

@@ -157,16 +157,16 @@ class CausalModel:
         moves: dict[int, bool] = {}
         for index in range(layer + 1):
             rotation = self._key_rotation(index, count)
-            own = (tap.keys if index == layer else kv.read(index, count)[0]).float()
+            rotated = (tap.keys if index == layer else kv.read(index, count)[0]).float()
             if rotation is None:
                 moves[index] = False
                 continue
             try:
-                moved = rotation.moved(own[:, :1].expand_as(own), shifts)
+                moved = rotation.moved(rotated[:, :1].expand_as(at_position), shifts)
             except (TypeError, RuntimeError, ValueError, AttributeError, IndexError):
                 moves[index] = False  # this model's rotation takes other arguments
                 continue
-            error = (moved - own).abs().max() / own.abs().max().clamp_min(1e-6)
+            error = (moved - rotated).abs().max() / at_position.abs().max().clamp_min(1e-6)
             moves[index] = float(error) < _KEY_TOLERANCE
         return moves
 

@@ -69,13 +69,13 @@ def fp8_bytes(layers: Iterable[nn.Module]) -> int:
 
 def check_device(device: torch.device) -> None:
     """Raise `ConfigError` if the device has no FP8 products with one scale a row."""
-    asked = f"filter_precision=fp8, device {device}"
+    setting = f"filter_precision=fp8, device {device}"
     if device.type != "cuda" or torch.version.hip is not None:
-        raise ConfigError(f"{asked}: needs an NVIDIA GPU of compute capability 9.0 or newer")
+        raise ConfigError(f"{setting}: needs an NVIDIA GPU of compute capability 9.0 or newer")
     major, minor = torch.cuda.get_device_capability(device)
     if major < 9:
         raise ConfigError(
-            f"{asked}: its compute capability is {major}.{minor}, must be 9.0 or newer"
+            f"{setting}: its compute capability is {major}.{minor}, must be 9.0 or newer"
         )
 
 

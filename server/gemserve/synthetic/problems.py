@@ -130,12 +130,14 @@ class ProblemMaker:
         value = self._value()
         statement = self._rng.choice(self._wording.statements).format(value=value, **fields)
         question = self._rng.choice(self._wording.questions).format(**fields)
-        named, asked = (_after(text, fields["subject"]) for text in (statement, question))
+        statement_end, question_end = (
+            _after(text, fields["subject"]) for text in (statement, question)
+        )
         return Problem(
             kind="single",
             statements=(statement,),
             question=question,
-            answers=(Answer(value, 0, statement.rindex(value), named, asked),),
+            answers=(Answer(value, 0, statement.rindex(value), statement_end, question_end),),
             gold=(0,),
         )
 
@@ -149,13 +151,15 @@ class ProblemMaker:
         form = self._rng.choice(self._wording.value_statements)
         statements = tuple(form.format(value=value, **fields) for value in values)
         question = self._rng.choice(self._wording.value_questions).format(**fields)
-        named, asked = (_after(text, fields["subject"]) for text in (statements[0], question))
+        statement_end, question_end = (
+            _after(text, fields["subject"]) for text in (statements[0], question)
+        )
         return Problem(
             kind="multi_value",
             statements=statements,
             question=question,
             answers=tuple(
-                Answer(v, i, s.rindex(v), named, asked)
+                Answer(v, i, s.rindex(v), statement_end, question_end)
                 for i, (v, s) in enumerate(zip(values, statements, strict=True))
             ),
             gold=tuple(range(count)),
@@ -172,13 +176,13 @@ class ProblemMaker:
             )
             for subject, value in zip(subjects, values, strict=True)
         )
-        asked = self._rng.sample(range(count), count)
-        names = [f"the {subjects[i]}" for i in asked]
-        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        question_order = self._rng.sample(range(count), count)
+        names = [f"the {subjects[i]}" for i in question_order]
+        subject_list = f"{', '.join(names[:-1])} and {names[-1]}"
         question = self._rng.choice(self._wording.query_questions).format(
-            attribute=attribute, subjects=listed
+            attribute=attribute, subjects=subject_list
         )
-        ends = [len(", ".join(names[: k + 1])) for k in range(count - 1)] + [len(listed)]
+        ends = [len(", ".join(names[: k + 1])) for k in range(count - 1)] + [len(subject_list)]
         return Problem(
             kind="multi_query",
             statements=statements,
@@ -189,9 +193,9 @@ class ProblemMaker:
                     i,
                     statements[i].rindex(values[i]),
                     _after(statements[i], subjects[i]),
-                    question.index(listed) + end,
+                    question.index(subject_list) + end,
                 )
-                for i, end in zip(asked, ends, strict=True)
+                for i, end in zip(question_order, ends, strict=True)
             ),
             gold=tuple(range(count)),
         )
@@ -202,10 +206,10 @@ class ProblemMaker:
         values = [self._value() for _ in range(chains)]
         statements: list[str] = []
         gold: list[int] = []
-        left = [list(range(hops + 1)) for _ in range(chains)]
-        while any(left):
-            chain = self._rng.choice([c for c in range(chains) if left[c]])
-            hop = left[chain].pop(0)
+        hops_left = [list(range(hops + 1)) for _ in range(chains)]
+        while any(hops_left):
+            chain = self._rng.choice([c for c in range(chains) if hops_left[c]])
+            hop = hops_left[chain].pop(0)
             source = values[chain] if hop == 0 else f"VAR {names[chain][hop - 1]}"
             if chain == 0:
                 gold.append(len(statements))

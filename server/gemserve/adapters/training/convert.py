@@ -230,20 +230,20 @@ def _distill(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.distill_steps)
     generator = torch.Generator().manual_seed(config.seed + 1)
     # computed once, because the prefix is long and never changes
-    said: dict[int, torch.Tensor] = {}
+    after_prefix: dict[int, torch.Tensor] = {}
     for _ in range(config.distill_steps):
         picked = torch.randint(len(taught), (config.batch_size,), generator=generator).tolist()
         loss = torch.zeros((), device=model.device)
         for index in picked:
             text = taught[index]
-            if index not in said:
+            if index not in after_prefix:
                 with torch.no_grad():
                     after = torch.tensor([text.after])
                     logits = logits_with_gradients(model, prefix, after)[0]
                     # a copy, because a view would keep all logits in memory
-                    said[index] = text.answer(logits).clone()
+                    after_prefix[index] = text.answer(logits).clone()
             ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([text.ids]))[0]
-            loss = loss + _kl(said[index], text.answer(ours)).mean() / len(picked)
+            loss = loss + _kl(after_prefix[index], text.answer(ours)).mean() / len(picked)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -72,11 +72,13 @@ def training_attention(
     if sliding_window is not None:
         mask &= rows[None] > rows[:, None] - sliding_window
     # an adapter sees each query alone, so a batch is only more queries
-    own = [
+    text_parts = [
         reference_attention(q, k, v, scale=scale, mask=mask, softcap=softcap)
         for q, k, v in zip(query, key, value, strict=True)
     ]
-    part = Partial(torch.cat([p.out for p in own], 1), torch.cat([p.lse for p in own], 1))
+    part = Partial(
+        torch.cat([p.out for p in text_parts], 1), torch.cat([p.lse for p in text_parts], 1)
+    )
     queries = query.transpose(0, 1).reshape(heads, batch * tokens, head_dim)
     backend = select_backend(query.device, name="reference")
     extra = adapter.part(module.layer_idx, queries, options, backend)

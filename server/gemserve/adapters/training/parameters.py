@@ -83,15 +83,15 @@ class NTKParameters(Parameters):
         That is the median over the tokens of the first texts.
         """
         new = cls(model.shape, r, s, seed)
-        seen: dict[int, list[torch.Tensor]] = {}
+        by_layer: dict[int, list[torch.Tensor]] = {}
 
         def record(layer: int, query: torch.Tensor, text: Partial, term: Partial) -> None:
-            seen.setdefault(layer, []).append(text.lse)
+            by_layer.setdefault(layer, []).append(text.lse)
 
         with torch.no_grad():
             for ids in texts[:_FIRST_TEXTS]:
                 logits_with_gradients(model, new.adapter(), torch.tensor([list(ids)]), record)
-        for layer, weights in seen.items():
+        for layer, weights in by_layer.items():
             typical = torch.cat(weights, 1).median(dim=1).values
             new.scale[layer] = typical.clamp_max(LARGEST_LSE).exp()
         return new

@@ -45,10 +45,10 @@ def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
     )
     calibration = _calibrate_now(loaded, engine) if needs_one else None
     core = assemble(loaded, engine, calibration)
-    found = core.calibration
-    if METHODS[core.config.filter_method].selector is not None and not found.is_measured:
+    calibration = core.calibration
+    if METHODS[core.config.filter_method].selector is not None and not calibration.is_measured:
         _say(
-            f"warning: filter layer {found.layer} is not calibrated ({found.source}); "
+            f"warning: filter layer {calibration.layer} is not calibrated ({calibration.source}); "
             "gemserve calibrate finds the layer and the heads that look at what is asked for"
         )
     return core
@@ -67,16 +67,16 @@ def run_calibration(
     if max(effort.lengths) > limit:
         raise ConfigError(f"lengths={max(effort.lengths)}: the longest prompt here is {limit}")
     with progress() as step:
-        found = calibrate(core, effort, step)
-    return found, time.monotonic() - started_s
+        outcome = calibrate(core, effort, step)
+    return outcome, time.monotonic() - started_s
 
 
 def result_of(
-    loaded: LoadedModel, found: CalibrationResult, effort: Effort, seconds: float
+    loaded: LoadedModel, outcome: CalibrationResult, effort: Effort, seconds: float
 ) -> dict[str, object]:
     """The content of a calibration file."""
     return {
-        **found.as_json(),
+        **outcome.as_json(),
         "model": loaded.name,
         "weights": hash_weights(loaded.model.hf, rounded=True),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
@@ -111,16 +111,16 @@ def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | N
     lengths = tuple(min(length, shortest) for length in SHORT.lengths)
     effort = replace(SHORT, lengths=lengths)
     try:
-        found, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
-        result = result_of(loaded, found, effort, seconds)
+        outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+        result = result_of(loaded, outcome, effort, seconds)
         path = place_for("", str(result["weights"]))
         write_calibration(path, result)
     except ConfigError as error:
         _say(f"warning: the calibration failed: {error}")
         return None
     _say(
-        f"calibrated in {seconds:.0f} s: filter layer {found.chosen.layer}, recall "
-        f"{found.chosen.recall:.2f}; kept in {path}"
+        f"calibrated in {seconds:.0f} s: filter layer {outcome.chosen.layer}, recall "
+        f"{outcome.chosen.recall:.2f}; kept in {path}"
     )
     model = loaded.model
     return read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)

@@ -96,7 +96,7 @@ def _heads(evidence: Evidence, index: int, question_rows: int, ends_with: bool) 
     ).cpu()
 
 
-def recalls(scores: torch.Tensor, seen: Observation, share: float) -> torch.Tensor:
+def recalls(scores: torch.Tensor, observation: Observation, share: float) -> torch.Tensor:
     """The share of the gold tokens that are among the best `share` of the document: [...].
 
     `scores`: [..., tokens], of the document's tokens. They are ranked as sieve ranks them.
@@ -108,19 +108,19 @@ def recalls(scores: torch.Tensor, seen: Observation, share: float) -> torch.Tens
     kept = max(1, round(share * tokens))
     # exactly so many, because most tokens of a head with little attention tie at zero
     is_kept = torch.zeros_like(ranks).scatter_(-1, ranks.topk(kept, dim=-1).indices, 1.0)
-    found = is_kept[:, seen.gold].mean(dim=-1)
-    return found.reshape(scores.shape[:-1])
+    recall = is_kept[:, observation.gold].mean(dim=-1)
+    return recall.reshape(scores.shape[:-1])
 
 
-def recall_of(heads: Sequence[Head], seen: Observation, ends_with: bool) -> float:
+def recall_of(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
     """Recall of a set of heads on one probe, averaged over `SHARES`."""
-    scores = seen.of(heads, ends_with)
-    return sum(float(recalls(scores, seen, share)) for share in SHARES) / len(SHARES)
+    scores = observation.of(heads, ends_with)
+    return sum(float(recalls(scores, observation, share)) for share in SHARES) / len(SHARES)
 
 
-def coverage(heads: Sequence[Head], seen: Observation, ends_with: bool) -> float:
+def coverage(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
     """The coverage that sieve would report with these heads."""
-    scores = seen.of(heads, ends_with)
+    scores = observation.of(heads, ends_with)
     return Sieve().coverage(scores)
 
 
@@ -128,8 +128,10 @@ def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tens
     """Recall of every head alone, averaged over `SHARES`: [probes, layers, heads]."""
     return torch.stack(
         [
-            torch.stack([recalls(seen.scores[ends_with], seen, share) for share in SHARES]).mean(0)
-            for seen in probes
+            torch.stack(
+                [recalls(observation.scores[ends_with], observation, share) for share in SHARES]
+            ).mean(0)
+            for observation in probes
         ]
     )
 
@@ -150,13 +152,16 @@ def best_heads(
     )[:_POOL]
     chosen: list[int] = [0]
     best = float(mean[layers.index(pool[0][0]), pool[0][1]])
-    own = [
-        seen.scores[ends_with][[layers.index(i) for i, _ in pool], [h for _, h in pool]]
-        for seen in probes
+    pool_scores = [
+        observation.scores[ends_with][[layers.index(i) for i, _ in pool], [h for _, h in pool]]
+        for observation in probes
     ]
     while len(chosen) < min(MOST_HEADS, len(pool)):
         joined = torch.stack(
-            [_joined(scores, seen, chosen) for scores, seen in zip(own, probes, strict=True)]
+            [
+                _joined(scores, observation, chosen)
+                for scores, observation in zip(pool_scores, probes, strict=True)
+            ]
         )
         tried = joined.mean(dim=0)
         tried[chosen] = -1
@@ -167,10 +172,10 @@ def best_heads(
     return tuple(sorted(pool[i] for i in chosen)), best
 
 
-def _joined(scores: torch.Tensor, seen: Observation, chosen: Sequence[int]) -> torch.Tensor:
+def _joined(scores: torch.Tensor, observation: Observation, chosen: Sequence[int]) -> torch.Tensor:
     """Recall of `chosen` with each head of a pool, averaged over `SHARES`: [pool].
 
     `scores`: those of the pool's heads, [pool, tokens].
     """
     together = torch.maximum(scores, scores[list(chosen)].amax(dim=0))
-    return torch.stack([recalls(together, seen, share) for share in SHARES]).mean(0)
+    return torch.stack([recalls(together, observation, share) for share in SHARES]).mean(0)

@@ -90,14 +90,14 @@ def draw_definitions(rng: Random, *, is_constant: bool) -> tuple[Problem, list[s
 def stdlib_functions() -> tuple[str, ...]:
     """The source of short functions of the standard library, in file order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: list[str] = []
+    functions: list[str] = []
     for name in _FILES:
         source = (root / f"{name}.py").read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             text = ast.get_source_segment(source, node)
             if isinstance(node, ast.FunctionDef) and text and len(text) <= _LONGEST:
-                found.append(text)
-    return tuple(dict.fromkeys(found))
+                functions.append(text)
+    return tuple(dict.fromkeys(functions))
 
 
 def _fence(pieces: list[str]) -> str:

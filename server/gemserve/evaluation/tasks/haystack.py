@@ -44,16 +44,16 @@ def hide(
     room = draw.num_tokens - used
     filler = draw_filler(tokenizer, sentences or stdlib_sentences(), room, rng, is_tight=is_tight)
     depths = [depth if depth is not None else rng.random() for _ in problem.statements]
-    placed = [*zip(sorted(depths), problem.statements, strict=True)]
-    placed += [(rng.random(), other) for other in others]
-    placed.sort(key=lambda pair: pair[0])
+    by_depth = [*zip(sorted(depths), problem.statements, strict=True)]
+    by_depth += [(rng.random(), other) for other in others]
+    by_depth.sort(key=lambda pair: pair[0])
     pieces: list[str] = []
-    done = 0
-    for at, statement in placed:
+    start = 0
+    for at, statement in by_depth:
         stop = round(at * len(filler))
-        pieces += [*filler[done:stop], statement]
-        done = stop
-    pieces += filler[done:]
+        pieces += [*filler[start:stop], statement]
+        start = stop
+    pieces += filler[start:]
     return make_example(
         tokenizer,
         subtask,
@@ -81,10 +81,10 @@ def draw_filler(
     """
     start = rng.randrange(len(sentences))
     chosen: list[str] = []
-    seen = total = 0
+    num_tried = total = 0
     stop: int | None = None  # the last sentence to try
     while True:
-        picked = [sentences[(start + seen + i) % len(sentences)] for i in range(_BATCH)]
+        picked = [sentences[(start + num_tried + i) % len(sentences)] for i in range(_BATCH)]
         encoded = tokenizer.backend_tokenizer.encode_batch(
             [" " + s for s in picked], add_special_tokens=False
         )
@@ -95,7 +95,7 @@ def draw_filler(
             elif not is_tight:
                 return chosen
             elif stop is None:
-                stop = seen + _LOOK_AHEAD
-            seen += 1
-            if stop is not None and (seen >= stop or total + _FEW >= num_tokens):
+                stop = num_tried + _LOOK_AHEAD
+            num_tried += 1
+            if stop is not None and (num_tried >= stop or total + _FEW >= num_tokens):
                 return chosen

@@ -200,7 +200,7 @@ def read_file(path: Path, name: str) -> ExampleFile:
 
 
 def read_case(record: Record, dataset: Dataset) -> FileExample:
-    context, asked = record.text("context"), record.text("input")
+    context, question = record.text("context"), record.text("input")
     gap = "\n\n" if dataset.is_chat else ""
     answers = read_answers(record, dataset.metric)
     labels = record.texts("all_classes") if dataset.metric == "classification" else ()
@@ -209,8 +209,8 @@ def read_case(record: Record, dataset: Dataset) -> FileExample:
             raise record.error("answers", f"must be among all_classes, {len(labels)} labels")
     return FileExample(
         document=f"{dataset.before}{gap}{context}",
-        task=dataset.after.replace("{input}", asked),
-        question=asked if asked.strip() else dataset.after,
+        task=dataset.after.replace("{input}", question),
+        question=question if question.strip() else dataset.after,
         answers=answers,
         metric=dataset.metric,
         max_tokens=dataset.max_tokens,

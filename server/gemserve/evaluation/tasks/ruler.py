@@ -111,7 +111,7 @@ def _facts(
     room = draw.num_tokens
     lines: list[str] = []
     facts: dict[str, str] = {}
-    asked = Problem(kind=subtask, statements=(), question="", answers=(), gold=())
+    problem = Problem(kind=subtask, statements=(), question="", answers=(), gold=())
     while True:
         key, value = draw_key(rng), draw_value(rng)
         if key in facts or value in facts.values():
@@ -120,7 +120,7 @@ def _facts(
         if not lines:
             question = RULER_WORDING.questions[0].format(subject=key, attribute=attribute)
             answer = Answer(value, 0, line.rindex(value))
-            asked = Problem(
+            problem = Problem(
                 kind=subtask, statements=(line,), question=question, answers=(answer,), gold=(0,)
             )
             room -= len(question_prompt(tokenizer, "", question).ids)
@@ -131,7 +131,7 @@ def _facts(
         facts[key] = value
         lines.append(line)
     lines.insert(rng.randrange(len(lines)), lines.pop(0))
-    return make_example(tokenizer, subtask, draw, document="\n".join(lines), problem=asked)
+    return make_example(tokenizer, subtask, draw, document="\n".join(lines), problem=problem)
 
 
 def niah_multivalue(tokenizer: Any, draw: Draw) -> Example:

@@ -191,10 +191,14 @@ def _largest_kernel(
                 shares = tl.exp(tl.where(is_seen, scores - norm[:, None], float("-inf")))
                 # a maximum must not hide a NaN, because the caller checks for it
                 best = tl.maximum(best, shares, propagate_nan=tl.PropagateNan.ALL)
-    # put back the NaN, which tl.max ignores
-    is_nan = tl.sum(tl.where(best == best, 0, 1), 0) > 0
-    found = tl.where(is_nan, float("nan"), tl.max(best, 0))
-    tl.store(largest + columns, found, mask=is_key)
+    tl.store(largest + columns, _largest_or_nan(best), mask=is_key)
+
+
+@triton.jit
+def _largest_or_nan(values: tl.tensor) -> tl.tensor:
+    """The maximum over rows, or NaN where a row has a NaN, which tl.max ignores."""
+    is_nan = tl.sum(tl.where(values == values, 0, 1), 0) > 0
+    return tl.where(is_nan, float("nan"), tl.max(values, 0))
 
 
 @triton.jit

@@ -94,10 +94,7 @@ def _attend_kernel(
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> None:
-    """Attend to one piece of one sequence with one key head's group.
-
-    It stores `out` [splits, sequences, heads, head_dim] and its log-sum-exp.
-    """
+    """Attend to a piece of a sequence: `out` [splits, sequences, heads, head_dim] and `lse`."""
     part, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     place = table + sequence * 5
     to_value = tl.load(place + 2)
@@ -114,6 +111,40 @@ def _attend_kernel(
     q = load_rows(
         query + sequence * query_step, heads, query_head_step, is_member, HEAD_DIM, DIM_BLOCK
     )
+    largest, total, summed = _attend_range(
+        q, memory, first_row, to_value, start, stop, scale, HEAD_DIM, DIM_BLOCK, ROWS, KEYS, SOFTCAP
+    )
+    is_empty = total == 0.0  # false for a NaN, which must stay a NaN
+    total = tl.where(is_empty, 1.0, total)
+    dims = tl.arange(0, DIM_BLOCK)
+    num_heads = tl.num_programs(1) * group
+    places = (part.to(tl.int64) * tl.num_programs(2) + sequence) * num_heads + heads
+    mask = is_member[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out + places[:, None] * HEAD_DIM + dims[None, :], summed / total[:, None], mask=mask)
+    found = tl.where(is_empty, float("-inf"), largest + tl.log(total))
+    tl.store(lse + places, found, mask=is_member)
+
+
+@triton.jit
+def _attend_range(
+    q: tl.tensor,
+    memory: tl.tensor,
+    first_row: tl.tensor,
+    to_value: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to tokens start..stop−1.
+
+    Returns the largest score of each row, and relative to it the sum of the exponentials and their
+    sum times the values [ROWS, DIM_BLOCK].
+    """
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     summed = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
@@ -133,15 +164,7 @@ def _attend_kernel(
         values = tl.dot(shares.to(v.dtype), v, input_precision=PRECISION)
         summed = summed * shrink[:, None] + values
         largest = higher
-    is_empty = total == 0.0  # false for a NaN, which must stay a NaN
-    total = tl.where(is_empty, 1.0, total)
-    dims = tl.arange(0, DIM_BLOCK)
-    num_heads = tl.num_programs(1) * group
-    places = (part.to(tl.int64) * tl.num_programs(2) + sequence) * num_heads + heads
-    mask = is_member[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out + places[:, None] * HEAD_DIM + dims[None, :], summed / total[:, None], mask=mask)
-    found = tl.where(is_empty, float("-inf"), largest + tl.log(total))
-    tl.store(lse + places, found, mask=is_member)
+    return largest, total, summed
 
 
 @triton.jit(do_not_specialize=["visible"])

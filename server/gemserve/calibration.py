@@ -137,7 +137,7 @@ def _field(path: Path, name: str) -> str | None:
         value = json.loads(path.read_text()).get(name)
     except (OSError, ValueError, AttributeError):
         return None
-    return value if isinstance(content, str) else None
+    return value if isinstance(value, str) else None
 
 
 def _heads(given: object, path: Path, layer: int, num_heads: int) -> tuple[tuple[int, int], ...]:

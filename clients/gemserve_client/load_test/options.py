@@ -147,7 +147,6 @@ def _parser(name: str) -> argparse.ArgumentParser:
         epilog="Lengths are N, LOW:HIGH (uniform) or MEAN~SD (normal). Several values of --rate or "
         "--concurrency, with commas, give one row each.",
     )
-    number = _number
     add = parser.add_argument
     add(
         "--url",
@@ -155,10 +154,15 @@ def _parser(name: str) -> argparse.ArgumentParser:
         default=os.environ.get("GEMSERVE_URL"),
         help="the server's address, with or without /v1; default: GEMSERVE_URL",
     )
-    add("--requests", type=number(int, 1, MAX_REQUESTS), metavar="N", help="requests per point")
+    add("--requests", type=_number(int, 1, MAX_REQUESTS), metavar="N", help="requests per point")
+    _add_traffic(parser.add_argument_group("traffic").add_argument)
+    _add_requests(parser.add_argument_group("requests").add_argument)
+    _add_results(parser.add_argument_group("results").add_argument)
+    return parser
 
-    group = parser.add_argument_group("traffic")
-    add = group.add_argument
+
+def _add_traffic(add: Callable[..., object]) -> None:
+    number = _number
     add("--rate", type=_several(number(float, 1e-6, MAX_RATE)), metavar="R", help="requests/s")
     add(
         "--concurrency", type=_several(number(int, 1, MAX_CONCURRENCY)), metavar="C", help="at once"
@@ -171,8 +175,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="the same seed sends the same prompts: change it, or "
         "restart a server that keeps prefixes")  # fmt: skip
 
-    group = parser.add_argument_group("requests")
-    add = group.add_argument
+
+def _add_requests(add: Callable[..., object]) -> None:
+    number = _number
     add("--endpoint", choices=("chat", "completions"), default="chat")
     add("--model", help="default: the first that the server lists")
     add(
@@ -188,8 +193,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--max-seconds", type=number(float, 0.001, MAX_SECONDS), default=3600.0, metavar="SECONDS",
         help="bound of the whole run; default: %(default)g")  # fmt: skip
 
-    group = parser.add_argument_group("results")
-    add = group.add_argument
+
+def _add_results(add: Callable[..., object]) -> None:
+    number = _number
     add("--slo-ttft-ms", type=number(float, 0, math.inf), metavar="MS", help="limit for goodput")
     add("--slo-tpot-ms", type=number(float, 0, math.inf), metavar="MS", help="limit for goodput")
     add("--label", help="a name for this run")
@@ -197,7 +203,6 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--out", type=_folder, metavar="DIR", help="write CSV, JSON, pictures and report.html")
     add("--json", action="store_true", help="only the result line")
     add("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="two result.json")
-    return parser
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.option_readers import number
 from gemserve.cli.option_tables import MODEL_OPTIONS
 from gemserve.cli.options import add_options, read_options
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
+
+if TYPE_CHECKING:
+    from gemserve.adapters.training.examples import TrainingExample
 
 KINDS = ("ntk", "prefix", "activation")
 
@@ -93,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: is needed to train")
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError("training needs the package accelerate; pip install 'gemserve[train]'")
-    from gemserve.adapters.training.examples import read_examples
     from gemserve.adapters.training.trainer import TrainConfig, train
     from gemserve.model.loader import load
 
@@ -101,21 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
     eos_id = min(loaded.eos_ids, default=None)
     if eos_id is None:
         raise ConfigError("the model names no token that ends an answer")
-    limits = {"eos_id": eos_id, "max_tokens": arguments.max_tokens}
-    examples = read_examples(arguments.data, loaded.tokenizer, **limits)
-    if arguments.eval_data is not None:
-        held_out = read_examples(arguments.eval_data, loaded.tokenizer, **limits)
-    else:
-        share = max(1, len(examples) // 10)
-        examples, held_out = examples[:-share], examples[-share:]
-    if not examples:
-        raise AdapterError(f"{arguments.data}: must have at least 2 examples, or --eval-data")
-    given = {
+    examples, held_out = _read_examples(arguments, loaded.tokenizer, eos_id)
+    settings = {
         f.name: getattr(arguments, f.name)
         for f in fields(TrainConfig)
         if getattr(arguments, f.name) is not None
     }
-    config = TrainConfig(**given)
+    config = TrainConfig(**settings)
     texts = [example.ids for example in examples]
     parameters = _parameters(arguments, loaded.model, texts, config.seed)
     print(
@@ -140,6 +134,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"type": arguments.kind, **asdict(result)}))
     return 0
+
+
+def _read_examples(
+    arguments: argparse.Namespace, tokenizer: Any, eos_id: int
+) -> tuple[list[TrainingExample], list[TrainingExample]]:
+    """The examples to train on, and those to evaluate with. Raises `AdapterError`."""
+    from gemserve.adapters.training.examples import read_examples
+
+    limits = {"eos_id": eos_id, "max_tokens": arguments.max_tokens}
+    examples = read_examples(arguments.data, tokenizer, **limits)
+    if arguments.eval_data is not None:
+        held_out = read_examples(arguments.eval_data, tokenizer, **limits)
+    else:
+        share = max(1, len(examples) // 10)
+        examples, held_out = examples[:-share], examples[-share:]
+    if not examples:
+        raise AdapterError(f"{arguments.data}: must have at least 2 examples, or --eval-data")
+    return examples, held_out
 
 
 def _parameters(

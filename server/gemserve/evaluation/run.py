@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -167,51 +167,60 @@ def run_example(
     num_tokens = len(example.prompt.ids)
     count = min(num_tokens, FilterParams(method="sieve", keep=keep).kept_count(num_tokens))
     outcomes: list[Outcome] = []
-
-    def add(
-        method: str,
-        text: str,
-        kept_tokens: int,
-        kept: Sequence[tuple[int, int]] | None,
-        report: FilterReport | None = None,
-    ) -> None:
-        is_short = method != "none" and kept_tokens == count == num_tokens
+    for answer in _answers(core, example, count, methods, keep):
+        report = answer.report
+        is_short = answer.method != "none" and answer.kept_tokens == count == num_tokens
         outcomes.append(
             Outcome(
                 subtask=example.subtask,
                 prompt_tokens=example.num_tokens,
                 samples=samples,
                 index=example.index,
-                method=method,
+                method=answer.method,
                 keep=keep,
-                score=score_answer(text, example),
-                recall=None if kept is None else recall(example.gold, kept),
-                kept_tokens=kept_tokens,
+                score=score_answer(answer.text, example),
+                recall=None if answer.kept is None else recall(example.gold, answer.kept),
+                kept_tokens=answer.kept_tokens,
                 depth=example.depth,
-                text=text,
+                text=answer.text,
                 coverage=None if report is None else report.coverage,
                 reason=report.reason if report else "short_prompt" if is_short else None,
             )
         )
+    return outcomes
 
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A method's answer. `kept`: half-open ranges of the prompt; None if each layer has its own."""
+
+    method: str
+    text: str
+    kept_tokens: int
+    kept: Sequence[tuple[int, int]] | None
+    report: FilterReport | None = None
+
+
+def _answers(
+    core: Core, example: Example, count: int, methods: Sequence[str], keep: int | float
+) -> Iterator[_Answer]:
+    """The answer of each method. Methods that choose outside of the engine keep `count` tokens."""
+    ids = example.prompt.ids
     if {"none", "snapkv"} <= set(methods):
-        answer, (evicted,) = answer_unfiltered(
-            core, example.prompt.ids, example.max_tokens, [count]
-        )
-        add("none", _text(core, answer), num_tokens, ((0, num_tokens),))
-        add("snapkv", _text(core, evicted), count, None)
+        answer, (evicted,) = answer_unfiltered(core, ids, example.max_tokens, [count])
+        yield _Answer("none", _text(core, answer), len(ids), ((0, len(ids)),))
+        yield _Answer("snapkv", _text(core, evicted), count, None)
         methods = [m for m in methods if m not in ("none", "snapkv")]
     for method in methods:
         if method in CHOSEN_OUTSIDE:
             kept = CHOSEN_OUTSIDE[method](core.tokenizer, example, count)
-            ids = [example.prompt.ids[p] for p in kept]
-            text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
-            add(method, text, len(kept), [(p, p + 1) for p in kept])
+            text, _ = generate(
+                core, example, [ids[p] for p in kept], FilterParams(method="none", keep=16)
+            )
+            yield _Answer(method, text, len(kept), [(p, p + 1) for p in kept])
         else:
-            params = params_of(method, keep)
-            text, report = generate(core, example, example.prompt.ids, params)
-            add(method, text, report.kept_tokens, report.selection, report)
-    return outcomes
+            text, report = generate(core, example, ids, params_of(method, keep))
+            yield _Answer(method, text, report.kept_tokens, report.selection, report)
 
 
 def generate(

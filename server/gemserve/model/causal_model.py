@@ -162,11 +162,11 @@ class CausalModel:
                 moves[index] = False
                 continue
             try:
-                moved = rotation.moved(rotated[:, :1].expand_as(at_position), shifts)
+                moved = rotation.moved(rotated[:, :1].expand_as(rotated), shifts)
             except (TypeError, RuntimeError, ValueError, AttributeError, IndexError):
                 moves[index] = False  # this model's rotation takes other arguments
                 continue
-            error = (moved - rotated).abs().max() / at_position.abs().max().clamp_min(1e-6)
+            error = (moved - rotated).abs().max() / rotated.abs().max().clamp_min(1e-6)
             moves[index] = float(error) < _KEY_TOLERANCE
         return moves
 

@@ -138,12 +138,37 @@ def run_trainer(
     `module` takes `input_ids` and `labels` and returns a `loss`. A run that was stopped goes on
     from the last of its `checkpoints`.
     """
-    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+    from transformers import EarlyStoppingCallback, Trainer
 
     trained = [p for p in module.parameters() if p.requires_grad]
     steps = max(1, math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size)))
+    trainer = Trainer(
+        model=module,
+        args=_arguments(config, steps, checkpoints, trained[0].device, is_quiet=is_quiet),
+        train_dataset=list(examples),
+        eval_dataset=list(held_out),
+        data_collator=partial(collate, pad_id=pad_id),
+        callbacks=[EarlyStoppingCallback(config.patience)] if config.patience else [],
+    )
+    is_resumed = any(checkpoints.glob("checkpoint-*"))
+    done: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
+    best = trainer.state.best_metric
+    return TrainResult(
+        steps=trainer.state.global_step,
+        train_loss=float(done.training_loss),
+        eval_loss=float("nan") if best is None else float(best),
+        num_parameters=sum(p.numel() for p in trained),
+    )
+
+
+def _arguments(
+    config: TrainConfig, steps: int, checkpoints: Path, device: torch.device, *, is_quiet: bool
+) -> Any:
+    """The arguments of transformers' `Trainer` for a run of `steps` steps."""
+    from transformers import TrainingArguments
+
     every = max(1, steps // config.evals)
-    arguments = TrainingArguments(
+    return TrainingArguments(
         output_dir=str(checkpoints),
         max_steps=steps,
         per_device_train_batch_size=config.batch_size,
@@ -168,25 +193,8 @@ def run_trainer(
         label_names=["labels"],
         seed=config.seed,
         data_seed=config.seed,
-        use_cpu=trained[0].device.type == "cpu",
+        use_cpu=device.type == "cpu",
         dataloader_pin_memory=False,
-    )
-    trainer = Trainer(
-        model=module,
-        args=arguments,
-        train_dataset=list(examples),
-        eval_dataset=list(held_out),
-        data_collator=partial(collate, pad_id=pad_id),
-        callbacks=[EarlyStoppingCallback(config.patience)] if config.patience else [],
-    )
-    is_resumed = any(checkpoints.glob("checkpoint-*"))
-    done: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
-    best = trainer.state.best_metric
-    return TrainResult(
-        steps=trainer.state.global_step,
-        train_loss=float(done.training_loss),
-        eval_loss=float("nan") if best is None else float(best),
-        num_parameters=sum(p.numel() for p in trained),
     )
 
 

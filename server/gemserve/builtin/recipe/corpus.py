@@ -10,12 +10,10 @@ import numpy as np
 
 from gemserve.builtin.recipe.curriculum import KINDS, SequenceRecipe
 from gemserve.builtin.recipe.guides import (
-    Guide,
     Pair,
     Source,
     Turn,
-    follow,
-    retrieve,
+    answer_pairs,
     within_document,
 )
 from gemserve.builtin.recipe.tokenizer import ASSISTANT, BOS, END, USER
@@ -96,12 +94,39 @@ class Corpus:
     def _sequence(self, recipe: SequenceRecipe, rng: Random) -> _Sequence:
         special = self._tokenizer.token_to_id
         problems = self._problems(recipe, rng)
-        asked = rng.sample(problems, min(recipe.questions, len(problems)))
+        questions = rng.sample(problems, min(recipe.questions, len(problems)))
         is_chat = rng.random() < 0.5
+        tail, turns = self._tail(questions, is_chat)
+        head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
+        room = recipe.num_tokens - len(head) - len(tail)
+        body, sources, spans = self._document(problems, len(head), room, recipe, rng)
+        tokens = np.array([*head, *body, *tail][: recipe.num_tokens], dtype=np.int64)
+        tokens = np.pad(tokens, (0, recipe.num_tokens - len(tokens)))
 
-        tail: list[int] = []  # questions and answers
+        start = len(head) + len(body)
+        scored: list[tuple[int, int, bool]] = []
+        pointers: list[Pair] = []
+        for turn in turns:
+            answer = [*(token for item in turn.items for token in item), special(END)]
+            first = start + turn.first - 1
+            if first + len(answer) >= recipe.num_tokens:
+                break  # the document's statements left no room
+            scored += [(first + i, token, i == len(answer) - 1) for i, token in enumerate(answer)]
+            pointers += answer_pairs(turn, sources, problems, spans, start)
+        for problem in problems:
+            pointers += within_document(problem, sources[id(problem)])
+        return _Sequence(
+            tokens=tokens,
+            positions=self._positions(recipe, len(head), len(body), spans, rng),
+            scored=scored,
+            pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
+        )
+
+    def _tail(self, questions: list[Problem], is_chat: bool) -> tuple[list[int], list[Turn]]:
+        """The tokens of questions and their answers, and where each is among them."""
+        tail: list[int] = []
         turns: list[Turn] = []
-        for index, problem in enumerate(asked):
+        for index, problem in enumerate(questions):
             if is_chat:
                 opening = "\n\n" if index == 0 else USER
                 text = f"{opening}{problem.question}{END}{ASSISTANT}"
@@ -122,40 +147,9 @@ class Corpus:
             tail += encoding.ids
             items = [self._item(a.text, i == 0) for i, a in enumerate(problem.answers)]
             turns.append(Turn(problem, len(tail), items, names))
-            tail += [*(token for item in items for token in item), special(END)]
-
-        head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
-        room = recipe.num_tokens - len(head) - len(tail)
-        body, placed, spans = self._document(problems, len(head), room, recipe, rng)
-        tokens = np.array([*head, *body, *tail][: recipe.num_tokens], dtype=np.int64)
-        tokens = np.pad(tokens, (0, recipe.num_tokens - len(tokens)))
-
-        start = len(head) + len(body)
-        scored: list[tuple[int, int, bool]] = []
-        pointers: list[Pair] = []
-        for turn in turns:
-            answer = [*(token for item in turn.items for token in item), special(END)]
-            first = start + turn.first - 1
-            if first + len(answer) >= recipe.num_tokens:
-                break  # the document's statements left no room
-            scored += [(first + i, token, i == len(answer) - 1) for i, token in enumerate(answer)]
-            sources = placed[id(turn.problem)]
-            if turn.problem.kind == "common_words":
-                low, high = spans[0]
-                pointers += [(Guide.FILTER, first, token) for token in range(low, high)]
-            elif turn.problem.kind == "tracking":
-                chains = [s for p in problems if p.kind == "tracking" for s in placed[id(p)]]
-                pointers += follow(turn, sources, chains, start)
-            else:
-                pointers += retrieve(turn, sources, start)
-        for problem in problems:
-            pointers += within_document(problem, placed[id(problem)])
-        return _Sequence(
-            tokens=tokens,
-            positions=self._positions(recipe, len(head), len(body), spans, rng),
-            scored=scored,
-            pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
-        )
+            end = self._tokenizer.token_to_id(END)
+            tail += [*(token for item in items for token in item), end]
+        return tail, turns
 
     def _problems(self, recipe: SequenceRecipe, rng: Random) -> list[Problem]:
         wording = replace(
@@ -228,14 +222,14 @@ class Corpus:
         rng.shuffle(turn)
         spots = sorted(rng.choice(boundaries) for _ in turn)
         body: list[int] = []
-        placed: dict[int, list[Source]] = {id(p): [] for p in problems}
+        sources: dict[int, list[Source]] = {id(p): [] for p in problems}
         spans: list[tuple[int, int]] = []
         done = 0
         for spot, which in zip(spots, turn, strict=True):
             body += filler[done:spot]
             done = spot
             problem = problems[which]
-            statement = len(placed[id(problem)])
+            statement = len(sources[id(problem)])
             encoding = encodings[which][statement]
             low = head + len(body)
             high = low + len(encoding.ids)
@@ -243,10 +237,10 @@ class Corpus:
                 low + encoding.char_to_token(character + 1) if character >= 0 else -1
                 for character in _item_bounds(problem, statement)  # a space goes before
             )
-            placed[id(problem)].append(Source(first, last, high - 1, name))
+            sources[id(problem)].append(Source(first, last, high - 1, name))
             spans.append((low, high))
             body += encoding.ids
-        return body + filler[done:], placed, spans
+        return body + filler[done:], sources, spans
 
     def _filler(self, count: int, is_noise: bool, rng: Random) -> tuple[list[int], list[int]]:
         """`count` filler tokens and the offsets at which a sentence may be put."""

@@ -57,6 +57,23 @@ class Source:
     name: int
 
 
+def answer_pairs(
+    turn: Turn,
+    sources: dict[int, list[Source]],
+    problems: list[Problem],
+    spans: list[tuple[int, int]],
+    start: int,
+) -> list[Pair]:
+    """The pairs of a turn's answer. The tail begins at `start`; `sources` by problem id."""
+    if turn.problem.kind == "common_words":
+        low, high = spans[0]
+        return [(Guide.FILTER, start + turn.first - 1, token) for token in range(low, high)]
+    if turn.problem.kind == "tracking":
+        chains = [s for p in problems if p.kind == "tracking" for s in sources[id(p)]]
+        return follow(turn, sources[id(turn.problem)], chains, start)
+    return retrieve(turn, sources[id(turn.problem)], start)
+
+
 def retrieve(turn: Turn, sources: list[Source], start: int) -> list[Pair]:
     """Pairs of an answer whose items each stand in a statement; `sources` by statement."""
     pairs: list[Pair] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.adapter_inspect import MAX_BYTES
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS
@@ -13,6 +14,9 @@ from gemserve.cli.options import add_options, read_options
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError
 from gemserve.types import FilterReason, FilterReport
+
+if TYPE_CHECKING:
+    from gemserve.llm import Passage
 
 WHY: dict[FilterReason, str] = {
     "short_prompt": "it is short",
@@ -58,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         if isinstance(event, Filtered):
             print(summary_of(event.report), file=sys.stderr)
             if arguments.show_kept:
-                for kept in llm.passages(prompt, event.report):
-                    print(f"[{kept.start}:{kept.stop}] {kept.text!r}", file=sys.stderr)
+                _show_kept(event.report, llm.passages(prompt, event.report))
         elif isinstance(event, TextDelta):
             print(event.text, end="", flush=True)
         elif isinstance(event, Finished):
@@ -67,6 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
             if event.reason == "length":
                 print("the answer is cut: it reached --max-tokens", file=sys.stderr)
     return 0
+
+
+def _show_kept(report: FilterReport, passages: Sequence[Passage]) -> None:
+    if not report.applied:
+        print("the model reads the whole prompt: all of its text is kept", file=sys.stderr)
+        return
+    for kept in passages:
+        print(f"[{kept.start}:{kept.stop}] {kept.text!r}", file=sys.stderr)
 
 
 def _load(path: str, model: Any) -> Any:

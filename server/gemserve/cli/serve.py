@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from gemserve.errors import ConfigError
 if TYPE_CHECKING:
     from gemserve.engine.core import Core
 
+log = logging.getLogger("gemserve.loading")
 DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
 
 
@@ -27,7 +29,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # as process 1 of a container, Python ignores SIGTERM until the server has started
+    # as process 1 of a container, Python would ignore SIGTERM until the server has started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import uvicorn
 
@@ -43,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     open_keys(server)  # these three fail early, because loading a model may take minutes
     check_adapters(server)
     _check_free(server)
+    log.info("loading %s …", model.model)
     core = build_calibrated_core(model, engine)
     name = server.served_model_name or model.model
     _print_settings(core, name)

@@ -20,7 +20,7 @@ REST_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedExample:
-    """One example in all layers, from the rows of `question` and the prompt's last `LAST` ones."""
+    """One example in all layers, with the rows of `question` and the prompt's last rows."""
 
     evidence: Evidence
     calibration: Calibration
@@ -41,12 +41,13 @@ def variant(
     rest: float | None = REST_SHARE,
     chunk: int | None = None,
 ) -> Choose:
-    """Sieve with other chunks, other rows or heads, or another way to add up what these show.
+    """A choice like sieve's, with one thing changed.
 
-    `rows`: so many at the prompt's end instead of the served ones. `all_heads`: of the filter layer
-    instead of the calibrated ones. `heads`, `window`: how the probabilities of heads, and then of
-    rows, become one score. `more_layers`: whose heads look, too, below the filter layer. `rest`:
-    see `reserved`. `chunk`: fixed chunks of that size rank as one, with margins of half a chunk.
+    `rows`: watch so many rows at the prompt's end instead of sieve's. `all_heads`: use all heads of
+    the filter layer instead of the calibrated ones. `heads`, `window`: how the probabilities of
+    heads, and then those of rows, become one score ("max" or "sum"). `more_layers`: also use the
+    heads of so many lower layers. `rest`: see `reserved`. `chunk`: rank fixed chunks of that size
+    as a whole, with margins of half a chunk.
     """
 
     def choose(example: ObservedExample, keep: int) -> list[int]:
@@ -81,7 +82,7 @@ def variant(
 
 
 def by_chunks(scores: torch.Tensor, size: int) -> torch.Tensor:
-    """Positions by the rank of their chunk, or of the best one whose margin reaches them."""
+    """Positions by the rank of their chunk, or of the best chunk whose margin reaches them."""
     margin, num_tokens = size // 2, len(scores)
     padded = torch.nn.functional.pad(scores, (0, -num_tokens % size), value=-torch.inf)
     best = padded.view(-1, size).amax(1).repeat_interleave(size)[:num_tokens]
@@ -104,7 +105,7 @@ def reserved(
 def probabilities(
     evidence: Evidence, heads: Sequence[tuple[int, int]], rows: Sequence[int]
 ) -> torch.Tensor:
-    """What these rows of these (layer, head) pairs look at: [heads, rows, tokens]."""
+    """The attention of these rows in these (layer, head) pairs: [heads, rows, tokens]."""
     at = [evidence.rows.index(row) for row in rows]
     future = torch.arange(evidence.num_tokens)[None] > torch.tensor(rows)[:, None]
     looks = []

@@ -22,12 +22,12 @@ from gemserve.synthetic.problems import MANY_WORDINGS, SEPARATOR, Problem, Probl
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Token ids and targets of one step; integers are int64.
+    """Token ids and targets of one step. Integers are int64.
 
-    `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers] index the positions
-    whose next token is scored, `targets`: [answers] that token, `ends`: [answers] bool, whether it
-    is an answer's last. `pointers`: [pairs, 4], a `Guide`, a row, a position in it that should
-    attend, and the earlier one it should attend to.
+    `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers], the positions whose
+    next token is scored. `targets`: [answers], that token. `ends`: [answers], bool, whether it is
+    the last token of an answer. `pointers`: [pairs, 4], a `Guide`, a row, a position in it, and the
+    earlier position that it should attend to.
     """
 
     tokens: np.ndarray
@@ -48,9 +48,9 @@ class _Sequence:
 
 
 def _item_bounds(problem: Problem, statement: int) -> tuple[int, int, int]:
-    """First and last character of what a statement has for an answer, asked for or not.
+    """First and last character of a statement's item, whether or not a question needs it.
 
-    And the last one of its subject's name, -1 if there is none.
+    The third number is the last character of the subject's name; -1 if there is none.
     """
     if problem.kind == "tracking":  # "VAR name = …"
         return len("VAR "), problem.statements[statement].index(" =") - 1, -1
@@ -166,7 +166,7 @@ class Corpus:
         )
         (kind,) = rng.choices(KINDS, recipe.weights)
         if kind == "common_words":
-            # a word is a token, the question and answer take 40 or so
+            # a word is one token; question and answer take about 40
             num_words = max(40, recipe.num_tokens - 60) * rng.randint(5, 10) // 10
             return [
                 maker.common_words(
@@ -195,7 +195,7 @@ class Corpus:
         return ids
 
     def _item_core(self, text: str) -> list[int]:
-        """An answer's tokens as they stand in the document: a word's has its leading space."""
+        """An answer's tokens as the document has them: a word includes its leading space."""
         return self._encode(f" {text}" if text[0].islower() else text)
 
     def _item(self, text: str, is_first: bool) -> list[int]:
@@ -206,11 +206,11 @@ class Corpus:
     def _document(
         self, problems: list[Problem], head: int, room: int, recipe: SequenceRecipe, rng: Random
     ) -> tuple[list[int], dict[int, list[Source]], list[tuple[int, int]]]:
-        """All statements spread over filler, `room` tokens in all if that is enough.
+        """All statements among filler: `room` tokens in all, if the statements fit.
 
-        Also where the item of each of a problem's statements stands, and every statement's first
-        and last token, counted from `head` tokens before the document. A problem's statements keep
-        their order.
+        Also returns the places of each problem's items, and every statement's first token and the
+        token after its last, counted from `head` tokens before the document. Problems keep their
+        statements' order.
         """
         encodings = [
             [self._tokenizer.encode(" " + s, add_special_tokens=False) for s in p.statements]
@@ -235,7 +235,7 @@ class Corpus:
             high = low + len(encoding.ids)
             first, last, name = (
                 low + encoding.char_to_token(character + 1) if character >= 0 else -1
-                for character in _item_bounds(problem, statement)  # a space goes before
+                for character in _item_bounds(problem, statement)  # a space precedes the statement
             )
             sources[id(problem)].append(Source(first, last, high - 1, name))
             spans.append((low, high))
@@ -243,7 +243,7 @@ class Corpus:
         return body + filler[done:], sources, spans
 
     def _filler(self, count: int, is_noise: bool, rng: Random) -> tuple[list[int], list[int]]:
-        """`count` filler tokens and the offsets at which a sentence may be put."""
+        """`count` filler tokens, and the offsets at which a sentence may be inserted."""
         if count <= 0:
             return [], [0]
         if is_noise:
@@ -278,7 +278,7 @@ class Corpus:
         slack = recipe.max_position - recipe.num_tokens
         if slack <= 0 or rng.random() < 0.3:
             return positions
-        # log-uniform reach: every distance scale is seen, not only the longest
+        # log-uniform reach, so that training has distances of every scale
         reach = int(slack ** rng.random())
         count = max(1, body // rng.choice((16, 64, 256)))
         drawn = sorted(rng.randrange(head, head + body + 1) for _ in range(count))

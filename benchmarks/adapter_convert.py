@@ -1,9 +1,10 @@
 """A system prompt of 2,000 tokens against the NTK adapter that is fitted to it.
 
-The prompt is a handbook: prose with a few facts in it. Chats ask about a text of the user's own,
-where the prompt should change nothing, or about a fact of the handbook: one that the chats it is
-fitted on ask about too, or one that none of them does, which only the prompt's keys can tell. How
-alike the answers are is told for each; so is what the model says without the prompt.
+The prompt is a handbook: prose with a few facts in it. The chats are of three kinds. Some ask about
+a text of their own, and the prompt should not change their answers. Some ask about a fact of the
+handbook that the fitting chats ask about, too. Some ask about a fact that no fitting chat asks
+about, so only the prompt's keys hold it. For each kind the result says how often answers agree with
+those after the prompt, with the adapter and with nothing in its place.
 """
 
 from __future__ import annotations
@@ -25,51 +26,31 @@ from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
 from gemserve.adapters.training.conversion_texts import ConversionText, after_text
 from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
-from gemserve.adapters.training.parameters import read_prefix
+from gemserve.adapters.training.parameters import Parameters, read_prefix
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 TESTED = 100  # chats of each kind
+Chat = list[dict[str, str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=1900, help="of prose in the prompt")
-    parser.add_argument("--facts", type=int, default=16, help="half of which are asked about")
-    parser.add_argument("--chats", type=int, default=400, help="to fit on")
-    parser.add_argument("--asked", type=float, default=0.5, help="share of them about its facts")
-    parser.add_argument("--fit-steps", type=int, default=600)
-    parser.add_argument("--distill-steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=1)
-    results.add_common(parser)
-    arguments = parser.parse_args()
+    arguments = read_arguments()
     loaded = load(ModelConfig(device=arguments.device))
     model, rng = loaded.model, Random(f"convert {arguments.seed}")
-    prose = list(draw_filler(loaded.tokenizer, stdlib_sentences(), arguments.tokens, rng))
-    facts = [ProblemMaker(rng).single() for _ in range(arguments.facts)]
-    for fact in facts:
-        at = rng.randrange(len(prose))
-        prose[at:at] = fact.statements
-    text = " ".join(prose)
-    asked = round(arguments.asked * arguments.chats)
-    taught = [own(rng) for _ in range(arguments.chats - asked)]
+    text, facts = handbook(loaded, arguments.tokens, arguments.facts, rng)
     known = facts[: len(facts) // 2]
-    taught += [about(rng.choice(known)) for _ in range(asked)]
-    rng.shuffle(taught)
-    tested = {
-        "own text": [own(rng) for _ in range(TESTED)],
-        "asked before": [about(fact) for fact in known],
-        "never asked": [about(fact) for fact in facts[len(known) :]],
-    }
-    ids, probes = probes_of(loaded, text, taught)
+    fitting, tested = draw_chats(arguments, known, facts[len(known) :], rng)
+    ids, texts = conversion_texts(loaded, text, fitting)
     keys, values = read_prefix(model, ids)
     prefix = Prefix("", "", keys=keys, values=values)
     config = ConvertConfig(
@@ -79,23 +60,70 @@ def main() -> None:
         seed=arguments.seed,
     )
     start = time.perf_counter()
-    parameters, fit = convert(model, prefix, probes, config, results.note)
-    spent_s = time.perf_counter() - start
+    parameters, fit = convert(model, prefix, texts, config, results.note)
     rows: list[dict[str, Any]] = [
         {
             "positions": len(ids),
             "prefix_bytes": prefix.num_bytes,
             "parameters": parameters.num_parameters,
-            "convert_s": spent_s,
+            "convert_s": time.perf_counter() - start,
             "layer_error": statistics.mean(fit.fitted),
             "layer_error_without": statistics.mean(fit.without),
         }
     ]
     for kind, chats in tested.items():
-        _, held_out = probes_of(loaded, text, chats)
+        _, held_out = conversion_texts(loaded, text, chats)
         for name, other in (("nothing", None), ("ntk 16", parameters)):
             alike = agreement(model, prefix, other, held_out)
             rows.append({"chats": kind, "instead": name, **asdict(alike)})
+    adapter = stored(model, parameters)
+    rows += measure_served(loaded, text, tested["own text"], adapter, arguments.repeats)
+    results.finish("convert", arguments.device, rows, arguments.json)
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=1900, help="tokens of prose in the prompt")
+    parser.add_argument("--facts", type=int, default=16, help="the chats ask about half of them")
+    parser.add_argument("--chats", type=int, default=400, help="chats to fit on")
+    parser.add_argument("--asked", type=float, default=0.5, help="share of chats about the facts")
+    parser.add_argument("--fit-steps", type=int, default=600)
+    parser.add_argument("--distill-steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    results.add_common(parser)
+    return parser.parse_args()
+
+
+def handbook(
+    loaded: LoadedModel, num_tokens: int, num_facts: int, rng: Random
+) -> tuple[str, list[Problem]]:
+    """Prose with facts in it, and the facts."""
+    prose = list(draw_filler(loaded.tokenizer, stdlib_sentences(), num_tokens, rng))
+    facts = [ProblemMaker(rng).single() for _ in range(num_facts)]
+    for fact in facts:
+        at = rng.randrange(len(prose))
+        prose[at:at] = fact.statements
+    return " ".join(prose), facts
+
+
+def draw_chats(
+    arguments: argparse.Namespace, known: list[Problem], unknown: list[Problem], rng: Random
+) -> tuple[list[Chat], dict[str, list[Chat]]]:
+    """Chats to fit on, which ask about `known` facts only, and chats to test with by kind."""
+    about_facts = round(arguments.asked * arguments.chats)
+    fitting = [chat_with_text(rng) for _ in range(arguments.chats - about_facts)]
+    fitting += [chat_about(rng.choice(known)) for _ in range(about_facts)]
+    rng.shuffle(fitting)
+    tested = {
+        "own text": [chat_with_text(rng) for _ in range(TESTED)],
+        "asked before": [chat_about(fact) for fact in known],
+        "never asked": [chat_about(fact) for fact in unknown],
+    }
+    return fitting, tested
+
+
+def stored(model: CausalModel, parameters: Parameters) -> Adapter:
+    """The adapter as a server loads it from a folder."""
     with tempfile.TemporaryDirectory() as root:
         write_folder(
             Path(root) / "adapter",
@@ -106,21 +134,17 @@ def main() -> None:
         )
         store = AdapterStore(model, Path(root), 1 << 30)
         store.load("a", "adapter")
-        rows += served(loaded, text, tested["own text"], store.get("a"), arguments.repeats)
-    results.finish("convert", arguments.device, rows, arguments.json)
+        return store.get("a")
 
 
-Chat = list[dict[str, str]]
-
-
-def own(rng: Random) -> Chat:
-    """A question about a text that comes with it."""
+def chat_with_text(rng: Random) -> Chat:
+    """A chat whose question is about a text in the same message."""
     problem = ProblemMaker(rng).single()
     return turns(f"{' '.join(problem.statements)}\n\n{problem.question}", problem)
 
 
-def about(problem: Problem) -> Chat:
-    """A question about what only the handbook says."""
+def chat_about(problem: Problem) -> Chat:
+    """A chat whose question only the handbook answers."""
     return turns(problem.question, problem)
 
 
@@ -131,7 +155,7 @@ def turns(question: str, problem: Problem) -> Chat:
     ]
 
 
-def probes_of(
+def conversion_texts(
     loaded: LoadedModel, text: str, chats: list[Chat]
 ) -> tuple[tuple[int, ...], list[ConversionText]]:
     with tempfile.TemporaryDirectory() as folder:
@@ -140,10 +164,10 @@ def probes_of(
         return after_text(loaded.tokenizer, text, path, max_tokens=4096)
 
 
-def served(
+def measure_served(
     loaded: LoadedModel, text: str, chats: list[Chat], adapter: Adapter, repeats: int
 ) -> list[dict[str, Any]]:
-    """Whole answers that are right, and the time to the first token, by the engine."""
+    """Share of right answers and time to the first token, measured with the engine."""
     core = assemble(loaded, EngineConfig(kv_memory_bytes=256 << 20))
     arms: dict[str, tuple[list[dict[str, str]], Adapter | None]] = {
         "the prompt": ([{"role": "system", "content": text}], None),
@@ -153,12 +177,12 @@ def served(
     rights: dict[str, list[bool]] = {name: [] for name in arms}
     firsts: dict[str, list[float]] = {name: [] for name in arms}
     for chat in [*chats[:repeats], *chats]:  # the first ones warm up
-        for name, (system, own_adapter) in arms.items():  # in turn: side by side
+        for name, (system, used_adapter) in arms.items():  # in turn, so that all see the same load
             ids = loaded.tokenizer.apply_chat_template(
                 [*system, *chat[:-1]], add_generation_prompt=True, return_dict=False
             )
-            said, first_s = answer(core, tuple(ids), own_adapter)
-            rights[name].append(said.strip() == chat[-1]["content"])
+            reply, first_s = answer(core, tuple(ids), used_adapter)
+            rights[name].append(reply.strip() == chat[-1]["content"])
             firsts[name].append(first_s)
     return [
         {
@@ -172,7 +196,7 @@ def served(
 
 
 def answer(core: Core, ids: tuple[int, ...], adapter: Adapter | None) -> tuple[str, float]:
-    """What the engine says, and seconds to its first token."""
+    """The engine's answer, and seconds to its first token."""
     request = Request(
         request_id="benchmark",
         prompt_ids=ids,
@@ -180,14 +204,14 @@ def answer(core: Core, ids: tuple[int, ...], adapter: Adapter | None) -> tuple[s
         filter=FilterParams(method="none", keep=16),
         adapter=adapter,
     )
-    said, first_s, start = "", 0.0, time.perf_counter()
+    reply, first_s, start = "", 0.0, time.perf_counter()
     for event in core.run_alone(request):
         if isinstance(event, TextDelta):
             first_s = first_s or time.perf_counter() - start
-            said += event.text
+            reply += event.text
         elif isinstance(event, Finished):
             assert event.error is None, event.error
-    return said, first_s
+    return reply, first_s
 
 
 if __name__ == "__main__":

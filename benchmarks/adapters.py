@@ -1,7 +1,7 @@
-"""What each type of adapter learns of a task that the built-in model cannot do, and what it costs.
+"""What each type of adapter learns of a task that the built-in model cannot do, and its cost.
 
-The task: the value asked for, in another notation. Every contestant sees the same examples in the
-same number of steps, with the learning rate that did best for it on a seed that is not reported.
+The task is to give a value in another notation. Every contestant trains on the same examples in the
+same number of steps. Its learning rate is the one that did best on a seed that is not reported.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ RATES = {"ntk": 1e-2, "prefix": 5e-2, "activation": 1e-2, "lora": 3e-3, "convert
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`size`: the rank s of ntk, positions of a prefix, the rank r of LoRA.
+    """`size` is the rank s of ntk, the positions of a prefix, or the rank r of LoRA.
 
-    "converted" is a prefix, trained as others are, and an NTK adapter of rank 16 fitted to it.
+    "converted" is a prefix, trained as others are, and an NTK adapter of rank 16 that is fitted to
+    it.
     """
 
     kind: str
@@ -196,7 +197,7 @@ def trained(
 
 
 def convert_folder(loaded: LoadedModel, folder: Path, examples: list[TrainingExample]) -> int:
-    """Put an NTK adapter in the place of a trained prefix; its parameters."""
+    """Replace a trained prefix by an NTK adapter. Returns its number of parameters."""
     model, base = loaded.model, base_of(loaded.model)
     prefix = load_adapter("", folder, model, base, 1 << 30)
     assert isinstance(prefix, Prefix)
@@ -274,7 +275,7 @@ def exact(core: Core, adapter: Adapter | None, tested: list[Chat]) -> float:
 
 
 def decode_seconds(core: Core, adapter: Adapter | None, repeats: int) -> float:
-    """Median step of eight sequences of 256 tokens that all decode with the adapter."""
+    """Median time of a step in which eight sequences of 256 tokens decode with the adapter."""
     steps: list[float] = []
     for repeat in range(repeats):
         for seed in range(8):

@@ -1,7 +1,7 @@
-"""Going on from the kept tokens' states at the filter layer, against reading them anew.
+"""Compares continuing from the kept tokens' states at the filter layer with reading them again.
 
-Both after the same filter pass, through transformers' own attention. Answers are compared in
-`ablation.py --carry`; here are the time to the first token and what must be held for it.
+Both follow the same filter pass, through transformers' own attention. Answers are compared in
+`ablation.py --carry`. This script measures the time to the first token and the memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def main() -> None:
     layers, lower = list(model.model.layers), harness.FILTER_LAYER
     config = model.config
     number = next(model.parameters()).element_size()
-    kv_bytes = 2 * config.num_key_value_heads * config.head_dim * number  # a token in one layer
+    # bytes of a token in one layer
+    kv_bytes = 2 * config.num_key_value_heads * config.head_dim * number
     rows = []
     for num_tokens in map(int, arguments.lengths.split(",")):
         ids = torch.tensor([harness.random_ids(num_tokens, config.vocab_size, 0)])

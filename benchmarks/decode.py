@@ -159,7 +159,7 @@ def _weight_bytes(model: Any, count: int) -> int:
 
 
 class _Clock(StoppingCriteria):
-    """Never stops anything: notes when `generate` has each token."""
+    """A stopping criterion that never stops, and notes when `generate` has each token."""
 
     def __init__(self, device: str) -> None:
         self._device = device

@@ -1,11 +1,12 @@
-"""Does a filter pass in FP8 keep what the model's own precision keeps, and is the answer as good?
+"""Does a filter pass in FP8 keep what the model's own precision keeps, with answers as good?
 
-Needles of every kind. `overlap`: the share of positions kept in the model's own precision that are
-kept in FP8 too, in the mean and at worst; beside it the shares of answers right (`score`) and of
-needed tokens kept (`recall`), each with that in the model's own precision. On a CPU, where the own
-one is float32, bfloat16 is compared likewise: a yardstick, since near equals change places under
-any rounding. There the FP8 products are emulated, so times say nothing; on a GPU of compute
-capability 9.0 they are the hardware's.
+`overlap` is the share of positions kept in the model's own precision that FP8 keeps too, on average
+and at worst. Beside it are the share of right answers (`score`) and of needed tokens kept
+(`recall`), each also in the model's own precision. The prompts are needles of every kind.
+
+On a CPU the own precision is float32, and bfloat16 is compared too, because any rounding changes
+the order of near equals. FP8 products are emulated there, so times say nothing. On a GPU of compute
+capability 9.0 the hardware computes them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Result:
 
 
 def with_fp8(core: Core) -> Core:
-    """The same engine, filtering in FP8."""
+    """The same engine with FP8 filter passes."""
     device = core.model.device
     if device.type == "cuda":
         check_device(device)
@@ -66,7 +67,7 @@ def positions(report: FilterReport) -> set[int]:
 
 
 def rows_of(about: dict[str, Any], results: dict[str, list[Result]]) -> list[dict[str, Any]]:
-    """One row for each precision beside the model's own, "own"."""
+    """One row for each precision other than the model's own, which is called "own"."""
     own = results["own"]
     rows: list[dict[str, Any]] = []
     for precision, others in results.items():
@@ -100,7 +101,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def needles(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Of a model that answers."""
+    """Overlap, score and recall for a model that answers."""
     settings = EngineConfig(filter_min_tokens=0)
     own = assemble(load(ModelConfig(model=arguments.model, device=arguments.device)), settings)
     cores = {"own": own, "fp8": with_fp8(own)}
@@ -136,7 +137,7 @@ def answer(core: Core, example: Example, params: FilterParams) -> Result:
 
 
 def noise(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Random weights, random tokens: nothing stands out, so near equals are all there is."""
+    """Overlap for random weights and tokens. Nothing stands out, so all scores are near equals."""
     weights = harness.random_llama(arguments.device)
     own = harness.build_core(weights, kv_memory_bytes=1 << 30)
     cores = {"own": own, "fp8": with_fp8(own)}

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from gemserve.config import EngineConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
+from gemserve.filtering.method_cost import reading_bytes
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
 from gemserve.types import FilterMethod, FilterParams, Finished, Request, SamplingParams, TextDelta
@@ -198,7 +199,7 @@ def request_bytes(shape: Any, method: Any, tokens: int, new: int, keep: int, lay
     """KV bytes that one request holds at its peak. `shape`: the model's `ModelShape`."""
     if method == "none":
         return int(shape.kept_bytes(tokens + new))
-    return int(max(shape.reading_bytes(method, tokens, layer), shape.kept_bytes(keep + new)))
+    return int(max(reading_bytes(shape, method, tokens, layer), shape.kept_bytes(keep + new)))
 
 
 def random_ids(count: int, vocab_size: int, seed: int) -> list[int]:

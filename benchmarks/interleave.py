@@ -1,8 +1,8 @@
-"""Does a long prompt stall the streams beside it, and do they stall it?
+"""How much does a long prompt delay the streams beside it, and how much do they delay it?
 
-Eight streams decode; then a long prompt arrives and is filtered. Reported: the gaps between the
-streams' tokens without it and while it is read (p50, p99), and its time to first token alone and
-beside the streams. One configuration for all of it.
+Eight streams decode. Then a long prompt arrives and is filtered. The result has the gaps between
+the streams' tokens without the prompt and while it is read (p50, p99), and the prompt's time to
+first token alone and beside the streams. All of it uses one configuration.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a prefix costs as it grows, and what NTK-Attention's term costs in its place.
 
-One layer's attention over a chunk, and the whole model reading a prompt and decoding a token, each
-with a real prefix of 2^0 to 2^16 positions, with the term, and with neither; interleaved, medians.
-The term does not know how long a prefix it stands for: it is measured anew beside each length.
+It measures one layer's attention over a chunk, and the whole model reading a prompt and decoding a
+token: with a real prefix of 2^0 to 2^16 positions, with the term, and with neither, in turn. The
+figures are medians. The term's cost does not depend on the prefix that it replaces; it is measured
+again beside each length.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def timed(
     taken: dict[tuple[str, int], list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, adapter in contestants.items():
-            run(adapter)  # a long prefix leaves the caches to whoever comes next
+            run(adapter)  # a long prefix fills the caches before the next contestant runs
             results.synchronize(device)
             start = time.perf_counter()
             run(adapter)

@@ -18,6 +18,7 @@ import results
 from gemserve.cli.option_readers import read_bytes
 from gemserve.engine.core import Core
 from gemserve.engine.job import Job
+from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import FilterMethod, Finished, Request
 
@@ -110,7 +111,7 @@ class Contest:
         kept = length if method == "none" else min(options.keep, length)
         steps = range(options.max_tokens - 1)
         decoding = sum(shape.prefill_chunk(kept + i, 1) + shape.head() for i in steps)
-        return shape.prompt_flops(method, length, options.keep, layer), decoding
+        return prompt_flops(shape, method, length, options.keep, layer), decoding
 
     def _core(self, variant: str) -> Core:
         chunk = self._options.chunk_tokens

@@ -20,6 +20,7 @@ import torch
 
 from gemserve.cli.option_readers import read_bytes
 from gemserve.engine.core import Core
+from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.causal_model import CausalModel
 
 SDPA = "transformers_sdpa"
@@ -183,7 +184,7 @@ class Race:
         ratio = none_s / ttft_s if none_s and ttft_s else None
         method: Any = "none" if contestant.variant is None else contestant.method
         flops, full = (
-            self.shape.prompt_flops(m, contestant.length, self.options.keep, self.layer)
+            prompt_flops(self.shape, m, contestant.length, self.options.keep, self.layer)
             for m in (method, "none")
         )
         bound = None if contestant.variant is None else full / flops

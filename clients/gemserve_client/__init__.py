@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use: the command line starts, and names what lacks, without the SDK."""
+    """Import a name on first use, because the command line must start without the SDK."""
     if name in __all__:
         for home in ("filters", "replies", "client"):
             found = vars(import_module(f"{__name__}.{home}")).get(name)

@@ -1,6 +1,6 @@
-"""`client.adapters`: the adapters that requests can name, listed, loaded and unloaded.
+"""`client.adapters` lists, loads and unloads the adapters that requests can name.
 
-Where the server has keys, loading and unloading need an administrator's key.
+If the server has keys, loading and unloading need an administrator's key.
 """
 
 from __future__ import annotations

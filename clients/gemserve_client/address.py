@@ -1,4 +1,7 @@
-"""The server's address and the key: as given, else from the environment, else this machine's."""
+"""The server's address and the API key.
+
+Both come from an argument, else from the environment, else from a default.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 def server_url(given: str | None = None) -> str:
-    """Return `given`, or GEMSERVE_URL, or port 8000 here. An address without a path gets /v1."""
+    """Return `given`, else GEMSERVE_URL, else port 8000 of this machine.
+
+    An address without a path gets /v1.
+    """
     url = given or os.environ.get("GEMSERVE_URL") or DEFAULT_URL
     return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
 
@@ -20,5 +26,5 @@ def has_key(given: str | None = None) -> bool:
 
 
 def server_key(given: str | None = None) -> str:
-    """Return `given`, or GEMSERVE_API_KEY, or "none" for a server that wants no key."""
+    """Return `given`, else GEMSERVE_API_KEY, else "none" for a server that needs no key."""
     return given or os.environ.get("GEMSERVE_API_KEY") or "none"

@@ -25,7 +25,7 @@ class ChatCompletions(chat.Completions):
     ```
     """
 
-    @overload  # type: ignore[override]  # fields in a typed dict: they follow the SDK's
+    @overload  # type: ignore[override]  # the typed dict lists the same fields as the SDK
     def create(self, **request: Unpack[ChatRequest]) -> ChatCompletion: ...
 
     @overload

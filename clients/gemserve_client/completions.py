@@ -19,7 +19,7 @@ class Completions(resources.Completions):
     ```
     """
 
-    @overload  # type: ignore[override]  # fields in a typed dict: they follow the SDK's
+    @overload  # type: ignore[override]  # the typed dict lists the same fields as the SDK
     def create(self, **request: Unpack[CompletionRequest]) -> Completion: ...
 
     @overload

@@ -8,7 +8,7 @@ FilterMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "rand
 
 
 class Filter(TypedDict, total=False):
-    """How a prompt is filtered. The server decides what is left out.
+    """How a prompt is filtered. The server fills in what is left out.
 
     `keep` is a number of tokens, a fraction of the prompt in (0, 1), or "auto". `layer` counts from
     0. Instead of a `Filter`, a request may give the name of a method alone.

@@ -1,6 +1,6 @@
-"""The SDK's replies with the `filter` object that gemserve adds, and the endpoints it adds.
+"""The SDK's replies with gemserve's `filter` object, and the replies of gemserve's own endpoints.
 
-`filter` is None where a server sent none. In a stream the first chunk of each choice has it.
+`filter` is None if the server sent none. In a stream the first chunk of each choice has it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FilterReason = Literal[
 class FilterReport(BaseModel):
     """What the filter did.
 
-    `selection` is the kept tokens as half-open ranges, if the request has `return_selection`.
-    `coverage` says how focused attention was: the share of it that the best sixteenth of the
-    document got. Some methods do not measure it.
+    `selection` has the kept tokens as half-open ranges, if the request has `return_selection`.
+    `coverage` is the share of the attention that the best sixteenth of the document got. It says
+    how focused attention was. Some methods do not measure it.
     """
 
     method: FilterMethod
@@ -63,7 +63,7 @@ class Adapter(BaseModel):
     """An adapter that requests can name.
 
     It takes `positions` of the context, and `bytes` of the server's memory while it is `loaded`.
-    One that is not loaded is loaded when a request uses it. `parent` is the model.
+    The server loads an adapter that is not loaded when a request names it. `parent` is the model.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Adapter(BaseModel):
     parent: str
 
 
-# The SDK's reply types, and those that are built instead.
+# The SDK's reply types, and the types that this package builds instead.
 TYPED: Final[dict[Any, Any]] = {
     chat.ChatCompletion: ChatCompletion,
     Stream[chat.ChatCompletionChunk]: Stream[ChatCompletionChunk],

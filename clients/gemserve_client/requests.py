@@ -1,4 +1,4 @@
-"""The SDK's request fields, with `filter` and `adapter` beside them."""
+"""The SDK's request fields together with `filter` and `adapter`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Required
 from openai import Timeout
 from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from typing_extensions import TypedDict  # as the SDK, whose classes are extended
+from typing_extensions import TypedDict  # the SDK uses these, and its classes are extended here
 
 from gemserve_client.filters import FilterParam
 
@@ -37,7 +37,7 @@ class CompletionStreamRequest(
 
 
 class SelectionRequest(TypedDict, total=False):
-    """Has either a prompt or messages."""
+    """The fields of a filter request, which has either a prompt or messages."""
 
     model: Required[str]
     prompt: str | Sequence[int]

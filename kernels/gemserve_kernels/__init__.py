@@ -1,4 +1,4 @@
-"""Tensor operations of gemserve: tensors in, tensors out; no model, no server.
+"""Tensor operations of gemserve. They take and return tensors, and know no model or server.
 
 The functions named here are plain torch and run anywhere. The `triton_…` modules hold twins with
 the same names and signatures. They need triton, so only `select_backend` imports them, on CUDA.

@@ -1,8 +1,8 @@
 """Attention as parts joined by their log-sum-exp.
 
-What a token attends to is a list of parts (its own past, the causal chunk it arrives in, an
-adapter's term). Each part is evaluated alone and yields a `Partial`; `merge` joins them exactly. No
-[queries × keys] mask is ever built for the causal case.
+What a token attends to is a list of parts: its sequence's past, the causal chunk that it arrives
+in, and perhaps an adapter's term. Each part is evaluated alone and gives a `Partial`. `merge` joins
+the parts exactly. The causal case never builds a [queries × keys] mask.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """One part's contribution: e^lse · out to the numerator, e^lse · mass to the denominator.
+    """What one part adds: e^lse · out to the numerator, e^lse · mass to the denominator.
 
-    `out`: [heads, queries, head_dim]; of keys and values, softmax over this part's keys alone,
-    times its values. `lse`: [heads, queries], float32; natural log-sum-exp of this part's scaled
-    scores. `mass`: [heads, queries], float32; None: 1, as it is of keys and values.
+    `out`: [heads, queries, head_dim]; for keys and values, the softmax over this part's keys, times
+    its values. `lse`: [heads, queries], float32; natural log-sum-exp of this part's scaled scores.
+    `mass`: [heads, queries], float32; None stands for 1, which is right for keys and values.
     """
 
     out: torch.Tensor
@@ -47,7 +47,7 @@ def merge(parts: Sequence[Partial]) -> torch.Tensor:
 
 
 def join(parts: Sequence[Partial]) -> Partial:
-    """The parts, all of keys and values, as one over the keys of all of them."""
+    """Join parts of keys and values into the part over all of their keys."""
     assert all(part.mass is None for part in parts)
     if len(parts) == 1:
         return parts[0]
@@ -63,11 +63,11 @@ def reference_attention(
     mask: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> Partial:
-    """Plain attention with everything spelled out; also serves soft-capped and windowed layers.
+    """Plain attention, also for soft-capped layers and layers with a sliding window.
 
-    `query`: [heads, queries, head_dim]; `key`, `value`: [kv_heads, keys, head_dim];
-    `mask`: [queries, keys], bool, true where visible; every query must see some key.
-    `softcap` bounds scores to ±softcap by tanh, as in Gemma 2.
+    `query`: [heads, queries, head_dim]; `key`, `value`: [kv_heads, keys, head_dim]; `mask`:
+    [queries, keys], bool, true where a key is visible. Every query must see some key. `softcap`
+    bounds scores to ±softcap by tanh, as in Gemma 2.
     """
     heads, queries, _ = query.shape
     kv_heads = key.shape[0]

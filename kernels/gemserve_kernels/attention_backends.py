@@ -1,6 +1,6 @@
-"""The attention kernels: one small class for each, with what it needs to run.
+"""The attention kernels: one small class for each, with its requirements.
 
-All of them return log-sum-exps. Queries and keys have their rotary positions already.
+All of them return log-sum-exps. RoPE has already been applied to queries and keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Attention(ABC):
     extra: str | None = None
     capability: tuple[int, int] | None = None
     is_half_only: bool = False
-    most_dim: int | None = None  # the largest head_dim; it must then be a multiple of 8, too
+    # the largest head_dim; with a limit, head_dim must also be a multiple of 8
+    most_dim: int | None = None
 
     def find_obstacle(
         self, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
@@ -68,7 +69,7 @@ class Attention(ABC):
 
 
 class Reference(Attention):
-    """Plain torch, any device: what the others are tested against."""
+    """Plain torch on any device. The tests compare the other kernels with it."""
 
     name = "reference"
 
@@ -95,7 +96,8 @@ class AtenCpu(Attention):
         # with zero keys this kernel kills the process (SIGFPE) instead of raising
         _check(query, key, is_causal)
         heads, queries, head_dim = query.shape
-        if is_causal:  # heads of a group share their key head through a stride of 0: no copy
+        # the heads of a group share their key head through a stride of 0, without a copy
+        if is_causal:
             kv_heads = key.shape[0]
             group = heads // kv_heads
             q = query.reshape(kv_heads, group, queries, head_dim)
@@ -128,9 +130,9 @@ class Flash(Attention):
 
 
 class Cudnn(Attention):
-    """cuDNN's, through torch; takes fewer key heads than query heads.
+    """cuDNN's kernel, through torch. It takes fewer key heads than query heads.
 
-    It plans anew for each pair of a number of queries and one of keys.
+    It makes a new plan for each pair of a number of queries and a number of keys.
     """
 
     name = "cudnn"
@@ -158,7 +160,7 @@ class Cudnn(Attention):
 
 
 class Efficient(Attention):
-    """torch's memory-efficient kernel: any dtype, as many key heads as query heads."""
+    """torch's memory-efficient kernel. It takes any dtype, and one key head per query head."""
 
     name = "efficient"
     device = "cuda"
@@ -168,7 +170,8 @@ class Efficient(Attention):
     ) -> Partial:
         _check(query, key, is_causal)
         heads, queries, head_dim = query.shape
-        if is_causal:  # a chunk's own keys, few beside the past, which is never repeated
+        # only a chunk's own keys are repeated; they are few beside the past, which never is
+        if is_causal:
             group = heads // key.shape[0]
             q = query.unsqueeze(0)
             k, v = (t.repeat_interleave(group, dim=0).unsqueeze(0) for t in (key, value))
@@ -205,7 +208,7 @@ class FlashAttn2(Attention):
 
 
 class FlashAttn4(Attention):
-    """The package flash-attn-4, a pre-release: chosen by name only."""
+    """The package flash-attn-4. It is a pre-release and is used only when it is named."""
 
     name = "flash-attn-4"
     device = "cuda"
@@ -225,7 +228,7 @@ class FlashAttn4(Attention):
         return _unbatched(out.transpose(1, 2), lse, query)
 
 
-# "auto" takes the first that can be used; those after the reference are taken by name only.
+# "auto" takes the first kernel that can be used. Kernels after the reference must be named.
 ATTENTION: tuple[Attention, ...] = (
     AtenCpu(),
     FlashAttn2(),
@@ -238,7 +241,7 @@ ATTENTION: tuple[Attention, ...] = (
 
 
 def is_installed(package: str) -> bool:
-    """By the package's own name: flash-attn and flash-attn-4 share a module's."""
+    """Look a package up by its own name: flash-attn and flash-attn-4 share a module name."""
     try:
         version(package)
     except PackageNotFoundError:
@@ -252,14 +255,14 @@ def _check(query: Tensor, key: Tensor, is_causal: bool) -> None:
 
 
 def _rows_of_groups(query: Tensor, key: Tensor) -> Tensor:
-    """A group's heads as rows of one product, so that each key is read once.
+    """The heads of a group as rows of one product, so that each key is read once.
 
-    `query`: [heads, queries, head_dim]; returns [1, kv_heads, group · queries, head_dim].
+    `query`: [heads, queries, head_dim]. Returns [1, kv_heads, group · queries, head_dim].
     """
     return query.reshape(1, key.shape[0], -1, query.shape[-1])
 
 
 def _unbatched(out: Tensor, lse: Tensor, query: Tensor) -> Partial:
-    """Of [1, heads, queries, head_dim], and [1, heads, queries or more] or […, queries, 1]."""
+    """Drop the batch dimension, rows beyond `queries`, and a last dimension of size 1."""
     heads, queries, _ = query.shape
     return Partial(out[0], lse.reshape(heads, -1)[:, :queries])

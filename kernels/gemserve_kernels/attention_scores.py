@@ -1,4 +1,4 @@
-"""How much some rows of a prompt attend to each of its tokens, at one layer."""
+"""How much some rows of a prompt attend to each of its tokens in one layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ def raw_scores(
 ) -> torch.Tensor:
     """Σ over heads of q·Kᵀ for one query row: [keys], float32.
 
-    `query`: [heads, head_dim], `key`: [kv_heads, keys, head_dim], both post-RoPE; no 1/√d and no
-    softmax (GemFilter, Algorithm 2). Without a soft cap the sum over the heads of a group commutes
-    with the product, so each key is read once. A soft cap applies to scaled scores, head by head.
+    `query`: [heads, head_dim], `key`: [kv_heads, keys, head_dim], both after RoPE. There is no 1/√d
+    and no softmax (GemFilter, Algorithm 2). Without a soft cap the queries of a group are summed
+    before the product, so that each key is read once. A soft cap applies to scaled scores, head by
+    head.
     """
     kv_heads = key.shape[0]
     grouped = query.float().reshape(kv_heads, -1, query.shape[-1])  # [kv_heads, group, head_dim]
@@ -61,10 +62,10 @@ def largest_attention(
 def grouped_probabilities(
     query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
 ) -> torch.Tensor:
-    """Attention probabilities summed over the window's rows and each group's heads.
+    """Attention probabilities, summed over the last rows and each group's heads.
 
-    `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, keys, head_dim],
-    both post-RoPE; rows are causal. Returns [kv_heads, keys], float32.
+    `query`: [heads, window, head_dim], the prompt's last rows; `key`: [kv_heads, keys, head_dim];
+    both after RoPE. Rows are causal. Returns [kv_heads, keys], float32.
     """
     heads, window, _ = query.shape
     kv_heads, keys, _ = key.shape

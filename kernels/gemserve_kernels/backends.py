@@ -1,7 +1,7 @@
-"""The tensor operations of one kind of machine, as one object that is chosen once.
+"""The tensor operations of one kind of machine, in one object that is chosen once.
 
-`Backend` is the list of all operations: each name below is a function, whose docstring is its
-contract. A backend for another kind of machine replaces the functions that it does better.
+`Backend` lists all operations. Each name below is a function whose docstring is its contract. A
+backend for another kind of machine replaces the functions that it does better.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gemserve_kernels.decode import decode_attention, fused_decode_attention
 class Backend:
     """Plain torch, for any device.
 
-    `name` and `part` are those of the attention kernel; `kernels` names what computes the other
-    operations. If `is_recordable`, `write` and `decode` never wait for the device, so a CUDA graph
-    can record them.
+    `name` and `part` are those of the attention kernel. `kernels` names what computes the other
+    operations. If `is_recordable`, `write` and `decode` never wait for the device, so that a CUDA
+    graph can record them.
     """
 
     kernels = "torch"
@@ -40,7 +40,7 @@ class Backend:
 
 
 class CpuBackend(Backend):
-    """Decodes with torch's fused kernel, sequence by sequence: nothing is faster on a CPU."""
+    """Decodes one sequence after the other with torch's fused kernel, the fastest on a CPU."""
 
     decode = staticmethod(fused_decode_attention)
 

@@ -1,4 +1,7 @@
-"""One query of each of several sequences against its keys and values, where they lie."""
+"""Attention in a decode step: one query for each of several sequences.
+
+Keys and values are read where they are in memory.
+"""
 
 from __future__ import annotations
 
@@ -64,14 +67,14 @@ def fused_decode_attention(
         return decode_attention(query, kv, layer=layer, scale=scale, softcap=softcap, window=window)
     sequences, heads, head_dim = query.shape
     kv_heads, rows = kv.kv_heads, kv.rows
-    # a group's query heads are the rows of one small product: each key is read once
+    # a group's query heads are the rows of one small product, so that each key is read once
     grouped = query.reshape(sequences, 1, kv_heads, heads // kv_heads, head_dim)
     outs: list[torch.Tensor] = []
     lses: list[torch.Tensor] = []
     for q, place in zip(grouped, kv.places, strict=True):
         first, to_head, to_value, to_layer, length = place
         seen = length if window is None else min(window, length)
-        if seen == 0:  # the kernel would kill the process
+        if seen == 0:  # an empty sequence would make the kernel kill the process
             outs.append(torch.zeros_like(q))
             lses.append(torch.full(q.shape[:-1], -torch.inf))
             continue

@@ -1,4 +1,4 @@
-"""Copies of keys and values: new ones into memory, chosen ones from one place to another."""
+"""Copies keys and values: new ones into memory, and chosen ones to another place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tens
     """Copy the chosen positions [layers, kv_heads, kept] of `source` to 0..kept−1 of `target`.
 
     `source`, `target`: [at least that many layers, 2 (keys, values), kv_heads, tokens, head_dim],
-    of one dtype; they may be views of one memory, but must not overlap.
+    of one dtype. They may be views of the same memory but must not overlap.
     """
     layers, _, kept = chosen.shape
     index = chosen.unsqueeze(-1).expand(-1, -1, -1, source.shape[-1])
@@ -21,9 +21,10 @@ def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tens
 
 
 def write_tokens(kv: KVTable, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
-    """Store each sequence's newest key and value, [kv_heads, sequences, head_dim], as its last.
+    """Store the newest key and value of each sequence in its last place.
 
-    The lengths in `kv` already count the new token. Nothing is stored for an empty sequence.
+    `key`, `value`: [kv_heads, sequences, head_dim]. The lengths in `kv` already count the new
+    token. Nothing is stored for an empty sequence.
     """
     rows = kv.newest + layer * kv.table[:, 3:4]  # [sequences, kv_heads]
     of_values = rows + kv.table[:, 2:3]

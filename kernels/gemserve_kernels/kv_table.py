@@ -1,4 +1,4 @@
-"""Where the keys and values of several sequences lie in one memory."""
+"""Tells where the keys and values of several sequences are within one memory."""
 
 from __future__ import annotations
 

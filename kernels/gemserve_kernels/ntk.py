@@ -1,7 +1,8 @@
-"""NTK-Attention's term: what a prefix of any length adds to attention, at the cost of a short one.
+"""NTK-Attention's term: it acts like a prefix of any length at the cost of a short one.
 
-Algorithm 2 of the NTK-Attention paper, for one layer. Its denominator is added to, as there; the
-ten lines of code in its appendix multiply by (se + φk)/se instead, which is wrong.
+This is Algorithm 2 of the NTK-Attention paper for one layer. The term is added to the denominator,
+as in Algorithm 2. The code in the paper's appendix multiplies by (se + φk)/se instead, which is
+wrong.
 """
 
 from __future__ import annotations
@@ -12,37 +13,37 @@ import torch
 
 from gemserve_kernels.attention import Partial, merge
 
-LEAST_SHARE = 1e-3  # of Σ|φ_i k_i|: the least a denominator's term may be
+LEAST_SHARE = 1e-3  # least value of the denominator's term, as a share of Σ|φ_i k_i|
 
 
 def ntk_features(query: torch.Tensor, size: int) -> torch.Tensor:
     """φ(query): [..., size], in the dtype of `query`; `size` is head_dim or twice that.
 
-    φ(z) = d^(−1/4) · (z where z ≥ 0, else e^z) + 1, element by element; it jumps by d^(−1/4) at 0,
-    where gradients are those of z ≥ 0. The paper uses 2·d features without defining them: here they
-    are [φ(z); φ(−z)].
+    φ(z) = d^(−1/4) · (z where z ≥ 0, else e^z) + 1, element by element. It jumps by d^(−1/4) at 0;
+    the gradient there is that of z ≥ 0. The paper uses 2·d features without defining them: here
+    they are [φ(z); φ(−z)].
     """
     head_dim = query.shape[-1]
     assert size in (head_dim, 2 * head_dim)
     z = query if size == head_dim else torch.cat([query, -query], dim=-1)
-    # e^z of large z is infinite, and would make its gradient NaN although it is not chosen
+    # e^z of a large z is infinite and would make the gradient NaN, even though z is chosen
     chosen = torch.where(z >= 0, z, z.clamp(max=0).exp())
     return chosen * head_dim**-0.25 + 1
 
 
 def ntk_part(query: torch.Tensor, z_a: torch.Tensor, z_b: torch.Tensor, k: torch.Tensor) -> Partial:
-    """The part (0, φ(q)·Z, φ(q)·k) of attention, Z = Z_A·Z_B.
+    """The part (0, φ(q)·Z, φ(q)·k) of attention, where Z = Z_A·Z_B.
 
-    `query`: [heads, queries, head_dim], as attention gets it, after RoPE; `z_a`: [heads, r, s];
-    `z_b`: [heads, s, head_dim]; `k`: [heads, r]; all three float32, one of each per query head.
+    `query`: [heads, queries, head_dim], after RoPE; `z_a`: [heads, r, s]; `z_b`: [heads, s,
+    head_dim]; `k`: [heads, r]; the last three are float32, one for each query head.
 
-    The mass φ(q)·k is at least `LEAST_SHARE` · Σ|φ_i k_i|: a denominator near zero or below it
-    would make anything of the output. While k ≥ 0, as after training, the bound is never reached.
-    Where k is all zero there is no part: Z then counts for nothing.
+    The mass φ(q)·k is at least `LEAST_SHARE` · Σ|φ_i k_i|, because the output would be arbitrary
+    with a denominator near or below zero. While k ≥ 0, as after training, the bound is never
+    reached. Where k is all zero there is no part, and Z does not count.
     """
     features = ntk_features(query.double(), k.shape[-1])  # [heads, queries, r]
     out = features.to(z_a.dtype) @ z_a @ z_b
-    # float64, as what is left of the sum may be a thousandth of its terms
+    # float64, because the sum may be a thousandth of its terms
     column = k.double().unsqueeze(-1)  # [heads, r, 1]
     mass = (features @ column).squeeze(-1)
     least = LEAST_SHARE * (features.abs() @ column.abs()).squeeze(-1)
@@ -58,10 +59,10 @@ def merge_ntk(
     z_b: torch.Tensor,
     k: torch.Tensor,
 ) -> torch.Tensor:
-    """Join parts of keys and values with the term of their queries: [heads, queries, head_dim].
+    """Join parts of keys and values with the term: [heads, queries, head_dim].
 
-    The result has the dtype of the first part. The other arguments are those of `ntk_part`. For no
-    query may all the parts and the term be empty.
+    The result has the dtype of the first part. The other arguments are those of `ntk_part`. Each
+    query needs at least one part or term that is not empty.
     """
     assert all(part.mass is None for part in parts)
     return merge([*parts, ntk_part(query, z_a, z_b, k)])

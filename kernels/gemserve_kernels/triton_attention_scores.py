@@ -1,8 +1,8 @@
-"""How much some rows of a prompt attend to each of its tokens: Triton's twin of `attention_scores`.
+"""Triton's twin of `attention_scores`: how much rows of a prompt attend to its tokens.
 
 Keys are read twice. The first pass finds every row's log-sum-exp, in pieces of `_SPLIT` keys that
-run side by side; with it, the second knows each probability as soon as it has the score. Of [heads,
-rows, keys] one block exists at a time.
+run side by side. With it the second pass can turn each score into a probability at once. Only one
+block of [heads, rows, keys] exists at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from gemserve_kernels.triton_blocks import block_of, key_block, load_rows, score_block
 
-_SPLIT = 1024  # keys of one program of the first pass: a multiple of every block
+_SPLIT = 1024  # keys of one program of the first pass, a multiple of every block size
 _MOST_ROWS = 32
 
 
@@ -68,7 +68,7 @@ def _log_sum_exp(
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Of every row's scores: [heads, rows], float32. `rows`: their positions."""
+    """Log-sum-exp of every row's scores: [heads, rows], float32. `rows` are positions."""
     heads, num_rows, head_dim = query.shape
     kv_heads, keys, _ = key.shape
     assert 0 < num_rows <= keys
@@ -110,7 +110,10 @@ def _lse_kernel(
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> None:
-    """One piece's keys: `lse` [splits, heads, num_rows] of some rows of one key head's group."""
+    """Log-sum-exp over one piece of keys, for some rows of one key head's group.
+
+    It stores `lse` [splits, heads, num_rows].
+    """
     part, kv_head = tl.program_id(0), tl.program_id(1)
     rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)  # of the group's heads, one by one
     is_row = rows < group * num_rows
@@ -128,11 +131,11 @@ def _lse_kernel(
         scores = score_block(q, k, scale, SOFTCAP)
         scores = tl.where(columns[None, :] <= last_seen[:, None], scores, float("-inf"))
         higher = tl.maximum(largest, tl.max(scores, 1))
-        # a row that has seen nothing yet keeps −inf, from which nothing can be subtracted
+        # a row that has seen no key yet has −inf, and −inf − (−inf) would be NaN
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(largest - shift) + tl.sum(tl.exp(scores - shift[:, None]), 1)
         largest = higher
-    is_empty = total == 0.0  # not of a NaN, which must stay one
+    is_empty = total == 0.0  # false for a NaN, which must stay a NaN
     found = tl.where(is_empty, float("-inf"), largest + tl.log(tl.where(is_empty, 1.0, total)))
     at = (part * kv_heads + kv_head) * group * num_rows + rows
     tl.store(lse + at, found, mask=is_row)
@@ -160,7 +163,7 @@ def _largest_kernel(
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> None:
-    """Some keys of `largest` [keys], over all heads and rows."""
+    """Some keys of `largest` [keys], the maximum over all heads and rows."""
     columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     is_key = columns < keys
     best = tl.zeros([ROWS, KEYS], tl.float32)
@@ -186,12 +189,16 @@ def _largest_kernel(
                 scores = score_block(q, k, scale, SOFTCAP)
                 norm = tl.load(lse + head * num_rows + rows, mask=is_row, other=0.0)
                 shares = tl.exp(tl.where(is_seen, scores - norm[:, None], float("-inf")))
-                # a NaN must not hide behind another head: whoever chooses by it looks for one
+                # a maximum must not hide a NaN, because the caller checks for it
                 best = tl.maximum(best, shares, propagate_nan=tl.PropagateNan.ALL)
-    # NaN again, which tl.max would pass over
-    is_nan = tl.sum(tl.where(best == best, 0, 1), 0) > 0
-    found = tl.where(is_nan, float("nan"), tl.max(best, 0))
-    tl.store(largest + columns, found, mask=is_key)
+    tl.store(largest + columns, _largest_or_nan(best), mask=is_key)
+
+
+@triton.jit
+def _largest_or_nan(values: tl.tensor) -> tl.tensor:
+    """The maximum over rows, or NaN where a row has a NaN, which tl.max ignores."""
+    is_nan = tl.sum(tl.where(values == values, 0, 1), 0) > 0
+    return tl.where(is_nan, float("nan"), tl.max(values, 0))
 
 
 @triton.jit
@@ -214,7 +221,10 @@ def _grouped_kernel(
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> None:
-    """Some keys of one key head: `grouped` [kv_heads, keys] over its group's heads and rows."""
+    """Some keys of one key head of `grouped` [kv_heads, keys].
+
+    It sums over the rows and the heads of the group.
+    """
     columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     kv_head = tl.program_id(1)
     is_key = columns < keys

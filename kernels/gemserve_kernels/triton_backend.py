@@ -1,4 +1,4 @@
-"""The backend of our own Triton kernels. Importing it needs triton."""
+"""The backend of gemserve's own Triton kernels. Importing it needs triton."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemserve_kernels.backends import Backend
 
 
 class TritonBackend(Backend):
-    """Our own kernels on CUDA for everything but `part`. They have never run on a GPU."""
+    """Triton kernels on CUDA for every operation but `part`. They have never run on a GPU."""
 
     kernels = "triton"
     is_recordable = True

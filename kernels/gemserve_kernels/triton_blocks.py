@@ -1,4 +1,4 @@
-"""What the Triton kernels share: loading a block of rows, and scoring it."""
+"""What the Triton kernels share: they load a block of rows, and compute its scores."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import triton.language as tl
 # Triton's interpreter multiplies bfloat16 as if it were integers, so blocks become float32 there.
 # On a GPU they keep their dtype, which is what its tensor cores multiply.
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-# How tl.dot multiplies float32: three products in tf32 stand for one. Halves are exact either way.
+# tl.dot multiplies float32 as three products in tf32. Half precision is exact either way.
 PRECISION = tl.constexpr("tf32x3")
 
 
 def block_of(size: int, most: int | None = None) -> int:
-    """A block's side for `size` elements: a power of two, at least tl.dot's 16, at most `most`."""
+    """Side of a block for `size` elements: a power of two, from tl.dot's 16 to `most`."""
     block = max(16, int(triton.next_power_of_2(size)))
     return block if most is None else min(block, most)
 
 
 def key_block(head_dim: int, dtype: torch.dtype) -> int:
-    """Keys of one block: 16 KiB of them, so that a few fit a multiprocessor's shared memory."""
+    """Keys of one block. They take 16 KiB, so that a few blocks fit into shared memory."""
     return max(16, min(64, (16 << 10) // (block_of(head_dim) * dtype.itemsize)))
 
 
@@ -33,7 +33,7 @@ def load_rows(
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """A block [rows, DIM_BLOCK] in the dtype of the memory, 0 outside of what there is."""
+    """Load a block [rows, DIM_BLOCK] in the memory's dtype. Places out of range are 0."""
     dims = tl.arange(0, DIM_BLOCK)
     at = base + rows[:, None] * row_step + dims[None, :]
     mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
@@ -52,12 +52,13 @@ def score_block(
 ) -> tl.tensor:
     """Scaled scores [rows, keys], float32, of [rows, dim] and [keys, dim].
 
-    SOFTCAP, if it is given, bounds them.
+    SOFTCAP bounds them, if it is given.
     """
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
     if SOFTCAP is not None:
         ratio = scores / SOFTCAP
-        shrunk = tl.exp(-2.0 * tl.abs(ratio))  # tanh by an exponential that cannot overflow
+        # computes tanh by an exponential that cannot overflow
+        shrunk = tl.exp(-2.0 * tl.abs(ratio))
         bounded = SOFTCAP * (1.0 - shrunk) / (1.0 + shrunk)
         scores = tl.where(ratio < 0, -bounded, bounded)
     return scores

@@ -1,8 +1,8 @@
-"""A decode step's attention in one or two launches: Triton's twin of `decode`.
+"""Triton's twin of `decode`: the attention of a decode step in one or two launches.
 
-Every sequence's keys and values are read where they lie. A group's query heads are the rows of one
-product, so that each key is read once. Long sequences are split: the pieces run side by side, each
-yields its output and log-sum-exp, and a second kernel joins them.
+Keys and values are read where they are in memory. A group's query heads are the rows of one
+product, so that each key is read once. Long sequences are split into pieces that run side by side.
+Each piece gives its output and log-sum-exp, and a second kernel joins the pieces.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gemserve_kernels.triton_blocks import (
     score_block,
 )
 
-_PROGRAMS = 512  # wanted at once: a few for each multiprocessor of a large GPU
-_PIECES = 16  # joined at a time
+_PROGRAMS = 512  # programs to have at once: a few for each multiprocessor of a large GPU
+_PIECES = 16  # pieces joined at a time
 
 
 def decode_attention(
@@ -34,7 +34,7 @@ def decode_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> Partial:
-    """See `decode.decode_attention`. Never waits for the device."""
+    """See `decode.decode_attention`. It never waits for the device."""
     sequences, heads, head_dim = query.shape
     assert sequences == kv.num_sequences
     assert query.stride(2) == 1
@@ -68,7 +68,7 @@ def decode_attention(
 
 
 def _split_size(programs: int, visible: int, block: int) -> int:
-    """Keys of one piece: whole blocks, as few of them as keep a large GPU busy."""
+    """Keys of one piece: whole blocks, and so few that a large GPU stays busy."""
     blocks = max(1, triton.cdiv(visible, block))
     splits = min(blocks, max(1, _PROGRAMS // max(1, programs)))
     return int(triton.cdiv(blocks, splits)) * block
@@ -94,14 +94,14 @@ def _attend_kernel(
     KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> None:
-    """One piece of one sequence, for one key head: `out` [splits, sequences, heads, head_dim]."""
+    """Attend to a piece of a sequence: `out` [splits, sequences, heads, head_dim] and `lse`."""
     part, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     place = table + sequence * 5
     to_value = tl.load(place + 2)
     first_row = tl.load(place) + layer * tl.load(place + 3) + kv_head * tl.load(place + 1)
     length = tl.load(place + 4).to(tl.int32)
     start = tl.maximum(length - visible, 0) + part * split
-    # the first piece of an empty sequence says so; further pieces are not read where there are none
+    # the first piece of an empty sequence stores −inf; later pieces past the end are never read
     if (part > 0) & (start >= length):
         return
     stop = tl.minimum(start + split, length)
@@ -111,6 +111,40 @@ def _attend_kernel(
     q = load_rows(
         query + sequence * query_step, heads, query_head_step, is_member, HEAD_DIM, DIM_BLOCK
     )
+    largest, total, summed = _attend_range(
+        q, memory, first_row, to_value, start, stop, scale, HEAD_DIM, DIM_BLOCK, ROWS, KEYS, SOFTCAP
+    )
+    is_empty = total == 0.0  # false for a NaN, which must stay a NaN
+    total = tl.where(is_empty, 1.0, total)
+    dims = tl.arange(0, DIM_BLOCK)
+    num_heads = tl.num_programs(1) * group
+    places = (part.to(tl.int64) * tl.num_programs(2) + sequence) * num_heads + heads
+    mask = is_member[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out + places[:, None] * HEAD_DIM + dims[None, :], summed / total[:, None], mask=mask)
+    found = tl.where(is_empty, float("-inf"), largest + tl.log(total))
+    tl.store(lse + places, found, mask=is_member)
+
+
+@triton.jit
+def _attend_range(
+    q: tl.tensor,
+    memory: tl.tensor,
+    first_row: tl.tensor,
+    to_value: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to tokens start..stop−1.
+
+    Returns the largest score of each row, and relative to it the sum of the exponentials and their
+    sum times the values [ROWS, DIM_BLOCK].
+    """
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     summed = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
@@ -121,7 +155,8 @@ def _attend_kernel(
         k = load_rows(memory, rows, HEAD_DIM, is_token, HEAD_DIM, DIM_BLOCK)
         scores = score_block(q, k, scale, SOFTCAP)
         scores = tl.where(is_token[None, :], scores, float("-inf"))
-        higher = tl.maximum(largest, tl.max(scores, 1))  # finite: every block holds a token
+        # `largest` is finite, because every block holds a token
+        higher = tl.maximum(largest, tl.max(scores, 1))
         shrink = tl.exp(largest - higher)
         shares = tl.exp(scores - higher[:, None])
         total = total * shrink + tl.sum(shares, 1)
@@ -129,15 +164,7 @@ def _attend_kernel(
         values = tl.dot(shares.to(v.dtype), v, input_precision=PRECISION)
         summed = summed * shrink[:, None] + values
         largest = higher
-    is_empty = total == 0.0  # not of a NaN, which must stay one
-    total = tl.where(is_empty, 1.0, total)
-    dims = tl.arange(0, DIM_BLOCK)
-    num_heads = tl.num_programs(1) * group
-    places = (part.to(tl.int64) * tl.num_programs(2) + sequence) * num_heads + heads
-    mask = is_member[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out + places[:, None] * HEAD_DIM + dims[None, :], summed / total[:, None], mask=mask)
-    found = tl.where(is_empty, float("-inf"), largest + tl.log(total))
-    tl.store(lse + places, found, mask=is_member)
+    return largest, total, summed
 
 
 @triton.jit(do_not_specialize=["visible"])
@@ -153,12 +180,13 @@ def _join_kernel(
     DIM_BLOCK: tl.constexpr,
     PIECES: tl.constexpr,
 ) -> None:
-    """One head of one sequence, over its own pieces: `out` [sequences, heads, head_dim]."""
+    """Join the pieces of one head of one sequence: `out` [sequences, heads, head_dim]."""
     head, sequence = tl.program_id(0), tl.program_id(1)
     length = tl.load(table + sequence * 5 + 4).to(tl.int32)
     count = tl.cdiv(tl.minimum(length, visible), split)
     own = sequence.to(tl.int64) * tl.num_programs(0) + head
-    step = tl.num_programs(1).to(tl.int64) * tl.num_programs(0)  # from a piece to the next
+    # the step from one piece to the next
+    step = tl.num_programs(1).to(tl.int64) * tl.num_programs(0)
     largest = tl.full([PIECES], float("-inf"), tl.float32)
     for first in range(0, count, PIECES):
         parts = first + tl.arange(0, PIECES)

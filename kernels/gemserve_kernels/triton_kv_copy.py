@@ -1,4 +1,4 @@
-"""Copies of keys and values: Triton's twins of `kv_copy`."""
+"""Triton's twins of `kv_copy`: they copy keys and values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from gemserve_kernels.kv_table import KVTable
 
-_TOKENS = 32  # copied by one program
+_TOKENS = 32  # tokens that one program copies
 
 
 def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tensor) -> None:
@@ -28,7 +28,7 @@ def gather_tokens(source: torch.Tensor, target: torch.Tensor, chosen: torch.Tens
 
 
 def write_tokens(kv: KVTable, key: torch.Tensor, value: torch.Tensor, *, layer: int) -> None:
-    """See `kv_copy.write_tokens`. Never waits for the device."""
+    """See `kv_copy.write_tokens`. It never waits for the device."""
     kv_heads, sequences, head_dim = key.shape
     assert (kv_heads, sequences) == (kv.kv_heads, kv.num_sequences)
     assert key.shape == value.shape
@@ -43,7 +43,7 @@ def write_tokens(kv: KVTable, key: torch.Tensor, value: torch.Tensor, *, layer: 
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether any byte between the first and the last element of one is so of the other."""
+    """Whether the ranges of bytes, from first to last element, of two tensors overlap."""
     (low, high), (other_low, other_high) = (
         (
             t.data_ptr(),
@@ -77,7 +77,7 @@ def _gather_kernel(
     DIM_BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> None:
-    """Some tokens of one layer's keys, or values, of one head."""
+    """Copy some tokens of one head's keys or values in one layer."""
     head = tl.program_id(1)
     layer, side = tl.program_id(2) // 2, tl.program_id(2) % 2
     slots = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -108,7 +108,7 @@ def _write_kernel(
     DIM_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
-    """One sequence's newest token, all heads."""
+    """Store one sequence's newest token in all heads."""
     sequence = tl.program_id(0)
     place = table + sequence * 5
     length = tl.load(place + 4)

@@ -1,4 +1,4 @@
-"""NTK-Attention's term, evaluated and joined in one launch: Triton's twin of `ntk.merge_ntk`."""
+"""Triton's twin of `ntk.merge_ntk`: it evaluates and joins the term in one launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemserve_kernels.attention import Partial, join
 from gemserve_kernels.ntk import LEAST_SHARE
 from gemserve_kernels.triton_blocks import PRECISION, block_of
 
-_FEATURES = 64  # of one step
+_FEATURES = 64  # features of one step of the loop
 
 
 def merge_ntk(
@@ -69,46 +69,19 @@ def _merge_kernel(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
 ) -> None:
-    """Some queries of one head."""
+    """Merge the parts and the term for some queries of one head."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     is_row = rows < queries
-    inners = tl.arange(0, INNER_BLOCK)
-    is_inner = inners < inner
-    middle = tl.zeros([ROWS, INNER_BLOCK], tl.float32)  # φ(q)·Z_A
-    # float64, as what is left of the sum may be a thousandth of its terms
-    mass = tl.zeros([ROWS], tl.float64)
-    least = tl.zeros([ROWS], tl.float64)
-    for first in range(0, features, FEATURES):
-        columns = first + tl.arange(0, FEATURES)
-        is_column = columns < features
-        is_mirrored = columns >= HEAD_DIM  # the second half of 2·head_dim features is φ(−q)
-        dims = tl.where(is_mirrored, columns - HEAD_DIM, columns)
-        at = query + head * query_head_step + rows[:, None] * query_step + dims[None, :]
-        z = tl.load(at, mask=is_row[:, None] & is_column[None, :], other=0.0).to(tl.float32)
-        z = tl.where(is_mirrored[None, :], -z, z)
-        phi = tl.where(z >= 0, z, tl.exp(tl.where(z >= 0, 0.0, z))) * unit + 1.0
-        own = head * features + columns
-        a = tl.load(
-            z_a + own[:, None] * inner + inners[None, :],
-            mask=is_column[:, None] & is_inner[None, :],
-            other=0.0,
-        )
-        middle += tl.dot(phi, a, input_precision=PRECISION)
-        terms = phi.to(tl.float64) * tl.load(k + own, mask=is_column, other=0.0)[None, :]
-        mass += tl.sum(terms, 1)
-        least += tl.sum(tl.abs(terms), 1)
     dims = tl.arange(0, DIM_BLOCK)
     is_dim = (dims < HEAD_DIM)[None, :]
-    b = tl.load(
-        z_b + (head * inner + inners[:, None]) * HEAD_DIM + dims[None, :],
-        mask=is_inner[:, None] & is_dim,
-        other=0.0,
-    )
-    term = tl.dot(middle, b, input_precision=PRECISION)  # φ(q)·Z
-    held = tl.maximum(mass, LEAST * least, propagate_nan=tl.PropagateNan.ALL).to(tl.float32)
+    term, held = _term(
+        query + head * query_head_step, rows, head, z_a, z_b, k,
+        queries, features, inner, unit, query_step,
+        LEAST, HEAD_DIM, DIM_BLOCK, INNER_BLOCK, ROWS, FEATURES,
+    )  # fmt: skip
     size = tl.load(lse + head * lse_head_step + rows * lse_step, mask=is_row, other=0.0)
-    # where k is all zero there is no term; of those there are, the larger is the unit
+    # where k is all zero there is no term; the larger log-sum-exp becomes the unit
     term_size = tl.where(held == 0.0, float("-inf"), 0.0)
     most = tl.maximum(size, term_size)
     weight, term_weight = tl.exp(size - most), tl.exp(term_size - most)
@@ -119,3 +92,65 @@ def _merge_kernel(
     below = weight + term_weight * held
     places = (head * tl.cast(queries, tl.int64) + rows)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + places, above / below[:, None], mask=mask)
+
+
+@triton.jit
+def _term(
+    query: tl.tensor,
+    rows: tl.tensor,
+    head: tl.tensor,
+    z_a: tl.tensor,
+    z_b: tl.tensor,
+    k: tl.tensor,
+    queries: tl.tensor,
+    features: tl.tensor,
+    inner: tl.tensor,
+    unit: tl.tensor,
+    query_step: tl.int64,
+    LEAST: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    INNER_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """φ(q)·Z [ROWS, DIM_BLOCK] and the mass φ(q)·k [ROWS] of some queries of one head."""
+    is_row = rows < queries
+    inners = tl.arange(0, INNER_BLOCK)
+    is_inner = inners < inner
+    middle = tl.zeros([ROWS, INNER_BLOCK], tl.float32)  # φ(q)·Z_A
+    # float64, because the sum may be a thousandth of its terms
+    mass = tl.zeros([ROWS], tl.float64)
+    least = tl.zeros([ROWS], tl.float64)
+    for first in range(0, features, FEATURES):
+        columns = first + tl.arange(0, FEATURES)
+        is_column = columns < features
+        is_feature = is_row[:, None] & is_column[None, :]
+        phi = _features(query + rows[:, None] * query_step, columns, is_feature, unit, HEAD_DIM)
+        places = head * features + columns
+        a = tl.load(
+            z_a + places[:, None] * inner + inners[None, :],
+            mask=is_column[:, None] & is_inner[None, :],
+            other=0.0,
+        )
+        middle += tl.dot(phi, a, input_precision=PRECISION)
+        terms = phi.to(tl.float64) * tl.load(k + places, mask=is_column, other=0.0)[None, :]
+        mass += tl.sum(terms, 1)
+        least += tl.sum(tl.abs(terms), 1)
+    dims = tl.arange(0, DIM_BLOCK)[None, :]
+    mask = is_inner[:, None] & (dims < HEAD_DIM)
+    b = tl.load(z_b + (head * inner + inners[:, None]) * HEAD_DIM + dims, mask=mask, other=0.0)
+    term = tl.dot(middle, b, input_precision=PRECISION)  # φ(q)·Z
+    return term, tl.maximum(mass, LEAST * least, propagate_nan=tl.PropagateNan.ALL).to(tl.float32)
+
+
+@triton.jit
+def _features(
+    query: tl.tensor, columns: tl.tensor, mask: tl.tensor, unit: tl.tensor, HEAD_DIM: tl.constexpr
+) -> tl.tensor:
+    """The features φ(q) in `columns`, of the queries that the pointers `query` [rows, 1] name."""
+    is_mirrored = columns >= HEAD_DIM  # the second half of 2·head_dim features is φ(−q)
+    dims = tl.where(is_mirrored, columns - HEAD_DIM, columns)
+    z = tl.load(query + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    z = tl.where(is_mirrored[None, :], -z, z)
+    return tl.where(z >= 0, z, tl.exp(tl.where(z >= 0, 0.0, z))) * unit + 1.0

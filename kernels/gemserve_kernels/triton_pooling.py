@@ -1,4 +1,4 @@
-"""Smoothing over neighbours: Triton's twin of `attention_scores.pooled`."""
+"""Triton's twin of `attention_scores.pooled`: it smooths scores over neighbours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pool_kernel(
     IS_MEAN: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> None:
-    """Some keys of one row; beyond its ends a mean meets zeros, a maximum nothing."""
+    """Pool some keys of one row. Beyond its ends a mean sees zeros, a maximum nothing."""
     columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     row = tl.program_id(1) * tl.cast(keys, tl.int64)
     outside = 0.0 if IS_MEAN else float("-inf")
@@ -42,7 +42,7 @@ def _pool_kernel(
         near = tl.load(scores + row + at, mask=(at >= 0) & (at < keys), other=outside)
         if IS_MEAN:
             total += near
-        else:  # a NaN must not hide behind a neighbour
+        else:  # a maximum must not hide a NaN
             total = tl.maximum(total, near, propagate_nan=tl.PropagateNan.ALL)
     if IS_MEAN:
         total = total / (2 * reach + 1)

@@ -1,7 +1,7 @@
-"""Which layer and heads of a model find what is asked for, and where that is written down.
+"""Which layer and heads of a model filter its prompts, and the files that store this.
 
-A calibration belongs to weights, so files are found by a hash of them: beside the model, shipped
-with gemserve, or in the user's cache folder.
+A calibration belongs to weights, so files are found by a hash of the weights: beside the model,
+among those that come with gemserve, or in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _SHIPPED = Path(__file__).parent / "calibrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """`layer`: where filter passes end. `heads`: (layer, head) pairs that look; None: all heads of
-    that layer. `ends_with`: the rows behind the question are watched, too. `coverage_bound`: below
-    it a choice is not trusted. `source`: where it comes from, in words. `is_measured`: it was found
-    by probing these weights, not taken from a table or guessed.
+    """`layer`: where filter passes end. `heads`: the (layer, head) pairs that score tokens.
+
+    `heads` None: all heads of `layer`. `ends_with`: the rows after the question are watched, too.
+    `coverage_bound`: below it a choice is not trusted. `source`: where it comes from, in words.
+    `is_measured`: it was found by probing these weights, not taken from a table or guessed.
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
@@ -36,7 +37,7 @@ class Calibration:
     is_measured: bool = False
 
     def describe(self) -> str:
-        """Where the filter layer comes from, which heads look, and the bound: one line."""
+        """One line: the filter layer's origin, the heads, and the bound."""
         if self.heads is None:
             return (
                 f"filter layer {self.layer} is not calibrated ({self.source}): all its heads look"
@@ -49,16 +50,16 @@ class Calibration:
 
 
 def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibration:
-    """The calibration in a file. Raises `ConfigError` naming the field that is not as it must be.
+    """The calibration in a file. Raises `ConfigError` naming the field that is wrong.
 
-    Files of earlier versions have `filter_layer` alone: all heads of that layer look.
+    Files of earlier versions have only `filter_layer`, which means all heads of that layer.
     """
     try:
-        found = json.loads(path.read_text())
-        layer = found["filter_layer"]
-        heads = found.get("heads")
-        bound = found.get("coverage_bound", Calibration.GUESSED_BOUND)
-        ends_with = found.get("ends_with", True)
+        content = json.loads(path.read_text())
+        layer = content["filter_layer"]
+        heads = content.get("heads")
+        bound = content.get("coverage_bound", Calibration.GUESSED_BOUND)
+        ends_with = content.get("ends_with", True)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -85,10 +86,10 @@ def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibrat
 
 
 def find_calibration(source: str, *, model: str, weights: str | None) -> Path | None:
-    """The file for these weights: beside the model at `source`, in the user's cache, or shipped.
+    """The file for these weights: beside the model at `source`, in the cache, or shipped.
 
-    A file beside the model counts unless it names other weights. Where weights are not read (None),
-    the name that `model` was given when it was calibrated tells.
+    A file beside the model counts unless it names other weights. If weights are not read (None), a
+    file is found by the name that `model` had when it was calibrated.
     """
     beside = Path(source) / FILE
     if beside.is_file() and (weights is None or _field(beside, "weights") in (None, weights)):
@@ -101,21 +102,22 @@ def find_calibration(source: str, *, model: str, weights: str | None) -> Path | 
     return None
 
 
-def write_calibration(path: Path, found: dict[str, Any]) -> None:
+def write_calibration(path: Path, content: dict[str, Any]) -> None:
     """Write `found` to `path`, whole or not at all. Raises `ConfigError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(found, indent=1) + "\n")
+        partial.write_text(json.dumps(content, indent=1) + "\n")
         partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error})") from error
 
 
 def place_for(source: str, weights: str) -> Path:
-    """Where a new calibration belongs: beside the model, or in the cache if that is not writable.
+    """The path for a new calibration: beside the model, or in the cache if that is read-only.
 
-    What is installed with gemserve, or with another package, is not written to. `source` "": cache.
+    Nothing is written to the folders of gemserve or another installed package. `source` "": the
+    cache.
     """
     folder = Path(source)
     is_installed = "site-packages" in folder.parts or folder.is_relative_to(Path(__file__).parent)
@@ -132,10 +134,10 @@ def _cache() -> Path:
 def _field(path: Path, name: str) -> str | None:
     """A text in a calibration file; None where there is none."""
     try:
-        found = json.loads(path.read_text()).get(name)
+        value = json.loads(path.read_text()).get(name)
     except (OSError, ValueError, AttributeError):
         return None
-    return found if isinstance(found, str) else None
+    return value if isinstance(value, str) else None
 
 
 def _heads(given: object, path: Path, layer: int, num_heads: int) -> tuple[tuple[int, int], ...]:

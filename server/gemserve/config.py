@@ -12,10 +12,10 @@ from gemserve.errors import ConfigError, shown
 from gemserve.types import ADAPTER_NAME, FilterMethod, Keep, Switch
 
 DEFAULT_KEEP = 1024
-# Layers from the host share two places on the device: two of them would save nothing.
+# Layers from the host share two places on the device, so that fewer than three save nothing.
 FEWEST_OFFLOADED = 3
 FilterPrecision = Literal["model", "fp8"]
-# Who evaluates attention: "auto", or a name in `gemserve_kernels.attention_backends.ATTENTION`.
+# The attention kernel: "auto", or a name in `gemserve_kernels.attention_backends.ATTENTION`.
 ATTENTION_BACKENDS = (
     "auto",
     "aten-cpu",
@@ -26,7 +26,7 @@ ATTENTION_BACKENDS = (
     "cudnn",
     "flash-attn-4",
 )
-# Filter layers the GemFilter paper found, by (layers, hidden size, vocabulary).
+# Filter layers from the GemFilter paper, by (layers, hidden size, vocabulary).
 KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
     (32, 4096, 128256): 13,  # Llama-3.1-8B
     (40, 5120, 131072): 19,  # Mistral-Nemo-12B
@@ -36,7 +36,7 @@ KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and how it is loaded and run.
+    """Which model is served, and how it is loaded and run.
 
     `model`: "builtin", "smollm2", a GGUF file, a directory or a hub id. `dtype` auto: the
     checkpoint's own, but on a CPU float32 unless the checkpoint has bfloat16 and the CPU multiplies
@@ -53,20 +53,22 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Defaults for requests and limits of the engine.
+    """Defaults for requests, and limits of the engine.
 
     `filter_layer` None: automatic, see `choose_calibration`. `filter_keep` None: 1,024 tokens, or
-    "auto" where the layer is a guess. `calibrate`: "auto" uses the calibration that is found for
-    the model's weights; "off" uses none; else a file. `filter_on_error`: what becomes of a
-    request whose filter pass fails: an error, or an answer to the whole prompt. `kv_memory_bytes`:
-    the pool that all requests' keys and values share. `cache_memory`: the share of it, from 0 to 1,
-    that the document cache may hold as long as no request needs it. `max_running`: requests in
-    progress at once. `step_target_s`: how long a step of prompt work aims to last;
-    cancellations are seen between steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a
-    prompt goes through the layers at once. `filter_precision`: of the filter pass's matrix
-    products. `offload_layers`: so many of the upper layers rest on the host; "auto": all above
-    the filter layer. `cuda_graphs`: whether decode steps are recorded and replayed; "auto":
-    where that can be.
+    "auto" if the layer is a guess. `calibrate`: "auto" uses the calibration that is found for the
+    model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request whose
+    filter pass fails gets an error, or an answer to the whole prompt.
+
+    `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share
+    of it, from 0 to 1, that the document cache may hold as long as no request needs it.
+    `max_running`: requests in progress at once. `step_target_s`: target time of a step of prompt
+    work; cancellations are noticed between steps. `min_chunk_tokens`, `max_chunk_tokens`: how much
+    of a prompt passes the layers at once.
+
+    `filter_precision`: that of the filter pass's matrix products. `offload_layers`: how many upper
+    layers stay on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode steps
+    are recorded and replayed; "auto": if possible.
     """
 
     filter_method: FilterMethod = "sieve"
@@ -90,7 +92,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEngineConfig(EngineConfig):
-    """Settings with nothing automatic left: what `resolve_engine` returns."""
+    """Settings without automatic values, as `resolve_engine` returns them."""
 
     filter_layer: int
     filter_keep: Keep
@@ -124,8 +126,9 @@ class ServerConfig:
     adapters: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError` for what would have no effect without keys or adapters' folder, and
-        for adapters that cannot have the name they are given.
+        """Raise `ConfigError` for adapters with bad names, and for settings without effect.
+
+        Those are limits without keys, and adapters without their folder.
         """
         for name in ("admin_key_file", "requests_per_minute", "concurrency_per_key"):
             value = getattr(self, name)
@@ -144,9 +147,9 @@ class ServerConfig:
 def resolve_engine(
     config: EngineConfig, calibration: Calibration, *, num_layers: int, context_tokens: int
 ) -> ResolvedEngineConfig:
-    """Choose everything automatic in `config`, and check every limit.
+    """Replace everything automatic in `config`, and check every limit.
 
-    `max_prompt_tokens` may be above the model's context: a filter can make such prompts shorter.
+    `max_prompt_tokens` may be above the model's context, because a filter can shorten such prompts.
     """
     layer, keep, limit = calibration.layer, config.filter_keep, config.max_prompt_tokens
     if keep is None:
@@ -169,17 +172,17 @@ def resolve_engine(
 
 def choose_calibration(
     given_layer: int | None,
-    found: Calibration | None,
+    calibration: Calibration | None,
     *,
     num_layers: int,
     hidden_size: int,
     vocab_size: int,
     sliding_windows: Sequence[int | None],
 ) -> Calibration:
-    """The given layer, else the calibration that was found, else a guess; `source` tells which.
+    """The given layer, else the calibration that was found, else a guess.
 
-    A guess is the papers' layer for a model of this shape, else the layer at 40% of the depth. It
-    never has a sliding window, unless all layers have one.
+    `source` tells which. A guess is the papers' layer for a model of this shape, else the layer at
+    40% of the depth. It never has a sliding window, unless all layers have one.
     """
     if given_layer is not None:
         if not 0 <= given_layer < num_layers:
@@ -187,11 +190,11 @@ def choose_calibration(
                 f"filter_layer={given_layer}: the model has {num_layers} layers, so 0 to "
                 f"{num_layers - 1}"
             )
-        if found is not None and found.layer == given_layer:
-            return found
+        if calibration is not None and calibration.layer == given_layer:
+            return calibration
         return Calibration(layer=given_layer, source="set by --filter-layer")
-    if found is not None:
-        return found
+    if calibration is not None:
+        return calibration
     known = KNOWN_FILTER_LAYERS.get((num_layers, hidden_size, vocab_size))
     wanted = round(0.4 * num_layers) if known is None else known
     seeing = [layer for layer in range(num_layers) if sliding_windows[layer] is None]
@@ -201,7 +204,7 @@ def choose_calibration(
 
 
 def find_offload_layers(given: int | Literal["auto"], num_layers: int, filter_layer: int) -> int:
-    """How many upper layers rest on the host. The layers that filter prompts stay on the device."""
+    """How many upper layers stay on the host. Layers that filter are on the device."""
     limit = num_layers - filter_layer - 1
     count = limit if given == "auto" else given
     if count != 0 and not FEWEST_OFFLOADED <= count <= limit:

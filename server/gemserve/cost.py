@@ -1,8 +1,9 @@
-"""What a request costs, from its model's geometry alone: floating-point operations and bytes.
+"""Floating-point operations and bytes of a model's passes, from its geometry alone.
 
-Theorem 9.3 of the GemFilter thesis with its constants written out, one multiplication and one
-addition counted as two operations. (Its printed prompt memory of standard attention, 2mhd, lacks a
-factor n: it is 2mhnd.) Elementwise work (norms, activations, softmax) is not counted.
+The formulas are Theorem 9.3 of the GemFilter thesis with its constants written out. A
+multiplication and an addition count as two operations. (The thesis prints 2mhd for the prompt
+memory of standard attention. It lacks a factor n: it is 2mhnd.) Elementwise work (norms,
+activations, softmax) is not counted.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemserve.errors import ConfigError
-from gemserve.types import MAX_QUESTION_TOKENS, SNAPKV_ROWS, FilterMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A decoder's geometry.
 
-    `layer_params`: weights of one layer's matrices that a token is multiplied with;
-    `qkv_params`: those of its query, key and value projections; `element_bytes`: of one K or V
-    number in the cache.
+    `layer_params`: weights of one layer's matrices that a token is multiplied with; `qkv_params`:
+    those of its query, key and value projections; `element_bytes`: size of one K or V number in the
+    cache.
     """
 
     num_layers: int
@@ -35,71 +35,43 @@ class ModelShape:
 
     @property
     def unit_bytes(self) -> int:
-        """Keys, or values, of one token in one layer."""
+        """Bytes of the keys, or values, of one token in one layer."""
         return self.num_kv_heads * self.head_dim * self.element_bytes
 
     def attention(self, start: int, count: int) -> float:
-        """One layer's QKᵀ and PV for tokens start..start+count−1, each seeing all before it."""
+        """FLOPs of one layer's QKᵀ and PV for tokens start..start+count−1.
+
+        Each of them sees all tokens before it.
+        """
         pairs = count * start + count * (count + 1) / 2
         return self.pair() * pairs
 
     def pair(self) -> float:
-        """One query and one key in one layer, all heads."""
+        """FLOPs of one query and one key in one layer, in all heads."""
         return 4.0 * self.num_heads * self.head_dim
 
     def layer(self, start: int, count: int) -> float:
-        """One whole layer over a chunk."""
+        """FLOPs of one whole layer over a chunk."""
         return 2.0 * self.layer_params * count + self.attention(start, count)
 
     def filter_chunk(self, start: int, count: int, layer: int) -> float:
-        """Layers 0..layer−1 whole, and the projections of `layer`."""
+        """FLOPs of layers 0..layer−1, and of the projections of `layer`, over a chunk."""
         return layer * self.layer(start, count) + 2.0 * self.qkv_params * count
 
     def prefill_chunk(self, start: int, count: int) -> float:
-        """All layers, without the output head."""
+        """FLOPs of all layers over a chunk, without the output head."""
         return self.num_layers * self.layer(start, count)
 
     def head(self) -> float:
-        """Logits of one token."""
+        """FLOPs of the logits of one token."""
         return 2.0 * self.hidden_size * self.vocab_size
 
-    def scores(self, method: FilterMethod, num_tokens: int) -> float:
-        """Choosing: the last row against summed heads (gemfilter), or some rows, at most."""
-        if method == "gemfilter":
-            return 2.0 * self.num_kv_heads * self.head_dim * num_tokens
-        row = 2.0 * self.num_heads * self.head_dim * num_tokens
-        return (
-            row * SNAPKV_ROWS * self.num_layers if method == "snapkv" else row * MAX_QUESTION_TOKENS
-        )
-
-    def prompt_flops(self, method: FilterMethod, num_tokens: int, keep: int, layer: int) -> float:
-        """Everything up to the first token's logits, the second pass included."""
-        whole = self.prefill_chunk(0, num_tokens) + self.head()
-        if method == "none" or num_tokens <= keep:
-            return whole
-        if method == "snapkv":
-            return whole + self.scores(method, num_tokens)
-        if method in ("position", "random"):
-            return self.prefill_chunk(0, keep) + self.head()
-        return (
-            self.filter_chunk(0, num_tokens, layer)
-            + self.scores(method, num_tokens)
-            + self.prefill_chunk(0, keep)
-            + self.head()
-        )
-
     def filter_bytes(self, num_tokens: int, layer: int) -> int:
-        """Held while filtering: K and V below the filter layer, and that layer's keys."""
+        """Bytes held while filtering: K and V below the filter layer, and that layer's keys."""
         return num_tokens * (2 * layer + 1) * self.unit_bytes
 
-    def reading_bytes(self, method: FilterMethod, num_tokens: int, layer: int) -> int:
-        """Held while a filtered prompt is read, where that is not what generation holds."""
-        if method == "snapkv":
-            return self.kept_bytes(num_tokens)
-        return 0 if method in ("position", "random") else self.filter_bytes(num_tokens, layer)
-
     def kept_bytes(self, num_tokens: int) -> int:
-        """Held while decoding: K and V of `num_tokens` tokens in all layers."""
+        """Bytes held while decoding: K and V of `num_tokens` tokens in all layers."""
         return 2 * self.num_layers * num_tokens * self.unit_bytes
 
 
@@ -107,8 +79,8 @@ class ModelShape:
 class WeightPlan:
     """Bytes of a model's weights, by where they are while it serves.
 
-    `resident`: on the device for good; `fp8`: the filter pass's copies, there too; `places`: room
-    on the device that layers from the host share; `host`: at rest there.
+    `resident`: on the device for good; `fp8`: the filter pass's copies, also on the device;
+    `places`: places on the device that layers from the host share; `host`: in host memory.
     """
 
     resident: int
@@ -118,7 +90,7 @@ class WeightPlan:
 
     @property
     def device(self) -> int:
-        """All that takes memory of the device."""
+        """All bytes on the device."""
         return self.resident + self.fp8 + self.places
 
 
@@ -130,8 +102,10 @@ def plan_weights(
     offload_layers: int,
     num_places: int,
 ) -> WeightPlan:
-    """`rest_bytes`: embeddings, last norm and output head; the upper `offload_layers` rest on the
-    host."""
+    """Divide weights between device and host; the upper `offload_layers` are on the host.
+
+    `rest_bytes`: embeddings, last norm and output head.
+    """
     first = len(layer_bytes) - offload_layers
     upper = layer_bytes[first:]
     return WeightPlan(
@@ -150,52 +124,3 @@ def check_device_memory(total: int, weights: WeightPlan, kv_bytes: int) -> None:
             f"FP8 copies, more than the device's {total}; lower --kv-memory or raise "
             "--offload-layers"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodPlan:
-    """One row of `gemserve plan`. `bound`: FLOPs of reading everything over this method's."""
-
-    method: FilterMethod
-    prompt_flops: float
-    bound: float
-    filter_kv_bytes: int
-    decode_kv_bytes: int
-    requests_filtering: int
-    requests_decoding: int
-
-
-def plan_methods(
-    shape: ModelShape,
-    *,
-    methods: tuple[FilterMethod, ...],
-    num_tokens: int,
-    keep: int,
-    max_tokens: int,
-    layer: int,
-    memory_bytes: int,
-) -> list[MethodPlan]:
-    """Cost of one request under each method, and how many fit in `memory_bytes` at once.
-
-    `requests_filtering` counts requests at their peak (reading the prompt), `requests_decoding`
-    those that are past it.
-    """
-    full = shape.prompt_flops("none", num_tokens, keep, layer)
-    rows: list[MethodPlan] = []
-    for method in methods:
-        is_filtered = method != "none" and num_tokens > keep
-        flops = shape.prompt_flops(method, num_tokens, keep, layer)
-        decode = shape.kept_bytes((keep if is_filtered else num_tokens) + max_tokens)
-        filtering = shape.reading_bytes(method, num_tokens, layer) if is_filtered else 0
-        rows.append(
-            MethodPlan(
-                method=method,
-                prompt_flops=flops,
-                bound=full / flops,
-                filter_kv_bytes=filtering,
-                decode_kv_bytes=decode,
-                requests_filtering=memory_bytes // max(filtering, decode),
-                requests_decoding=memory_bytes // decode,
-            )
-        )
-    return rows

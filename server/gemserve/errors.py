@@ -28,7 +28,7 @@ _SHOWN_CHARS = 100
 
 
 def shown(value: object) -> str:
-    """`value` as an error message shows it: never more than a line."""
+    """`value` as an error message shows it, never longer than a line."""
     if isinstance(value, int) and abs(value) >= 10**_SHOWN_CHARS:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value[:_SHOWN_CHARS]) if isinstance(value, (str, bytes)) else repr(value)
@@ -37,7 +37,7 @@ def shown(value: object) -> str:
 
 
 class GemserveError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors that are raised on purpose."""
 
 
 class ConfigError(GemserveError):
@@ -63,7 +63,7 @@ class AdapterBusy(GemserveError):
 
 
 class AdapterUnavailable(GemserveError):
-    """A request names an adapter whose folder has changed since, so that it cannot be loaded."""
+    """A request names an adapter whose folder has changed, so it cannot be loaded again."""
 
     code = "adapter_unavailable"
 
@@ -125,19 +125,19 @@ class AdapterNotFound(RequestError):
 
 
 class InvalidKey(GemserveError):
-    """A request without a valid API key. The message never holds what was sent."""
+    """A request without a valid API key. The message never repeats the key that was sent."""
 
     code = "invalid_api_key"
 
 
 class PermissionDenied(GemserveError):
-    """A valid key, or none, that may not do this."""
+    """A request whose key, or lack of one, does not permit it."""
 
     code = "permission_denied"
 
 
 class QuotaExceeded(GemserveError):
-    """A request beyond what its API key may do now."""
+    """A request beyond the limits of its API key."""
 
     def __init__(self, message: str, *, code: str, retry_after_s: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What a filter will do to one prompt: plain frozen data, no torch."""
+"""What a filter will do to one prompt, as frozen data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gemserve.types import FilterReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How many tokens a filter keeps: `low` to `high`, or `limit` where attention is diffuse.
+    """How many tokens a filter keeps: `low` to `high`, or `limit` if attention is diffuse.
 
-    Where they differ, `low` counts what is chosen, not what is protected.
+    If `low` and `high` differ, `low` counts only chosen tokens, not protected ones.
     """
 
     low: int
@@ -22,19 +22,19 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlan:
-    """How one prompt will be filtered; made by `filtering.planner` before the request is queued.
+    """How one prompt will be filtered. `filtering.planner` makes it before queueing.
 
-    `reason`: why the prompt is read whole, if it is. `num_kept`: tokens the answer is generated
-    from; until a filter has chosen, at most, unless it finds attention diffuse. `fails_open`:
-    should the filter pass fail, all of the prompt is kept.
+    `reason`: why the prompt is read whole, if it is. `num_kept`: tokens that the answer is
+    generated from; before a filter has chosen, the most that it keeps if attention is not diffuse.
+    `fails_open`: if the filter pass fails, the whole prompt is kept.
 
     `layer`: where the filter pass ends; None: there is none. `rows`: positions whose queries are
-    watched, in each of the layers `tapped`, of which `heads` count ((layer, head) pairs; None: all
-    of the filter layer's). `coverage_bound`: below it a choice is not trusted. `repeated`: token
-    ids that the filter pass reads behind the prompt.
+    watched in each of the layers `tapped`. `heads`: the (layer, head) pairs that count; None: all
+    heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
+    ids that the filter pass reads after the prompt.
 
-    `evicts`: the whole prompt is read, and then keys and values are dropped. `chosen`: positions
-    that a method keeps which needs no pass.
+    `evicts`: the whole prompt is read, and then keys and values are dropped. `chosen`: the
+    positions that a method without a pass keeps.
     """
 
     reason: FilterReason | None

@@ -1,4 +1,4 @@
-"""Files with one JSON object a line."""
+"""Reads files with one JSON object a line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BadLine(ValueError):
 
 def parse_objects(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line that is not blank: its number, from 1, and its object. Raises `BadLine`."""
-    # not splitlines: a JSON text may hold other line ends, such as U+2028
+    # splitlines would also split at U+2028 and others, which a JSON text may contain
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if not line.strip():
             continue

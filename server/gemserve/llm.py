@@ -180,20 +180,20 @@ class LLM:
         adapter: LoadedAdapter | None = None,
         field: str = "prompt",
     ) -> Iterator[Event]:
-        """The events of an answer as they come: `Filtered`, `TextDelta`s and one `Finished`.
+        """Yield the events of an answer: `Filtered`, `TextDelta`s and one `Finished`.
 
         >>> for event in llm.stream("Tell me a story.", SamplingParams(max_tokens=64)):
         ...     if isinstance(event, TextDelta):
         ...         print(event.text, end="", flush=True)
 
-        The model answers one prompt at a time: read the events to the end. A model that fails says
-        so in `Finished`. Raises `RequestError`, naming `field` if the prompt is too long.
+        The model answers one prompt at a time, so read the events to the end. If the model fails,
+        `Finished` says so. Raises `RequestError`, naming `field` if the prompt is too long.
         """
         request = self._request(self.prompt(prompt), sampling, filter, adapter, field)
         return self.core.run_alone(request)
 
     def passages(self, prompt: Prompt, report: FilterReport) -> tuple[Passage, ...]:
-        """The text of a report's selection; none, if the report has no selection."""
+        """The text of a report's selection, as passages. Empty if the report has no selection."""
         return tuple(
             Passage(start, stop, self.tokenizer.decode(prompt.ids[start:stop]))
             for start, stop in report.selection or ()
@@ -225,7 +225,7 @@ class LLM:
 
 
 def _report_of(events: Sequence[Event]) -> FilterReport:
-    """What the filter of a finished request did. Raises `GemserveError` if the request failed."""
+    """The filter's report of a finished request. Raises `GemserveError` if it failed."""
     end = events[-1]
     if isinstance(end, Finished) and end.error is not None:
         raise GemserveError(f"the request failed: {end.error}")

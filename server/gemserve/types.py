@@ -1,4 +1,4 @@
-"""What passes between API and engine: plain frozen data, no torch."""
+"""The types that pass between API and engine, as frozen data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemserve.errors import RequestError, shown
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Switch = Literal["auto", "on", "off"]
 ServedMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
-# An evaluation has further methods, to compare with.
+# Evaluations have further methods for comparison.
 FilterMethod = ServedMethod | Literal["fastkv", "claa"]
 FILTER_METHODS: tuple[ServedMethod, ...] = (
     "none",
@@ -24,7 +24,7 @@ FILTER_METHODS: tuple[ServedMethod, ...] = (
     "random",
 )
 Keep = int | float | Literal["auto"]
-# Why a prompt was not filtered or, `widened`, why more than asked for was kept of it.
+# Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
 FilterReason = Literal[
     "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
 ]
@@ -32,12 +32,12 @@ MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
-SNAPKV_ROWS = 32  # queries at the prompt's end that vote
-MAX_QUESTION_TOKENS = 64  # of a prompt, whose attention tells a filter what to keep
+SNAPKV_ROWS = 32  # rows at the prompt's end that vote
+MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # A question this many tokens before the prompt's end stands in front of its document. It cannot
-# attend to what follows it, so the filter pass reads it once more behind the prompt.
+# attend to what follows it, so the filter pass reads it once more after the prompt.
 FAR_FROM_END = 256
-ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # as a regular expression
+ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
 
 
 class Priority(IntEnum):
@@ -49,8 +49,8 @@ class Priority(IntEnum):
     TOOLS = 3
     FRAME = 4  # what the chat template puts around messages
     BEFORE = 5  # the paragraphs before the question, which may be part of it
-    HEAD = 6  # of a document or a long question, where what is to be done often stands
-    TAIL = 7  # of a document
+    HEAD = 6  # the beginning of a document or a long question, which often says what to do
+    TAIL = 7  # the end of a document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class ProtectedRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterOptions:
-    """What a request says of its filter; None: the server's default. See `FilterParams`."""
+    """What a request says about its filter. None: the server's default. See `FilterParams`."""
 
     method: FilterMethod | None = None
     keep: Keep | None = None
@@ -90,8 +90,8 @@ class FilterOptions:
 class FilterParams:
     """How a prompt is filtered.
 
-    `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up; "auto": what
-    the attention asks for, at most an eighth of the prompt or 128 tokens. `fallback`: where
+    `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up. "auto": as
+    many as the attention calls for, at most an eighth of the prompt or 128 tokens. `fallback`: if
     attention is diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer
     whose queries and keys choose; None: the server's.
     """
@@ -109,11 +109,11 @@ class FilterParams:
         return self.keep == "auto" or self.fallback
 
     def kept_count(self, num_tokens: int) -> int:
-        """Tokens to keep of a prompt of `num_tokens`: exactly; for "auto", at most."""
+        """Number of tokens to keep of a prompt of `num_tokens`. With "auto", the most."""
         if self.keep == "auto":
             return max(AUTO_MIN_KEEP, math.ceil(AUTO_MAX_SHARE * num_tokens))
         if isinstance(self.keep, float):
-            # the epsilon undoes binary noise such as 0.07 * 100 = 7.000000000000001
+            # the epsilon removes rounding errors such as 0.07 * 100 = 7.000000000000001
             return max(MIN_KEEP, math.ceil(self.keep * num_tokens - 1e-9))
         return self.keep
 
@@ -161,7 +161,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be: JSON that its schema describes. `schema`: that schema's JSON text."""
+    """What an answer must be: JSON that fits a schema. `schema`: the schema's JSON text."""
 
     schema: str
 
@@ -170,9 +170,9 @@ ANY_OBJECT = Grammar('{"type": "object"}')
 
 
 class LoadedAdapter(Protocol):
-    """What is put on the model for one request: this very version of it, until it ends.
+    """An adapter as one request uses it: this version stays until the request ends.
 
-    `num_positions`: taken before the prompt's first token.
+    `num_positions`: positions that it takes before the prompt's first token.
     """
 
     @property
@@ -187,21 +187,19 @@ class LoadedAdapter(Protocol):
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
 
-    One whose tokens are to be scored (`prompt_logprobs`) is read whole, whatever its filter.
-
-    `breaks`: between two of these a filter should keep or drop the text as a whole.
-
-    `question`: half-open token ranges of what is asked, ascending, not overlapping, and no more
-    than `MAX_QUESTION_TOKENS` tokens in all. It is empty if no question was found: the filter then
-    looks with the prompt's last rows.
+    If the prompt's tokens are scored (`prompt_logprobs`), it is read whole, whatever its filter.
+    `breaks`: a filter should keep or drop the text between two of these as a whole. `question`:
+    half-open token ranges of the question, ascending, not overlapping, at most
+    `MAX_QUESTION_TOKENS` tokens in all. If no question was found it is empty, and the filter
+    watches the prompt's last rows.
     """
 
     request_id: str
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     filter: FilterParams
-    priority: int = 0  # lower ones are admitted first
-    selects_only: bool = False  # it ends when the filter has chosen
+    priority: int = 0  # lower values are admitted first
+    selects_only: bool = False  # the request ends when the filter has chosen
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[ProtectedRange, ...] = ()
     breaks: TextBreaks = NO_BREAKS
@@ -212,7 +210,7 @@ class Request:
 
     @property
     def adapter_positions(self) -> int:
-        """Of the context, those its adapter takes."""
+        """Positions of the context that the request's adapter takes."""
         return 0 if self.adapter is None else self.adapter.num_positions
 
 
@@ -220,7 +218,7 @@ class Request:
 class FilterReport:
     """What the filter did; the `filter` object of every response.
 
-    `coverage`: see `filtering.selector.Choice`; None where the method does not tell.
+    `coverage`: see `filtering.selector.Choice`. None if the method does not measure it.
     """
 
     method: FilterMethod
@@ -237,7 +235,7 @@ class FilterReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filtered:
-    """The filter has decided; precedes every token. Times are `time.monotonic()`."""
+    """The filter has decided. This comes before every token. Times are `time.monotonic()`."""
 
     report: FilterReport
     started_s: float
@@ -248,7 +246,7 @@ class Filtered:
 class TokenLogprob:
     """A token's log-probability under the model itself, before temperature and penalties.
 
-    `top`: the likeliest tokens and theirs, best first.
+    `top`: the likeliest tokens and their log-probabilities, best first.
     """
 
     token_id: int
@@ -268,16 +266,16 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of a prompt's tokens, all but the first; precedes every `TextDelta`."""
+    """Log-probabilities of a prompt's tokens but the first; it comes before any `TextDelta`."""
 
     logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The one terminal event of a request. `error` is set exactly if the reason is `error`.
+    """The last event of a request. `error` is set exactly if the reason is `error`.
 
-    `peak_kv_bytes` counts the filter pass too, `decode_kv_bytes` what is held while decoding.
+    `peak_kv_bytes` includes the filter pass. `decode_kv_bytes` is what is held while decoding.
     """
 
     reason: FinishReason

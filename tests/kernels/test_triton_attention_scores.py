@@ -112,9 +112,9 @@ MUTATIONS: list[tuple[str, str, int | None]] = [
     ("kv_head * group * window + rows", "rows", None),
     # what is made of probabilities
     ("best = tl.maximum(best, shares, propagate_nan=tl.PropagateNan.ALL)", "best += shares", None),
-    ("tl.max(best, 0)", "tl.sum(best, 0)", None),
+    ("tl.max(values, 0)", "tl.sum(values, 0)", None),
     ("total += tl.sum(shares, 0)", "total = tl.sum(shares, 0)", None),
-    ("largest + columns, found, mask=is_key", "largest + columns, found", None),
+    ("_largest_or_nan(best), mask=is_key", "_largest_or_nan(best)", None),
     ("+ columns, total, mask=is_key", "+ columns, total", None),
 ]
 

@@ -81,8 +81,8 @@ def test_a_step_of_decoding() -> None:
 
 MUTATIONS: list[tuple[str, str, int | None]] = [
     (
-        "held = tl.maximum(mass, LEAST * least, propagate_nan=tl.PropagateNan.ALL)",
-        "held = mass",
+        "tl.maximum(mass, LEAST * least, propagate_nan=tl.PropagateNan.ALL)",
+        "mass",
         None,
     ),
     ("LEAST * least", "2 * LEAST * least", None),
@@ -98,13 +98,13 @@ MUTATIONS: list[tuple[str, str, int | None]] = [
     ("head_dim**-0.25", "head_dim**-0.2", None),
     ("range(0, features, FEATURES)", "range(0, features - FEATURES, FEATURES)", None),
     # where things lie
-    ("own = head * features + columns", "own = columns", None),
+    ("places = head * features + columns", "places = columns", None),
     ("(head * inner + inners[:, None])", "inners[:, None]", None),
     ("head * query_head_step", "0", None),
     ("rows * lse_step", "rows * 0", None),
     ("rows[:, None] * attended_step", "0", None),
     ("is_column[:, None] & is_inner[None, :]", "is_column[:, None]", None),
-    ("is_inner[:, None] & is_dim", "is_dim & (inners >= 0)[:, None]", None),
+    ("is_inner[:, None] & (dims <", "(inners >= 0)[:, None] & (dims <", None),
     ("mask = is_row[:, None] & is_dim", "mask = is_dim & (rows >= 0)[:, None]", None),
     # the merge in the log domain
     ("most = tl.maximum(size, term_size)", "most = size * 0", None),

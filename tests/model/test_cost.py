@@ -7,7 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gemserve.config import EngineConfig
-from gemserve.cost import ModelShape, plan_methods
+from gemserve.cost import ModelShape
+from gemserve.filtering.method_cost import plan_methods, prompt_flops
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.shape import shape_of
 from gemserve.types import (
@@ -50,7 +51,7 @@ def test_prefill_flops_are_those_counted(name: str, num_tokens: int) -> None:
     causal = shape.num_layers * shape.attention(0, num_tokens)
     counted = counter.get_total_flops() - dense + causal
     rotary = 0.01  # cos and sin come from a small matrix product in some models
-    assert shape.prompt_flops("none", num_tokens, 16, 2) == pytest.approx(counted, rel=rotary)
+    assert prompt_flops(shape, "none", num_tokens, 16, 2) == pytest.approx(counted, rel=rotary)
 
 
 def test_chunks_cost_what_the_whole_costs() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from gemserve.engine.document_cache import FEWEST_TOKENS, as_tokens, num_common
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.scheduler import Plan, Scheduler, StepOutput
+from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.step_plan import Plan, StepOutput
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 

@@ -1,4 +1,4 @@
-"""`gemserve-client ask FILE… "QUESTION"`: the answer on stdout, as it comes."""
+"""`gemserve-client ask FILE… "QUESTION"`: print the answer on stdout as it arrives."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _answer(
     client: GemserveClient, arguments: argparse.Namespace, message: ChatCompletionUserMessageParam
 ) -> FilterReport | None:
-    """Print the answer as it comes, and before it, on stderr, what the filter did."""
+    """Print what the filter did on stderr, then the answer on stdout as it arrives."""
     with waiting("reading"):
         stream = client.chat.completions.create(
             model=arguments.model or first_model(client),
@@ -105,7 +105,7 @@ def _filter(arguments: argparse.Namespace) -> Filter | None:
 
 
 def _keep(text: str) -> int | float | str:
-    """A number of either kind, or auto; whether it will do is for the server to say."""
+    """A count or fraction as a number, or "auto". The server checks the value itself."""
     if text == "auto":
         return text
     try:
@@ -128,10 +128,10 @@ def _read(name: str) -> str:
 
 
 def summary_of(report: FilterReport) -> str:
-    """What the filter did, and where it did not choose, why: one line."""
+    """One line: what the filter did or, if it chose nothing, why."""
     seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
     if report.reason is not None:
-        why = WHY.get(report.reason, report.reason)  # of a newer server
+        why = WHY.get(report.reason, report.reason)  # a reason that only a newer server knows
         seen = f" ({why}: {seen})" if seen else f" ({why})"
     else:
         seen = seen and f", {seen}"

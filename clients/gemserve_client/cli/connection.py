@@ -1,4 +1,4 @@
-"""Which server a command talks to, and its failures as one line."""
+"""Connects a command to its server, and turns each failure into one line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def connected(arguments: argparse.Namespace) -> Iterator[GemserveClient]:
-    """A client; what goes wrong with it is raised as `Failed`, a bad address as `Misused`."""
+    """A client whose errors are raised as `Failed`, or as `Misused` for a bad address."""
     url, key = server_url(arguments.url), server_key(arguments.api_key)
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise Misused(f"url={url}: must look like {DEFAULT_URL}")
     if not (key.isascii() and key.isprintable()):
-        raise Misused("api key: must be printable ASCII")  # not shown: it is secret
+        # the message does not show the key, which is secret
+        raise Misused("api key: must be printable ASCII")
     try:
         import openai
 
@@ -51,7 +52,7 @@ def connected(arguments: argparse.Namespace) -> Iterator[GemserveClient]:
 
 
 def first_model(client: GemserveClient) -> str:
-    """Of those that the server lists."""
+    """The first model that the server lists."""
     for model in client.models.list():
         return model.id
     raise Failed(f"{client.base_url} lists no model: --model NAME")

@@ -1,15 +1,15 @@
-"""How a command ends early: with one line, and a status."""
+"""The two errors that end a command early, with one line and an exit status."""
 
 from __future__ import annotations
 
 
 class Failed(Exception):
-    """The server is not there, refused, or broke down."""
+    """The server cannot be reached, refuses the request, or breaks down."""
 
     status = 1
 
 
 class Misused(Failed):
-    """The command cannot be done as it was given."""
+    """The command's arguments are wrong."""
 
     status = 2

@@ -1,4 +1,4 @@
-"""The text of the passages that a filter kept: the report's ranges, detokenized by the server."""
+"""Shows the text that a filter kept. The server detokenizes the ranges of the report."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def show_kept(
 
 
 def _post(client: GemserveClient, name: str, body: dict[str, Any]) -> Any:
-    """These endpoints lie beside /v1, not in it."""
+    """Send a request to an endpoint that is beside /v1 and not in it."""
     return client.post(str(client.base_url.join(f"../{name}")), cast_to=object, body=body)

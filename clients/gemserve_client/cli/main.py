@@ -1,4 +1,4 @@
-"""The `gemserve-client` command: one answer on stdout, everything else on stderr."""
+"""The `gemserve-client` command: the answer goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from gemserve_client.cli.errors import Failed
 
 PROGRAM = "gemserve-client"
 INTERRUPTED = 130
-PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
+PIPE_CLOSED = 141  # the status that a shell shows for a program that SIGPIPE has ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if the server failed or refused, 2 for bad arguments, 130, 141."""
+    """Return the exit status.
+
+    It is 0, 1 if the server failed or refused, 2 for bad arguments, 130 after Ctrl-C, and 141 if
+    the reader of the output has gone.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(words)
@@ -28,13 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # whoever read has left; Python would complain when it flushes at exit
+        # the reader has gone; without this Python would report an error when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
 def _run(words: list[str]) -> int:
-    if words[:1] == ["load"]:  # its flags are its own
+    if words[:1] == ["load"]:  # the load test parses its own flags
         from gemserve_client.load_test.command import main as load
 
         return load(words[1:], program=f"{PROGRAM} load")

@@ -1,4 +1,4 @@
-"""`gemserve-client models`: what the server serves, one name a line."""
+"""`gemserve-client models`: print the names of the server's models, one a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line with the seconds gone, which a terminal shows while nothing comes."""
+"""Shows on a terminal how many seconds a command has been waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PERIOD_S = 0.1
 
 @contextmanager
 def waiting(title: str) -> Iterator[None]:
-    """Show `title` and the seconds gone on a terminal until the end. Elsewhere show nothing."""
+    """Show `title` and the elapsed seconds on a terminal until the end. Elsewhere show nothing."""
     if not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""The load test's `main`. It names a library that is missing: it needs more than the client."""
+"""The load test's `main`. It names a missing library, because it needs more than the client."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import PurePath
 
 
 def main(argv: Sequence[str] | None = None, *, program: str) -> int:
-    """Exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C.
+    """Return the exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C.
 
-    `program`: what is typed before the arguments.
+    `program` is what the user types before the arguments.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -16,7 +16,7 @@ Pair = tuple[Saved, Saved]
 
 
 def compare(options: Comparison, command: str) -> dict[str, Any]:
-    """Print the table, write the report, return the result. Raises UnreadableResult."""
+    """Print the table, write the report, and return the result. Raises `UnreadableResult`."""
     paths = (options.before, options.after)
     results = [read_json(path) for path in paths]
     names = _names(paths, results)
@@ -36,7 +36,7 @@ def compare(options: Comparison, command: str) -> dict[str, Any]:
 
 
 def match(before: Sequence[Saved], after: Sequence[Saved]) -> tuple[list[Pair], list[str]]:
-    """Points of the same rate or concurrency, and the names of the others."""
+    """Points of the same rate or concurrency in both results, and the names of all other points."""
     theirs = {_key(point["row"]): point for point in after}
     ours = {_key(point["row"]): point for point in before}
     pairs = [(point, theirs[key]) for key, point in ours.items() if key in theirs]
@@ -49,7 +49,7 @@ def _key(row: Row) -> tuple[Any, Any]:
 
 
 def _names(paths: Sequence[Path], results: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Labels where they tell the two apart, else file names, else A and B."""
+    """The two labels if they differ, else the file names if these differ, else A and B."""
     labels = [result.get("label") for result in results]
     files = [path.name if path.is_dir() else path.stem for path in paths]
     for first, second in (labels, files):
@@ -59,7 +59,7 @@ def _names(paths: Sequence[Path], results: Sequence[Mapping[str, Any]]) -> tuple
 
 
 def _differences(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings that differ, beyond those a comparison is about."""
+    """Settings that differ, other than those that a comparison is meant to vary."""
     first, second = (result["settings"] for result in results)
     about = {"url", "model", "rates", "concurrencies"}
     return [
@@ -87,7 +87,7 @@ def _ratio(first: float | None, second: float | None) -> float | None:
 
 
 def _verdict(ratio: float, is_higher_better: bool | None) -> str:
-    """Within 2 % is noise."""
+    """Say which of two values is better. A difference within 2% counts as noise."""
     if abs(ratio - 1) <= 0.02:
         return " same"
     return "better" if (ratio > 1) == is_higher_better else " worse"

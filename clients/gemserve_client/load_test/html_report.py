@@ -1,4 +1,4 @@
-"""The load test as one HTML file that refers to nothing outside itself."""
+"""Writes a load test as one HTML file that needs no other file."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write_page(folder: Path, title: str, lead: str, sections: Sequence[tuple[str
 
 
 def figure(folder: Path, name: str, draw: Draw, caption: str) -> str:
-    """Draw for both themes; the light one is also written as NAME.png."""
+    """Draw a picture for the light and the dark theme, and write the light one to NAME.png."""
     light, dark = (pictures.png(draw, theme) for theme in (pictures.LIGHT, pictures.DARK))
     (folder / f"{name}.png").write_bytes(light)
     return (
@@ -82,7 +82,7 @@ def figure(folder: Path, name: str, draw: Draw, caption: str) -> str:
 
 
 def html_table(lines: Sequence[Sequence[str]]) -> str:
-    """The first line is the head."""
+    """An HTML table. The first of `lines` becomes its head."""
     head, *body = (
         "".join(f"<{tag}>{text(value)}</{tag}>" for value in line)
         for tag, line in zip(["th"] + ["td"] * len(lines), lines, strict=False)
@@ -92,7 +92,7 @@ def html_table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def text(content: str) -> str:
-    """Escaped; "//" too, so that a search for references finds none."""
+    """Escape a text for HTML. "//" is escaped too, so that no text looks like a reference."""
     return html.escape(content).replace("://", ":&#47;&#47;")
 
 

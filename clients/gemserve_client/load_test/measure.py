@@ -1,11 +1,13 @@
 """Load test of any OpenAI-compatible server, over its streaming HTTP interface.
 
-TTFT runs from the first byte sent to the first chunk with text, ITL from one such chunk to the
-next, E2E to `[DONE]`; TPOT = (E2E − TTFT) / (output tokens − 1), tokens as the server counts them.
-Of a gemserve server, which sends a `filter` object in its first chunk, there are also the tokens
-that were kept and the share of the requests that were filtered.
+TTFT is the time from the first byte sent to the first chunk with text. ITL is the time from one
+such chunk to the next, and E2E the time to `[DONE]`. TPOT = (E2E − TTFT) / (output tokens − 1),
+with tokens as the server counts them.
 
-Before the first point one request measures how many characters the server takes for a token.
+A gemserve server sends a `filter` object in its first chunk. From it come the number of kept tokens
+and the share of the requests that were filtered.
+
+Before the first point, one request measures how many characters the server takes for a token.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from gemserve_client.load_test.traffic import Job, Prompts, arrivals, jobs
 
 MAX_WARM_UP_TOKENS = 2048
 WARM_UP_ANSWER_TOKENS = 4
-LATE_MS = 50  # a client that sends later than this is itself the bottleneck
+LATE_MS = 50  # above this delay the client itself is the bottleneck
 
 
 class Unusable(Exception):
@@ -48,7 +50,7 @@ class Unusable(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run measured, complete or cut short."""
+    """What a run measured. The run may have been cut short."""
 
     model: str
     server_version: str | None
@@ -57,9 +59,9 @@ class Outcome:
 
 
 def run(words: Sequence[str], program: str) -> int:
-    """Exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C.
+    """Return the exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C.
 
-    `program`: what was typed before `words`; its last part begins every message.
+    `program` is what the user typed before `words`. Its last part begins every message.
     """
     options = read_options(words, program)
     command = command_line(program, words)
@@ -70,7 +72,8 @@ def run(words: Sequence[str], program: str) -> int:
             print(result_line.line(compare(options, command)))
             return 0
         if options.out is not None:
-            from gemserve_client.load_test import html_report  # noqa: F401  # a missing library, found now
+            # fails now, and not after the measurement, if the library is missing
+            from gemserve_client.load_test import html_report  # noqa: F401
 
             options.out.mkdir(parents=True, exist_ok=True)
         started_at = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
@@ -82,13 +85,14 @@ def run(words: Sequence[str], program: str) -> int:
 
 
 async def measure(options: Options) -> Outcome:
-    """Run every point in turn until the requests, the time or the user's patience end."""
+    """Run every point in turn until all requests are sent, the time is over, or Ctrl-C."""
     limits = Limits(ends_s=time.perf_counter() + options.max_seconds)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     connections = httpx.Limits(
         max_connections=None,
         max_keepalive_connections=None,
-        keepalive_expiry=2.0,  # sooner than servers close, or a request meets a closing socket
+        # shorter than servers wait: a request must not meet a socket that is being closed
+        keepalive_expiry=2.0,
     )
     async with httpx.AsyncClient(
         base_url=options.url, headers=headers, limits=connections, timeout=None
@@ -146,7 +150,7 @@ async def _first_model(http: httpx.AsyncClient, timeout_s: float) -> str:
 
 
 async def _version(http: httpx.AsyncClient, timeout_s: float) -> str | None:
-    """What the server says of itself at /version, as several engines do."""
+    """The version that the server reports at /version, as several engines do."""
     try:
         return str((await http.get("/version", timeout=min(5.0, timeout_s))).json()["version"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
@@ -154,7 +158,7 @@ async def _version(http: httpx.AsyncClient, timeout_s: float) -> str | None:
 
 
 async def _calibrate(client: Client, options: Options, prompts: Prompts) -> None:
-    """Set `prompts.chars_per_token` by one request of the usual length, at most 2048 tokens."""
+    """Set `prompts.chars_per_token` by one request of the usual length, at most 2,048 tokens."""
     num_tokens = min(round(options.prompt_tokens.mean), MAX_WARM_UP_TOKENS)
     prompt = prompts.make(num_tokens, random.Random(f"{options.seed}/warm-up"))
     record = Record(index=-1)
@@ -219,7 +223,7 @@ def _finish(options: Options, outcome: Outcome, command: str, started_at: str) -
     if options.out is not None:
         from gemserve_client.load_test.html_report import (
             write_report,
-        )  # matplotlib: only with --out
+        )  # only --out needs matplotlib
 
         saved = {
             **{key: value for key, value in result.items() if key != "rows"},
@@ -239,7 +243,7 @@ def _finish(options: Options, outcome: Outcome, command: str, started_at: str) -
 
 
 def _warn(name: str, row: dict[str, Any]) -> None:
-    """Say what makes a row's figures other than they look."""
+    """Print a warning for each reason that makes a row's figures misleading."""
     notes: list[str] = []
     late_ms = row["sent_late_p99_ms"]
     if late_ms is not None and late_ms > LATE_MS:
@@ -253,7 +257,7 @@ def _warn(name: str, row: dict[str, Any]) -> None:
 
 
 def _settings(options: Options, model: str) -> dict[str, Any]:
-    """What a reader needs to repeat the run; no secrets."""
+    """The settings that a reader needs to repeat the run. They hold no secrets."""
     return {
         "url": redact(options.url),
         "model": model,

@@ -1,4 +1,4 @@
-"""From the records of a point to its row: rates, percentiles, goodput; and rows as tables."""
+"""Turns the records of a point into a row of rates, percentiles and goodput, and prints rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One line of a table: where its value lies in a row, and which way is better."""
+    """One line of a table: where its value is in a row, and whether more or less is better."""
 
     label: str
     keys: tuple[str, ...]
@@ -56,13 +56,17 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Limits that a request must keep to count for goodput; None is no limit."""
+    """Limits that a request must keep to count as goodput. None is no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
     def is_met(self, record: Record) -> bool:
-        """One token has no TPOT and meets any limit on it; an answer without text meets none."""
+        """Whether a request keeps the limits.
+
+        An answer of one token has no TPOT and meets any limit on it. An answer without text meets
+        none.
+        """
         if record.ttft_s is None:
             return False
         if self.ttft_ms is not None and record.ttft_s * 1000 > self.ttft_ms:
@@ -72,7 +76,7 @@ class Slo:
 
 
 def summarize(records: Sequence[Record], duration_s: float, slo: Slo) -> Row:
-    """One row: latencies over the completed requests, rates over `duration_s`."""
+    """One row: latencies of the completed requests, and rates over `duration_s`."""
     done = [record for record in records if record.is_complete]
     kinds = Counter(record.error for record in records if record.error not in (None, CANCELLED))
     per_s = 1 / duration_s if duration_s > 0 else 0.0
@@ -100,20 +104,26 @@ def summarize(records: Sequence[Record], duration_s: float, slo: Slo) -> Row:
 
 
 def sent_late_ms(records: Sequence[Record]) -> float | None:
-    """p99 of how long after its time a request left; None where none had a time."""
+    """99th percentile of the delay between a request's due time and its sending.
+
+    It is None if no request had a due time.
+    """
     late = [record.started_s - record.due_s for record in records if record.due_s is not None]
     return float(np.percentile(late, 99)) * 1000 if late else None
 
 
 def point_name(row: Row) -> str:
-    """What was varied, for a table's head or a legend."""
+    """The varied setting of a point, for a table's head or a legend."""
     if row.get("rate") is not None:
         return f"rate {row['rate']:g}/s"
     return f"concurrency {row['concurrency']}"
 
 
 def table(heads: Sequence[str], columns: Sequence[Row]) -> list[list[str]]:
-    """Metrics down, rows of a result across; lines that are empty everywhere are left out."""
+    """A table with a line for each metric and a column for each row of a result.
+
+    Lines that are empty in every column are left out.
+    """
     lines = [["", *heads]]
     for metric in METRICS:
         values = [metric.of(row) for row in columns]
@@ -123,7 +133,7 @@ def table(heads: Sequence[str], columns: Sequence[Row]) -> list[list[str]]:
 
 
 def error_lines(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A table of point, kind, count, and the first message of that kind."""
+    """A table of point, kind of error, count, and the first message of that kind."""
     lines = [["at", "error", "count", "first message"]]
     for point in points:
         for kind, count in point["row"]["errors_by_kind"].items():

@@ -1,4 +1,4 @@
-"""The load test's command line: flags, their limits, and one line for each mistake."""
+"""The load test's command line: its flags, their limits, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A load test, complete. Exactly one of `rates` and `concurrencies` is empty.
+    """All options of a load test. Exactly one of `rates` and `concurrencies` is empty.
 
     `name` begins every message.
     """
@@ -75,12 +75,12 @@ class Comparison:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line that names flag, value and limit; exit status 2."""
+        """Print one line with the flag, the value and the limit, and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def read_options(words: Sequence[str], program: str) -> Options | Comparison:
-    """Parse and check; ends the program with status 2 on a mistake."""
+    """Parse and check the arguments. A mistake ends the program with status 2."""
     parser = _parser(PurePath(program).name)
     given = parser.parse_args(words)
     if given.compare is not None:
@@ -123,12 +123,12 @@ def read_options(words: Sequence[str], program: str) -> Options | Comparison:
 
 
 def command_line(program: str, words: Sequence[str]) -> str:
-    """What was typed, without secrets."""
+    """The arguments as they were typed, without secrets."""
     shown: list[str] = []
     hides_next = False
     for word in words:
         flag, equals, _ = word.partition("=")
-        # argparse takes any unambiguous beginning of a flag for the flag
+        # argparse accepts any unambiguous beginning of a flag
         is_secret = len(flag) > 3 and any(name.startswith(flag) for name in SECRET_FLAGS)
         shown.append("***" if hides_next else f"{flag}=***" if is_secret and equals else word)
         hides_next = is_secret and not equals
@@ -136,7 +136,7 @@ def command_line(program: str, words: Sequence[str]) -> str:
 
 
 def redact(content: str) -> str:
-    """Without the user and password that a URL may hold."""
+    """A URL without the user and password that it may hold."""
     return re.sub(r"(?<=//)[^/@\s]+@", "***@", content)
 
 
@@ -147,7 +147,6 @@ def _parser(name: str) -> argparse.ArgumentParser:
         epilog="Lengths are N, LOW:HIGH (uniform) or MEAN~SD (normal). Several values of --rate or "
         "--concurrency, with commas, give one row each.",
     )
-    number = _number
     add = parser.add_argument
     add(
         "--url",
@@ -155,10 +154,15 @@ def _parser(name: str) -> argparse.ArgumentParser:
         default=os.environ.get("GEMSERVE_URL"),
         help="the server's address, with or without /v1; default: GEMSERVE_URL",
     )
-    add("--requests", type=number(int, 1, MAX_REQUESTS), metavar="N", help="requests per point")
+    add("--requests", type=_number(int, 1, MAX_REQUESTS), metavar="N", help="requests per point")
+    _add_traffic(parser.add_argument_group("traffic").add_argument)
+    _add_requests(parser.add_argument_group("requests").add_argument)
+    _add_results(parser.add_argument_group("results").add_argument)
+    return parser
 
-    group = parser.add_argument_group("traffic")
-    add = group.add_argument
+
+def _add_traffic(add: Callable[..., object]) -> None:
+    number = _number
     add("--rate", type=_several(number(float, 1e-6, MAX_RATE)), metavar="R", help="requests/s")
     add(
         "--concurrency", type=_several(number(int, 1, MAX_CONCURRENCY)), metavar="C", help="at once"
@@ -171,8 +175,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="the same seed sends the same prompts: change it, or "
         "restart a server that keeps prefixes")  # fmt: skip
 
-    group = parser.add_argument_group("requests")
-    add = group.add_argument
+
+def _add_requests(add: Callable[..., object]) -> None:
+    number = _number
     add("--endpoint", choices=("chat", "completions"), default="chat")
     add("--model", help="default: the first that the server lists")
     add(
@@ -188,8 +193,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--max-seconds", type=number(float, 0.001, MAX_SECONDS), default=3600.0, metavar="SECONDS",
         help="bound of the whole run; default: %(default)g")  # fmt: skip
 
-    group = parser.add_argument_group("results")
-    add = group.add_argument
+
+def _add_results(add: Callable[..., object]) -> None:
+    number = _number
     add("--slo-ttft-ms", type=number(float, 0, math.inf), metavar="MS", help="limit for goodput")
     add("--slo-tpot-ms", type=number(float, 0, math.inf), metavar="MS", help="limit for goodput")
     add("--label", help="a name for this run")
@@ -197,11 +203,10 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--out", type=_folder, metavar="DIR", help="write CSV, JSON, pictures and report.html")
     add("--json", action="store_true", help="only the result line")
     add("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="two result.json")
-    return parser
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """`read` whose ValueError also shows the value."""
+    """A reader like `read` whose ValueError also shows the value."""
 
     def checked(text: str) -> T:
         try:

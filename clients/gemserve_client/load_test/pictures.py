@@ -1,4 +1,4 @@
-"""The load test's pictures as PNG bytes, for a light or a dark page."""
+"""Draws the load test's pictures as PNG bytes, for a light or a dark page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CURVES = 8
 MAX_SAMPLES = 2000
 SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms")
 LOG_ABOVE = 30  # ratio of the largest to the smallest value
-MIN_SPAN = 0.25  # of an axis, relative to its upper end
+MIN_SPAN = 0.25  # lowest end of an axis, relative to its upper end
 LEGEND_COLUMNS = 6
 
 
@@ -34,10 +34,10 @@ class Theme:
     grid: str
     pair: tuple[str, str]
     error: str
-    scale: tuple[float, float]  # the part of the colour map that shows on the paper
+    scale: tuple[float, float]  # the part of the colour map that is visible on the background
 
     def colors(self, count: int) -> list[Any]:
-        """One colour a curve; from three on, ordered shades."""
+        """One colour for each curve. Three or more curves get shades in order."""
         if count <= 2:
             return list(self.pair[:count])
         return list(matplotlib.colormaps["viridis"](np.linspace(*self.scale, count)))
@@ -87,14 +87,14 @@ def _figure(height: float) -> Figure:
 
 
 def some(points: Sequence[Any], most: int = MAX_CURVES) -> list[Any]:
-    """At most `most` of them, evenly chosen, first and last included."""
+    """At most `most` of the values, spread evenly, with the first and the last."""
     if len(points) <= most:
         return list(points)
     return [points[round(i)] for i in np.linspace(0, len(points) - 1, most)]
 
 
 def cdfs(panels: Sequence[tuple[str, Sequence[Curve]]]) -> Draw:
-    """For each panel row, the share of requests that took at most so long: TTFT, TPOT, E2E."""
+    """For each panel row, the share of requests within each value of TTFT, TPOT and E2E."""
 
     def draw(theme: Theme) -> Figure:
         figure = _figure(0.7 + 2.6 * len(panels))
@@ -129,7 +129,7 @@ def _cdf(ax: Axes, key: str, curves: Sequence[Curve], theme: Theme) -> None:
 
 
 def throughput(curves: Sequence[Curve]) -> Draw:
-    """Latency against throughput, one marker a point, p50 and p95."""
+    """Latency against throughput at p50 and p95, with one marker for each point."""
 
     def draw(theme: Theme) -> Figure:
         figure = _figure(4.0)
@@ -157,7 +157,7 @@ def throughput(curves: Sequence[Curve]) -> Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Ink:
-    """How a throughput curve is drawn; names go above the highest, below others."""
+    """How a throughput curve is drawn. The highest curve has its names above, others below."""
 
     color: Any
     paper: str
@@ -250,7 +250,7 @@ def _scale(ax: Axes, which: str, values: Sequence[float]) -> None:
         ax.set_ylim(0, 1.15 * max(positive, default=1))  # room for the names of the markers
     elif positive:
         low, high = ax.get_xlim()
-        missing = MIN_SPAN * high - (high - low)  # or tiny differences would look large
+        missing = MIN_SPAN * high - (high - low)  # otherwise tiny differences would look large
         if missing > 0:
             ax.set_xlim(low - missing / 2, high + missing / 2)
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

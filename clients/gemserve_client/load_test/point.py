@@ -1,4 +1,4 @@
-"""Running one point of a load test: requests at their times, or a fixed number at once."""
+"""Runs one point of a load test: requests at given times, or a fixed number at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gemserve_client.load_test.traffic import Job
 
 @dataclass(slots=True)
 class Limits:
-    """When the whole run must end: at `ends_s` (perf_counter), or on Ctrl-C."""
+    """When the whole run must end: at `ends_s` (`perf_counter`), or on Ctrl-C."""
 
     ends_s: float
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -33,9 +33,9 @@ class Limits:
 
     @contextlib.contextmanager
     def watching_ctrl_c(self) -> Iterator[None]:
-        """Ctrl-C ends the run instead of the program."""
+        """Let Ctrl-C end the run instead of the program."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the program there
+        with contextlib.suppress(NotImplementedError):  # on Windows Ctrl-C still ends the program
             loop.add_signal_handler(signal.SIGINT, self.interrupted.set)
         try:
             yield
@@ -45,15 +45,15 @@ class Limits:
 
 
 class Progress:
-    """A bar on the terminal; nothing elsewhere."""
+    """A progress bar on a terminal. Elsewhere it shows nothing."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title, self._total = title, total
         self.started = self.ended = self.failed = 0
 
     async def show(self) -> None:
-        """Redraw until cancelled."""
-        if not sys.stderr.isatty():  # even a disabled bar takes time to make
+        """Redraw the bar until the task is cancelled."""
+        if not sys.stderr.isatty():  # making a bar takes time even if it is disabled
             return
         with tqdm(desc=self._title, total=self._total, leave=False, unit="request") as bar:
             while True:
@@ -76,7 +76,7 @@ class Point:
     async def run(
         self, jobs: Iterator[Job], limits: Limits, *, concurrency: int | None, ramp_s: float
     ) -> None:
-        """Send `jobs`: by their `due_s`, or `concurrency` at a time. Ends by `limits`."""
+        """Send `jobs` at their `due_s`, or `concurrency` at a time, until `limits` are reached."""
         if concurrency is None:
             sending = asyncio.create_task(self._by_schedule(jobs))
         else:
@@ -105,7 +105,8 @@ class Point:
     async def _by_workers(self, jobs: Iterator[Job], concurrency: int, ramp_s: float) -> None:
         async def work(delay_s: float) -> None:
             await asyncio.sleep(delay_s)
-            for job in jobs:  # shared: each job goes to the first worker free
+            # all workers share the iterator: the first free one takes the next job
+            for job in jobs:
                 await self._send(job)
 
         async with asyncio.TaskGroup() as group:

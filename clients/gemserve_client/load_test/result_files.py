@@ -1,4 +1,4 @@
-"""A load test on disk: `result.json` with every request's latencies, and `requests.csv`."""
+"""Writes and reads a load test: `result.json` has every request, `requests.csv` a line for each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Saved = dict[str, Any]  # a point: {"row", "began_s", "requests": [one dict a re
 
 
 class UnreadableResult(Exception):
-    """A file is not the result.json of a load test."""
+    """A file is not the `result.json` of a load test."""
 
 
 def saved_point(row: Mapping[str, Any], records: Sequence[Record], began_s: float) -> Saved:
-    """One point; `began_s` is its start in seconds since the first point's."""
+    """One point for `result.json`. `began_s` counts from the start of the first point."""
     return {"row": dict(row), "began_s": began_s, "requests": [_request(r) for r in records]}
 
 
@@ -50,7 +50,7 @@ def write_json(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def write_csv(folder: Path, points: Sequence[Saved]) -> None:
-    """One line a request, of all points."""
+    """Write the requests of all points, one a line."""
     lines = [
         {"concurrency": p["row"]["concurrency"], "rate": p["row"]["rate"], **request}
         for p in points
@@ -64,7 +64,7 @@ def write_csv(folder: Path, points: Sequence[Saved]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A result.json, or the one in a folder. Raises UnreadableResult with one line."""
+    """Read a `result.json`, or the one in a folder. Raises `UnreadableResult` with one line."""
     path = path / "result.json" if path.is_dir() else path
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

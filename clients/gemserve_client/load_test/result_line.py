@@ -1,4 +1,4 @@
-"""The result line of a benchmark that needs no model: name, device, commit, versions, rows."""
+"""The result of a benchmark as one line: name, device, commit, versions and rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def result(
     versions: Mapping[str, str | None],
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What the last line of standard output says."""
+    """The object that a benchmark prints as its last line."""
     return {
         "benchmark": name,
         "device": device,
@@ -36,7 +36,10 @@ def versions(*distributions: str) -> dict[str, str | None]:
 
 
 def commit() -> str:
-    """Of the repository this file lies in, "-dirty" with changes; "unknown" outside one."""
+    """The commit of the repository that holds this file.
+
+    It ends with "-dirty" if there are changes, and is "unknown" outside of a repository.
+    """
     root = Path(__file__).parent
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

@@ -1,4 +1,4 @@
-"""One streamed request to an OpenAI-compatible server, and what was seen of it."""
+"""Sends one streamed request to an OpenAI-compatible server and records its timing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ CANCELLED = "cancelled"
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What happened to one request. Times on the clock of its point, in seconds.
+    """What happened to one request. Times are seconds on the clock of its point.
 
-    `error` is None or one of: connect, disconnect, timeout, http_STATUS, server_error (an error in
-    the stream), truncated (no [DONE]), malformed, empty (no output at all), cancelled (the run
-    ended first). A complete answer whose tokens show no text, as special ones, has no TTFT.
+    `error` is None or one of these: connect, disconnect, timeout, http_STATUS, server_error (an
+    error in the stream), truncated (no [DONE]), malformed, empty (no output at all), cancelled (the
+    run ended first). A complete answer whose tokens show no text, such as special tokens, has no
+    TTFT.
 
-    What only gemserve tells: `kept_tokens`, those of the prompt that the answer was generated from;
-    `is_filtered`, whether a filter chose them; `filter_reason`, why it did not, or kept more.
+    Only gemserve reports `kept_tokens` (the prompt tokens that the answer was generated from),
+    `is_filtered` (whether a filter chose them) and `filter_reason` (why it chose none, or kept
+    more).
     """
 
     index: int
@@ -58,14 +60,14 @@ class Record:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per output token after the first; None where there is only one."""
+        """Seconds per output token after the first. None if there is only one."""
         if self.e2e_s is None or self.ttft_s is None or self.output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
 
 class Refused(Exception):
-    """A request came to nothing. `kind` is what `Record.error` will say."""
+    """A request failed. `kind` is the value for `Record.error`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -73,7 +75,7 @@ class Refused(Exception):
 
 
 class EventDecoder:
-    """The `data` of server-sent events, from bytes cut anywhere; comments are skipped."""
+    """Decodes the `data` of server-sent events from any pieces of bytes. It skips comments."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -82,7 +84,7 @@ class EventDecoder:
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         if self._ended_on_return and chunk.startswith(b"\n"):
-            chunk = chunk[1:]  # the second half of a line end that was cut in two
+            chunk = chunk[1:]  # the second half of a line end that was split between two pieces
         if not chunk:
             return
         self._ended_on_return = chunk.endswith(b"\r")
@@ -98,13 +100,13 @@ class EventDecoder:
                 self._data = []
 
     def close(self) -> Iterator[str]:
-        """What a stream that ended without a blank line still held."""
+        """The last event of a stream that ended without a blank line."""
         self._ended_on_return = False
         yield from self.feed(b"\n\n")
 
 
 class Client:
-    """Sends jobs to one endpoint, each with the same further `fields`, which win over ours."""
+    """Sends jobs to one endpoint. `fields` are added to each request, and override its own."""
 
     def __init__(
         self,
@@ -120,11 +122,12 @@ class Client:
         self.fields = fields
 
     async def send(self, job: Job, record: Record, origin_s: float) -> None:
-        """Send `job` and fill `record`. Raises nothing but CancelledError."""
+        """Send `job` and fill in `record`. Raises only CancelledError."""
         request = self.http.build_request("POST", self._path, json=self._body(job))
 
         async def trace(event: str, _: object) -> None:
-            # On a busy client the wait for a turn to connect is the client's, not the server's.
+            # A busy client may wait for its turn to connect. That time must not count against the
+            # server.
             if event == "http11.send_request_headers.started":
                 record.started_s = time.perf_counter() - origin_s
 
@@ -159,7 +162,7 @@ class Client:
         return {**prompt, "max_tokens": job.max_tokens, **self.fields}
 
     async def _exchange(self, request: httpx.Request, record: Record, origin_s: float) -> float:
-        """Read the answer; returns when `[DONE]` came, in perf_counter seconds."""
+        """Read the answer. Return the time at which `[DONE]` arrived (`perf_counter`)."""
         response = await self.http.send(request, stream=True)
         try:
             if response.status_code != 200:
@@ -177,7 +180,7 @@ class Client:
         done_s: float | None = None
         async for at_s, data in _events(response):
             if done_s is not None:
-                continue  # to the end of the body, so that the connection can be used again
+                continue  # read the body to its end, so that the connection can be used again
             if data == "[DONE]":
                 done_s = at_s
                 continue
@@ -222,7 +225,7 @@ class Client:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, str]]:
-    """Each event's data with the time at which its last bytes came."""
+    """The data of each event, and the time at which its last bytes arrived."""
     decoder = EventDecoder()
     at_s = time.perf_counter()
     async for chunk in response.aiter_bytes():
@@ -234,7 +237,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, str]]:
 
 
 def _parse(data: str) -> dict[str, Any]:
-    """One event. Raises Refused for an error, or for what is not a JSON object."""
+    """Parse one event. Raises `Refused` for an error, and for anything but a JSON object."""
     try:
         event = json.loads(data)
     except ValueError:

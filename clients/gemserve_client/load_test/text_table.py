@@ -1,4 +1,4 @@
-"""Tables as text: for the load test, and for the benchmark scripts."""
+"""Prints tables as text, for the load test and the benchmarks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as text: the first column aligned left, the others right."""
+    """Lines of cells as text. The first column is aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -18,7 +18,10 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def cell(value: object) -> str:
-    """A value for people: "–" for None, four digits of a float, no fraction from 1,000 on."""
+    """A value as a person reads it.
+
+    None is "–", a float has four digits, and from 1,000 on there is no fraction.
+    """
     if value is None:
         return "–"
     if not isinstance(value, float):

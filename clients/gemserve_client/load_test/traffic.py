@@ -1,4 +1,4 @@
-"""What a load test sends and when: arrival times, lengths and prompts, all from one seed."""
+"""Decides what a load test sends and when: times, lengths and prompts, all from one seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 MAX_TOKENS = 4_000_000
 ArrivalKind = Literal["poisson", "constant"]
 
-# Short, common, and one token each in most vocabularies.
+# These words are short and common, and each is one token in most vocabularies.
 COMMON_WORDS = """\
 about above after again air all along also always animal answer any around ask away back base be
 because been before began begin being below best better between big bird black blue boat body book
@@ -50,7 +50,7 @@ class Lengths:
 
 
 def read_lengths(text: str) -> Lengths:
-    """`N`, `LOW:HIGH` (uniform) or `MEAN~SD` (normal, never below 1). Raises ValueError."""
+    """Read `N`, `LOW:HIGH` (uniform) or `MEAN~SD` (normal, never below 1). Raises ValueError."""
     match = re.fullmatch(r"(\d+)(?:(:)(\d+)|[~±](\d+(?:\.\d+)?))?", text.strip())
     if match is None:
         raise ValueError("must be N, LOW:HIGH (uniform) or MEAN~SD (normal)")
@@ -63,7 +63,7 @@ def read_lengths(text: str) -> Lengths:
 
 
 def arrivals(count: int, rate: float, kind: ArrivalKind, seed: int) -> list[float]:
-    """Seconds from the start at which each of `count` requests is due; the first is due at 0."""
+    """The times at which `count` requests are due, in seconds. The first is due at 0."""
     rng = random.Random(f"{seed}/arrivals")
     gaps = (1 / rate if kind == "constant" else rng.expovariate(rate) for _ in range(count - 1))
     return list(itertools.accumulate(gaps, initial=0.0))
@@ -80,10 +80,10 @@ class Job:
 
 
 class Prompts:
-    """Texts of about so many tokens: runs of words, each begun at a random word.
+    """Makes texts of about a given number of tokens: runs of words from a random word on.
 
     The words are joined once and prompts are slices of that text, so that making a prompt of
-    100,000 tokens does not hold up the requests being timed.
+    100,000 tokens does not delay the requests that are being timed.
     """
 
     def __init__(self, words: Sequence[str] | None, *, seed: int) -> None:
@@ -93,15 +93,16 @@ class Prompts:
         self._round = len(self._text)
         self._starts = [0, *itertools.accumulate(len(word) + 1 for word in words)][:-1]
         self._half_word = round(self._round / len(words) / 2)
-        self.chars_per_token = 5.0  # until the server has counted a prompt
+        self.chars_per_token = 5.0  # used until the server has counted a prompt
 
     def make(self, num_tokens: int, rng: random.Random) -> str:
-        """About `num_tokens` tokens, in whole words, at least one."""
+        """A text of about `num_tokens` tokens, in whole words, at least one."""
         start = rng.choice(self._starts)
         wanted = start + round(num_tokens * self.chars_per_token)
         while len(self._text) < wanted + self._round:
             self._text += self._text
-        # the next word's end after half a word less: as often too long as too short
+        # end at the word end after half a word less, so that prompts are too long as often as too
+        # short
         end = self._text.index(" ", max(start + 1, wanted - self._half_word))
         return self._text[start:end]
 
@@ -116,10 +117,10 @@ def jobs(
     point: int,
     due_s: Sequence[float] | None = None,
 ) -> Iterator[Job]:
-    """The requests of one point, made as they are asked for.
+    """Yield the requests of one point, each made when it is needed.
 
-    Lengths repeat from point to point, so that points compare; texts do not, or a server with a
-    prefix cache would answer the second point from the first.
+    Lengths repeat from point to point, so that points can be compared. Texts do not repeat, because
+    a server with a prefix cache would then answer the second point from the first.
     """
     lengths = random.Random(f"{seed}/lengths")
     texts = random.Random(f"{seed}/texts/{point}")

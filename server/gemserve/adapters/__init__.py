@@ -1,1 +1,1 @@
-"""Adapters: what is trained for a task and put on the model for one request."""
+"""Adapters: small trained changes to the model, applied for one request."""

@@ -1,6 +1,6 @@
-"""`activation`: one vector added before one layer.
+"""`activation`: one vector that is added before one layer.
 
-The uniform special case of Activation Prompts, which add one vector per position.
+It is the uniform special case of Activation Prompts, which add one vector per position.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build(
     settings: Mapping[str, object],
     model: CausalModel,
 ) -> Activation:
-    """Raises `AdapterError` if vector or layer are not this model's."""
+    """Build the adapter. Raises `AdapterError` if vector or layer do not fit this model."""
     layer = settings.get("layer")
     if type(layer) is not int or not 0 <= layer < model.num_layers:
         raise AdapterError(f"layer={shown(layer)}: must be from 0 to {model.num_layers - 1}")

@@ -1,8 +1,8 @@
-"""An adapter on disk: a folder with a description in JSON and its tensors as safetensors.
+"""An adapter on disk: a folder with a description in JSON and tensors as safetensors.
 
-Ours are `adapter.json` and `adapter.safetensors`; PEFT's `adapter_config.json` and
-`adapter_model.safetensors` are read as they are. Nothing else is ever opened, no link is followed,
-and nothing is unpickled.
+gemserve's files are `adapter.json` and `adapter.safetensors`. PEFT's `adapter_config.json` and
+`adapter_model.safetensors` are read as they are. No other file is opened, no link is followed, and
+nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _MAX_JSON_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFolder:
-    """What a folder holds. `version`: a hash of its bytes. `base` None: PEFT does not say."""
+    """The content of a folder. `version` is a hash of its bytes.
+
+    `base` is None for a PEFT folder, which does not describe its base model.
+    """
 
     kind: str
     settings: dict[str, Any]
@@ -40,7 +43,7 @@ class AdapterFolder:
 
 
 def read_folder(path: Path, max_bytes: int) -> AdapterFolder:
-    """Raises `AdapterError` for what is missing, broken, too large, or not plain files."""
+    """Read a folder. Raises `AdapterError` if a file is missing, broken, too large, or a link."""
     if not os.path.isdir(path) or os.path.islink(path):
         raise AdapterError("no such folder")
     ours, peft = (all(os.path.lexists(path / n) for n in names) for names in (_OURS, _PEFT))
@@ -88,9 +91,9 @@ def write_folder(
     tensors: dict[str, torch.Tensor],
     base: BaseModel,
 ) -> None:
-    """Make `path` a folder that `read_folder` reads; what is there under these names is replaced.
+    """Make `path` a folder that `read_folder` reads, and replace files of these names.
 
-    The description comes last: a folder without it is not an adapter.
+    The description is written last, because a folder without one is not an adapter.
     """
     path.mkdir(parents=True, exist_ok=True)
     description = path / _OURS[0]
@@ -99,12 +102,12 @@ def write_folder(
     save_file(packed, path / _OURS[1])
     stated = {"format": FORMAT, "type": kind, "base": asdict(base), "settings": settings}
     description.write_text(json.dumps(stated, indent=2) + "\n")
-    # safetensors writes for the owner alone
+    # safetensors lets the owner alone read the file
     (path / _OURS[1]).chmod(description.stat().st_mode & 0o777)
 
 
 def find_folder(root: Path, path: str) -> Path:
-    """Folder `path` below `root`. Raises `AdapterError` for what is not plainly there."""
+    """Folder `path` below `root`. Raises `AdapterError` unless it is a plain folder there."""
     parts = Path(path).parts
     if not parts or Path(path).is_absolute() or ".." in parts or "\0" in path:
         raise AdapterError("must be relative to the server's adapter folder, without ..")
@@ -122,7 +125,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
     if os.path.islink(path):
         raise AdapterError(f"{path.name}: symbolic links are not followed")
     try:
-        # opened without following or waiting: it may have become a link or a pipe since
+        # the file may have become a link or a pipe, so opening it must neither follow nor wait
         with open(path, "rb", opener=_open_plain) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):

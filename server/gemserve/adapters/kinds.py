@@ -29,9 +29,10 @@ KINDS: dict[str, Build] = {
 def load_adapter(
     name: str, path: Path, model: CausalModel, base: BaseModel, max_bytes: int
 ) -> Adapter:
-    """The adapter in folder `path`, as `name`. `base`: that of `model`.
+    """Load the adapter in folder `path` under `name`. `base` describes `model`.
 
-    Raises `AdapterError`, which says what is wrong with it or why it is not for this model.
+    Raises `AdapterError`, which says what is wrong with the adapter or why it does not fit the
+    model.
     """
     folder = read_folder(path, max_bytes)
     if folder.kind not in KINDS:

@@ -1,7 +1,7 @@
-"""`lora`: low-rank changes to weights, through PEFT, on a second tree of modules over one model.
+"""`lora`: low-rank changes to weights, through PEFT.
 
-Requests without a LoRA adapter run on the first tree, in which nothing has changed; those of one
-adapter run together, apart from others.
+They are in a second tree of modules over the same weights. Requests without a LoRA adapter run on
+the first tree, which is unchanged. Requests of one LoRA adapter run together, apart from others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gemserve.model.shared_tree import shared_tree
 
 _PREFIX = "base_model.model."
 _ADDED = ".lora_"
-_INNER = (".lora_A.weight", ".lora_embedding_A")  # [rank, …]
-# What the config of an adapter may say besides what `_config` reads: it matters in training alone,
-# or tells which weights there are, as their names do. Anything else must be off.
+_INNER = (".lora_A.weight", ".lora_embedding_A")
+# Settings that an adapter's config may have besides those that `_config` reads. They matter only in
+# training, or say which weights there are, as the weights' names do. Other settings must be off.
 _WITHOUT_EFFECT = frozenset(
     (
         *("peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"),
@@ -38,9 +38,9 @@ _READ = frozenset(
         *("init_lora_weights", "bias"),
     )
 )
-# The others (pissa, olora, corda, loftq, …) change the base's own weights.
+# Other values (pissa, olora, corda, loftq, …) change the base model's own weights.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
-_PATTERN = re.compile(r"[\w.^$\\-]+")  # a module's name; nothing that could take long to match
+_PATTERN = re.compile(r"[\w.^$\\-]+")  # a module's name; no pattern that could take long to match
 
 
 class Lora(Adapter):
@@ -65,7 +65,10 @@ def build(
     settings: Mapping[str, Any],
     model: CausalModel,
 ) -> Lora:
-    """Raises `AdapterError` if PEFT is missing, or makes nothing of the file for this model."""
+    """Build the adapter.
+
+    Raises `AdapterError` if PEFT is missing or rejects the file for this model.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
     except ImportError as error:
@@ -79,15 +82,15 @@ def build(
     try:
         inject_adapter_in_model(LoraConfig(**config), tree, low_cpu_mem_usage=False)
         added = {key: p for key, p in tree.named_parameters() if _ADDED in key}
-        found = set_peft_model_state_dict(tree, weights)
-    except Exception as error:  # PEFT raises most of what Python has
+        outcome = set_peft_model_state_dict(tree, weights)
+    except Exception as error:  # PEFT raises errors of almost any type
         raise AdapterError(f"PEFT refuses it for this model: {error}") from error
-    missing = sorted(key for key in found.missing_keys if key in added)
-    if missing or found.unexpected_keys:
-        which = missing or sorted(found.unexpected_keys)
+    missing = sorted(key for key in outcome.missing_keys if key in added)
+    if missing or outcome.unexpected_keys:
+        which = missing or sorted(outcome.unexpected_keys)
         fault = "missing" if missing else "not this model's"
         raise AdapterError(f"tensor {shown(which[0])}: {fault}, and {len(which) - 1} more")
-    for parameter in added.values():  # PEFT has made them float32
+    for parameter in added.values():  # PEFT has converted them to float32
         parameter.data = parameter.data.to(model.device, model.dtype)
     tree.requires_grad_(False)
     tree.eval()
@@ -100,7 +103,7 @@ def build(
 
 
 def _config(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What PEFT is told: what was checked, and nothing that it would run, fetch or search by.
+    """The config for PEFT: checked settings that make it run, fetch or search for nothing.
 
     Raises `AdapterError`, naming the setting.
     """
@@ -137,13 +140,13 @@ def _config(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) ->
         },
         "use_rslora": bool(settings.get("use_rslora")),
         "use_dora": bool(settings.get("use_dora")),
-        "init_lora_weights": False,  # all are read from the file
+        "init_lora_weights": False,  # the file has all weights
         "inference_mode": True,
     }
 
 
 def _rank(name: str, value: object, largest: int) -> int:
-    """Bounded by the file's tensors: PEFT makes room for it before it looks at them."""
+    """The rank, which must be within the tensors' ranks: PEFT allocates before it looks at them."""
     if type(value) is not int or not 1 <= value <= largest:
         raise AdapterError(
             f"{name}={shown(value)}: must be from 1 to {largest}, the largest rank of its tensors"

@@ -1,4 +1,4 @@
-"""`ntk`: NTK-Attention. A term in every layer's softmax that stands for a prefix of any length."""
+"""`ntk`: NTK-Attention, a term in every layer's softmax that acts like a long prefix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ DEFAULT_RANK = 16
 class NTK(Adapter):
     """`z_a`: [layers, heads, r, s]; `z_b`: [layers, heads, s, head_dim]; `k`: [layers, heads, r].
 
-    All float32, one of each per query head; see `gemserve_kernels.ntk_part`. `num_positions`: where
-    the prompt starts; of a converted text, where it would start after that text.
+    All are float32, one for each query head; see `gemserve_kernels.ntk_part`. `num_positions` is
+    where the prompt starts. For a converted text, that is where the prompt would start after the
+    text.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class NTK(Adapter):
 
 
 def shapes(shape: ModelShape, r: int, s: int) -> dict[str, tuple[int, ...]]:
-    """Of its tensors. Raises `AdapterError` for an `r` that φ is not defined for."""
+    """The shapes of the tensors. Raises `AdapterError` if φ is not defined for `r`."""
     if r not in (shape.head_dim, 2 * shape.head_dim):
         raise AdapterError(
             f"r={r}: must be the model's head_dim, {shape.head_dim}, or twice that, "
@@ -80,7 +81,7 @@ def build(
     settings: Mapping[str, object],
     model: CausalModel,
 ) -> NTK:
-    """Raises `AdapterError` if tensors or settings are not this model's."""
+    """Build the adapter. Raises `AdapterError` if tensors or settings do not fit this model."""
     positions = settings.get("positions", 0)
     if type(positions) is not int or not 0 <= positions < model.context_tokens:
         raise AdapterError(f"positions={positions!r}: must be from 0 to {model.context_tokens - 1}")

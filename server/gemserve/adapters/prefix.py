@@ -17,8 +17,8 @@ from gemserve_kernels import Backend, Partial
 class Prefix(Adapter):
     """`keys`, `values`: [layers, kv_heads, prefix, head_dim] in the model's dtype.
 
-    Its keys are what attention sees: no rotary embedding is applied to them. They take the first
-    positions, and the prompt's tokens come after.
+    Attention uses the keys as they are, without RoPE. They take the first positions, and the
+    prompt's tokens come after them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Prefix(Adapter):
 
 
 def shapes(shape: ModelShape, length: int) -> dict[str, tuple[int, ...]]:
-    """Of its tensors."""
+    """The shapes of the tensors."""
     one = (shape.num_layers, shape.num_kv_heads, length, shape.head_dim)
     return {"keys": one, "values": one}
 
@@ -51,7 +51,11 @@ def shapes(shape: ModelShape, length: int) -> dict[str, tuple[int, ...]]:
 def build(
     name: str, version: str, tensors: Mapping[str, torch.Tensor], model: CausalModel
 ) -> Prefix:
-    """Raises `AdapterError` if the tensors are not this model's, or its layers see too little."""
+    """Build the adapter.
+
+    Raises `AdapterError` if the tensors do not fit this model, or a sliding window would lose the
+    prefix.
+    """
     keys = tensors.get("keys")
     length = keys.shape[2] if keys is not None and keys.dim() == 4 else 1
     taken = take(tensors, shapes(model.shape, length), model.dtype, model.device)
@@ -70,7 +74,7 @@ def build(
 
 
 def from_peft(tensors: Mapping[str, torch.Tensor], shape: ModelShape) -> dict[str, torch.Tensor]:
-    """A PEFT checkpoint's one tensor [prefix, 2 · layers · kv_heads · head_dim] as ours."""
+    """Convert a PEFT checkpoint's one tensor [prefix, 2 · layers · kv_heads · head_dim]."""
     packed = tensors.get("prompt_embeddings")
     width = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
     if packed is None or len(tensors) != 1:

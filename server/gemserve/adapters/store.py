@@ -1,4 +1,4 @@
-"""The adapters a server has loaded, by name, under one memory limit."""
+"""Holds the adapters that a server has loaded, by name, under one memory limit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import BaseModel, base_of
 from gemserve.model.causal_model import CausalModel
 
-_MAX_MESSAGE = 500  # characters: files have names of any length
+_MAX_MESSAGE = 500  # longest name, in characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterInfo:
-    """An adapter by name: `version`, `num_bytes`, `num_positions` as last loaded.
+    """Describes an adapter by name. `is_loaded` says whether it is in memory now.
 
-    `is_loaded`: it is in memory now.
+    `version`, `num_bytes` and `num_positions` are those of the last time that it was loaded.
     """
 
     name: str
@@ -35,7 +35,7 @@ class AdapterInfo:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """`kept`: None once evicted. `last`: the same adapter, for as long as a request holds it."""
+    """`kept` is None once evicted. `last` is the same adapter while any request still holds it."""
 
     path: str
     kept: Adapter | None
@@ -47,25 +47,25 @@ class _Entry:
 
 
 class AdapterStore:
-    """Loads adapters from folders below `root` and evicts the least recently used ones.
+    """Loads adapters from folders below `root`, and evicts those not used for longest.
 
-    An evicted adapter is loaded again from its folder when a request names it. A running request
-    holds its adapter: it ends with the version it began with, whatever is loaded or unloaded under
-    that name, and the adapter's memory counts until then. The store is safe to use from several
-    threads; one folder is loaded at a time, and nothing else waits for that.
+    An evicted adapter is loaded again from its folder when a request names it. A request holds its
+    adapter to its end, whatever is loaded or unloaded under that name meanwhile. The adapter's
+    memory counts until then. Several threads may use the store. One folder is loaded at a time, and
+    nothing else waits for that.
     """
 
     def __init__(self, model: CausalModel, root: Path | None, max_bytes: int) -> None:
-        """`root` None: nothing can be loaded."""
+        """`root` None: no adapter can be loaded."""
         self._model, self._max_bytes = model, max_bytes
-        # a file may have float32 for a model of half that, and has a header
+        # a file has a header, and may have float32 for a model in half precision
         self._max_file_bytes = 2 * max_bytes + (1 << 20)
         self._root = root.resolve() if root is not None else None
         self._base: BaseModel | None = None
         self._entries: dict[str, _Entry] = {}  # least recently used first
         self._alive: list[weakref.ref[Adapter]] = []
-        self._lock = threading.Lock()  # around the entries, for moments
-        self._loading = threading.Lock()  # taken before the other one
+        self._lock = threading.Lock()  # guards the entries, and is held for moments
+        self._loading = threading.Lock()  # taken before `_lock`
 
     @property
     def num_bytes(self) -> int:
@@ -79,7 +79,7 @@ class AdapterStore:
             return sum(entry.last() is not None for entry in self._entries.values())
 
     def list(self) -> list[AdapterInfo]:
-        """By name."""
+        """All adapters, sorted by name."""
         with self._lock:
             return [_registered(name, entry) for name, entry in sorted(self._entries.items())]
 
@@ -89,9 +89,9 @@ class AdapterStore:
             return _registered(name, self._known(name))
 
     def load(self, name: str, path: str) -> AdapterInfo:
-        """Load folder `path`, relative to the root, as `name`, in place of what has that name.
+        """Load folder `path`, relative to the root, as `name`; it replaces an adapter of that name.
 
-        Raises `AdapterError`, or `AdapterBusy` if there is no room: the names are then as before.
+        Raises `AdapterError`, or `AdapterBusy` if there is no room. The names are then as before.
         """
         with self._loading:
             adapter = self._read(name, path)
@@ -107,23 +107,23 @@ class AdapterStore:
             del self._entries[name]
 
     def find(self, name: str) -> Adapter | None:
-        """The adapter to run a request with, if it is in memory. Raises `AdapterNotFound`."""
+        """The adapter for a request, if it is in memory. Raises `AdapterNotFound`."""
         with self._lock:
             entry = self._known(name)
             self._put(name, entry)
-            entry.kept = entry.last()  # it may have been evicted while a request held it
+            entry.kept = entry.last()  # it may have been evicted while a request holds it
             return entry.kept
 
     def get(self, name: str) -> Adapter:
-        """The adapter to run a request with, loaded if it must be.
+        """The adapter for a request; it is loaded if necessary.
 
-        Raises `AdapterNotFound`, else as `load`.
+        Raises `AdapterNotFound`, or what `load` raises.
         """
         adapter = self.find(name)
         if adapter is not None:
             return adapter
         with self._loading:
-            adapter = self.find(name)  # another request may have loaded it meanwhile
+            adapter = self.find(name)  # another request may have loaded it in the meantime
             if adapter is not None:
                 return adapter
             with self._lock:
@@ -131,12 +131,12 @@ class AdapterStore:
             adapter = self._read(name, before.path)
             with self._lock:
                 entry = self._admit(name, before.path, adapter)
-                if self._entries.get(name) is before:  # not unloaded meanwhile
+                if self._entries.get(name) is before:  # it was not unloaded in the meantime
                     self._put(name, entry)
             return adapter
 
     def _read(self, name: str, path: str) -> Adapter:
-        """What a folder holds. Raises `AdapterError`."""
+        """The content of a folder. Raises `AdapterError`."""
         try:
             if self._root is None:
                 raise AdapterError("this server has no adapter folder; start it with --adapter-dir")
@@ -155,7 +155,7 @@ class AdapterStore:
             raise AdapterError(f"adapter {shown(name)}, path {shown(path)}: {message}") from error
 
     def _admit(self, name: str, path: str, adapter: Adapter) -> _Entry:
-        """Count `adapter`'s memory. Raises `AdapterBusy`."""
+        """Reserve memory for `adapter`. Raises `AdapterBusy`."""
         self._make_room(name, adapter.num_bytes)
         last = weakref.ref(adapter)
         self._alive.append(last)

@@ -17,9 +17,10 @@ def take(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """The named tensors, on the model's device. Raises `AdapterError` naming the first mismatch.
+    """The named tensors, on the model's device.
 
-    None may be missing, none may be left over, all must be floating point and finite.
+    Every named tensor must be in the file, and no other. All must be floating point and finite.
+    Raises `AdapterError` naming the first mismatch.
     """
     for name in tensors:
         if name not in shapes:
@@ -43,7 +44,7 @@ def take(
 
 
 def check_values(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor in `dtype`. Raises `AdapterError` for what would make every answer NaN."""
+    """The tensor in `dtype`. Raises `AdapterError` for values that would make answers NaN."""
     if tensor.dtype not in _DTYPES:
         raise AdapterError(
             f"tensor {shown(name)}: is {tensor.dtype}, must be floating point: "

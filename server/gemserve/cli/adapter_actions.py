@@ -1,4 +1,4 @@
-"""`gemserve adapter ACTION`: what can be done with adapters without a server, an action a file."""
+"""`gemserve adapter ACTION`: work on adapters without a server. Each action is a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gemserve adapter convert`: a long text, or a prefix, as an adapter that costs little."""
+"""`gemserve adapter convert`: turn a long text or a prefix into an NTK adapter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gemserve.cli.text_table import aligned
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
 
-if TYPE_CHECKING:  # a command that runs no model loads no torch
+if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.adapters.prefix import Prefix
     from gemserve.adapters.training.conversion_texts import ConversionText
     from gemserve.adapters.training.convert import Agreement, Fit
@@ -31,13 +31,13 @@ def add_command(commands: Any) -> None:
     source.add_argument(
         "--prefix", type=Path, help="folder of a prefix, made by gemserve or by PEFT"
     )
-    source.add_argument("--prompt", type=Path, help="text file with a system prompt")
+    source.add_argument("--prompt", type=Path, help="a text file with a system prompt")
     parser.add_argument("--type", dest="kind", default="ntk", choices=("ntk", "prefix"))
     parser.add_argument(
         "--data",
         type=Path,
         required=True,
-        help="texts like those it will be used with, as for train; with --prompt only chats",
+        help="texts like those of later requests, in the format of train; with --prompt only chats",
     )
     parser.add_argument("--out", type=Path, required=True, help="the adapter's folder")
     parser.add_argument(

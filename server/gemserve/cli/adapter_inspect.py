@@ -1,4 +1,4 @@
-"""`gemserve adapter inspect PATH`: what a folder holds. No model is needed, and nothing is run."""
+"""`gemserve adapter inspect PATH`: describe a folder. It needs no model and runs nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from gemserve.adapters.folder import AdapterFolder
 
-MAX_BYTES = 1 << 40  # a limit is for servers
+MAX_BYTES = 1 << 40  # only servers have a limit
 _PEFT = {"peft LORA": "lora", "peft PREFIX_TUNING": "prefix"}
-_BY_LAYER = ("ntk", "prefix")  # whose tensors begin with a dimension of layers
+_BY_LAYER = ("ntk", "prefix")  # kinds whose tensors begin with a dimension of layers
 
 
 def add_command(actions: Any) -> None:
@@ -42,7 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(folder: AdapterFolder) -> dict[str, Any]:
-    """As JSON. `norm` is None of what is not finite, `layer_norms` where there are no layers."""
+    """A description as JSON.
+
+    `norm` is None if it is not finite. `layer_norms` is None for tensors without layers.
+    """
     tensors = [_describe(name, t, folder) for name, t in sorted(folder.tensors.items())]
     return {
         "type": _PEFT.get(folder.kind, folder.kind),
@@ -59,7 +62,8 @@ def describe(folder: AdapterFolder) -> dict[str, Any]:
 def _describe(name: str, tensor: torch.Tensor, folder: AdapterFolder) -> dict[str, Any]:
     values = tensor.double()
     layers = values
-    if folder.kind == "peft PREFIX_TUNING":  # [prefix, 2 · layers · …]: a key and a value each
+    # [prefix, 2 · layers · …], with a key and a value for each layer
+    if folder.kind == "peft PREFIX_TUNING":
         count: Any = folder.settings.get("num_layers")
         is_known = isinstance(count, int) and count > 0 and values.dim() == 2
         is_known = is_known and values.shape[1] % (2 * count) == 0
@@ -80,11 +84,11 @@ def _describe(name: str, tensor: torch.Tensor, folder: AdapterFolder) -> dict[st
 
 def _norm(values: torch.Tensor) -> float | None:
     norm = float(values.norm())
-    return norm if norm < float("inf") else None  # not of NaN either
+    return norm if norm < float("inf") else None  # false for NaN, too
 
 
 def _finite(settings: Any) -> Any:
-    """Settings whose infinite and NaN numbers, which JSON does not have, are texts."""
+    """Settings in which infinite and NaN numbers, which JSON lacks, are replaced by texts."""
     if isinstance(settings, dict):
         return {name: _finite(value) for name, value in settings.items()}
     if isinstance(settings, list):

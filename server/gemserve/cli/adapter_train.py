@@ -1,4 +1,4 @@
-"""`gemserve adapter train`: an adapter from a file of prompts and completions."""
+"""`gemserve adapter train`: train an adapter on a file of prompts and completions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.option_readers import number
 from gemserve.cli.option_tables import MODEL_OPTIONS
 from gemserve.cli.options import add_options, read_options
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
+
+if TYPE_CHECKING:
+    from gemserve.adapters.training.examples import TrainingExample
 
 KINDS = ("ntk", "prefix", "activation")
 
@@ -27,10 +30,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--eval-data",
         type=Path,
-        help="examples that tell when to stop (default: a tenth of --data)",
+        help="examples that decide when training stops (default: a tenth of --data)",
     )
     parser.add_argument(
-        "--out", type=Path, help="the adapter's folder; a run that was stopped in it is continued"
+        "--out", type=Path, help="the adapter's folder; an interrupted run in it is continued"
     )
     parser.add_argument(
         "--r", type=number(1), help="ntk: number of features, head_dim (the default) or twice that"
@@ -93,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: is needed to train")
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError("training needs the package accelerate; pip install 'gemserve[train]'")
-    from gemserve.adapters.training.examples import read_examples
     from gemserve.adapters.training.trainer import TrainConfig, train
     from gemserve.model.loader import load
 
@@ -101,21 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
     eos_id = min(loaded.eos_ids, default=None)
     if eos_id is None:
         raise ConfigError("the model names no token that ends an answer")
-    limits = {"eos_id": eos_id, "max_tokens": arguments.max_tokens}
-    examples = read_examples(arguments.data, loaded.tokenizer, **limits)
-    if arguments.eval_data is not None:
-        held_out = read_examples(arguments.eval_data, loaded.tokenizer, **limits)
-    else:
-        share = max(1, len(examples) // 10)
-        examples, held_out = examples[:-share], examples[-share:]
-    if not examples:
-        raise AdapterError(f"{arguments.data}: must have at least 2 examples, or --eval-data")
-    given = {
+    examples, held_out = _read_examples(arguments, loaded.tokenizer, eos_id)
+    settings = {
         f.name: getattr(arguments, f.name)
         for f in fields(TrainConfig)
         if getattr(arguments, f.name) is not None
     }
-    config = TrainConfig(**given)
+    config = TrainConfig(**settings)
     texts = [example.ids for example in examples]
     parameters = _parameters(arguments, loaded.model, texts, config.seed)
     print(
@@ -142,10 +136,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _read_examples(
+    arguments: argparse.Namespace, tokenizer: Any, eos_id: int
+) -> tuple[list[TrainingExample], list[TrainingExample]]:
+    """The examples to train on, and those to evaluate with. Raises `AdapterError`."""
+    from gemserve.adapters.training.examples import read_examples
+
+    limits = {"eos_id": eos_id, "max_tokens": arguments.max_tokens}
+    examples = read_examples(arguments.data, tokenizer, **limits)
+    if arguments.eval_data is not None:
+        held_out = read_examples(arguments.eval_data, tokenizer, **limits)
+    else:
+        share = max(1, len(examples) // 10)
+        examples, held_out = examples[:-share], examples[-share:]
+    if not examples:
+        raise AdapterError(f"{arguments.data}: must have at least 2 examples, or --eval-data")
+    return examples, held_out
+
+
 def _parameters(
     arguments: argparse.Namespace, model: Any, texts: Sequence[Sequence[int]], seed: int
 ) -> Any:
-    """A new adapter of the wanted kind; a prefix starts as the beginning of the first text."""
+    """A new adapter of the requested kind. A prefix starts as the first text's beginning."""
     from gemserve.adapters.training.parameters import (
         ActivationParameters,
         NTKParameters,

@@ -1,11 +1,12 @@
-"""`gemserve ask FILE… "QUESTION"`: one answer, offline."""
+"""`gemserve ask FILE… "QUESTION"`: answer one question without a server."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.adapter_inspect import MAX_BYTES
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS
@@ -13,6 +14,9 @@ from gemserve.cli.options import add_options, read_options
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError
 from gemserve.types import FilterReason, FilterReport
+
+if TYPE_CHECKING:
+    from gemserve.llm import Passage
 
 WHY: dict[FilterReason, str] = {
     "short_prompt": "it is short",
@@ -30,7 +34,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("question", metavar="QUESTION")
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
-    # under the name of a server's setting: GEMSERVE_ADAPTER is that, and of another form
+    # kept apart from GEMSERVE_ADAPTER, a server setting of another form
     parser.add_argument("--adapter", metavar="PATH", dest="adapters", help="an adapter's folder")
     add_options(parser, MODEL_OPTIONS, ENGINE_OPTIONS)
     parser.set_defaults(run=run)
@@ -58,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         if isinstance(event, Filtered):
             print(summary_of(event.report), file=sys.stderr)
             if arguments.show_kept:
-                for kept in llm.passages(prompt, event.report):
-                    print(f"[{kept.start}:{kept.stop}] {kept.text!r}", file=sys.stderr)
+                _show_kept(event.report, llm.passages(prompt, event.report))
         elif isinstance(event, TextDelta):
             print(event.text, end="", flush=True)
         elif isinstance(event, Finished):
@@ -67,6 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
             if event.reason == "length":
                 print("the answer is cut: it reached --max-tokens", file=sys.stderr)
     return 0
+
+
+def _show_kept(report: FilterReport, passages: Sequence[Passage]) -> None:
+    if not report.applied:
+        print("the model reads the whole prompt: all of its text is kept", file=sys.stderr)
+        return
+    for kept in passages:
+        print(f"[{kept.start}:{kept.stop}] {kept.text!r}", file=sys.stderr)
 
 
 def _load(path: str, model: Any) -> Any:
@@ -89,17 +100,17 @@ def _read(name: str) -> str:
 
 
 def summary_of(report: FilterReport) -> str:
-    """One line: what the filter did or, where it chose nothing, why."""
-    seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
+    """One line: what the filter did or, if it chose nothing, why."""
+    note = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
     if report.reason is not None:
         why = WHY[report.reason]
-        seen = f" ({why}: {seen})" if seen else f" ({why})"
+        note = f" ({why}: {note})" if note else f" ({why})"
     else:
-        seen = seen and f", {seen}"
+        note = note and f", {note}"
     if not report.applied:
-        return f"read all {report.prompt_tokens:,} tokens{seen}"
+        return f"read all {report.prompt_tokens:,} tokens{note}"
     layer = "" if report.layer is None else f" at layer {report.layer}"
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
-        f"in {report.filter_ms:,.0f} ms{seen}"
+        f"in {report.filter_ms:,.0f} ms{note}"
     )

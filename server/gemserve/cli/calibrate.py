@@ -1,4 +1,4 @@
-"""`gemserve calibrate`: which layer and heads of a model should filter, measured on probes."""
+"""`gemserve calibrate`: find the layer and heads of a model that filter best, on probes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
-        "--out", type=Path, help="a folder that gets the figures and a picture, too"
+        "--out", type=Path, help="a folder that also gets the figures and a picture"
     )
     parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)
@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         make_folder("out", arguments.out)
     loaded = load(read_options(arguments, MODEL_OPTIONS, ModelConfig))
     engine: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
-    found, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
-    _print_found(found)
-    result = result_of(loaded, found, effort, seconds)
+    outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+    _print_outcome(outcome)
+    result = result_of(loaded, outcome, effort, seconds)
     path = place_for(loaded.source, str(result["weights"]))
     write_calibration(path, result)
     print(f"took {seconds:.0f} s; wrote {path}")
@@ -68,30 +68,30 @@ def run(arguments: argparse.Namespace) -> int:
         if importlib.util.find_spec("matplotlib") is not None:
             from gemserve.evaluation.calibration.layer_chart import draw_layers
 
-            draw_layers(out / "calibration.png", found)
+            draw_layers(out / "calibration.png", outcome)
     if arguments.json:
         print(json.dumps(result))
     return 0
 
 
-def _print_found(found: Any) -> None:
+def _print_outcome(outcome: Any) -> None:
     lines = [("layer", "own head", "recall", "score", "work", "heads")]
-    for row in found.layers:
+    for row in outcome.layers:
         heads = " ".join(f"{layer}.{head}" for layer, head in row.heads)
         score = "" if row.score is None else f"{row.score:.2f}"
-        mark = "  ← filter layer" if row.layer == found.chosen.layer else ""
+        mark = "  ← filter layer" if row.layer == outcome.chosen.layer else ""
         shares = (f"{row.own_recall:.2f}", f"{row.recall:.2f}", score, f"{row.work:.2f}")
         lines.append((str(row.layer), *shares, f"{heads}{mark}"))
     print(*aligned(lines, left=(5,)), sep="\n")
-    chosen, trust = found.chosen, found.trust
+    chosen, trust = outcome.chosen, outcome.trust
     rows = "the question's tokens" + (" and the prompt's end" if chosen.ends_with else "")
     print(f"rows that look: {rows}")
-    print(f"probes: {found.num_probes} of kinds {', '.join(found.kinds)}")
-    if found.confirmed_recall is not None:
-        print(f"recall on probes of other wording: {found.confirmed_recall:.2f}")
-    if found.full_score is not None:
+    print(f"probes: {outcome.num_probes} of kinds {', '.join(outcome.kinds)}")
+    if outcome.confirmed_recall is not None:
+        print(f"recall on probes of other wording: {outcome.confirmed_recall:.2f}")
+    if outcome.full_score is not None:
         print(
-            f"answers from what is kept {chosen.score:.2f}, from the whole {found.full_score:.2f}"
+            f"answers from what is kept {chosen.score:.2f}, from the whole {outcome.full_score:.2f}"
         )
     print(
         f"coverage below {trust.bound:.2f} is not trusted: {trust.found:.0%} of what was found, "

@@ -1,4 +1,4 @@
-"""What `gemserve eval` runs: the options of a task, checked, and the examples they ask for."""
+"""The batches that `gemserve eval` runs: the checked options of a task, and its examples."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any
 from gemserve.cli.option_readers import number, read_value
 from gemserve.errors import ConfigError
 
-if TYPE_CHECKING:  # a command that runs no model loads no torch
+if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.engine.core import Core
     from gemserve.evaluation.tasks.example_file import TooLong
 
 
 GENERATED_TASKS = ("needle", "ruler", "relevance")
 READ_TASKS = ("jsonl", "longbench")
-GOLD_TASKS = ("jsonl",)  # those of them whose files can say where an answer is
+GOLD_TASKS = ("jsonl",)  # file tasks whose files can say where an answer is
 DEFAULT_LENGTHS = "1024,4096"
 DEFAULT_SAMPLES = "20"
-METRICS = {"contains": "contains", "exact": "items"}  # their names in evaluation.metrics
+METRICS = {"contains": "contains", "exact": "items"}  # the values are names in evaluation.metrics
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleBatch:
-    """The examples of some subtasks: every draw is made for every subtask.
+    """The examples of some subtasks. Every draw is made for every subtask.
 
-    `settings`: what a stored outcome must agree in, besides the run's own settings. Each draw from
-    a file has its own length.
+    `settings`: settings that a stored outcome must have in common with this batch, besides those of
+    the run. Each draw from a file has its own length.
     """
 
     subtasks: Any
@@ -41,7 +41,10 @@ MakeBatches = Callable[["Core"], list[ExampleBatch]]
 
 
 def generated_batches(arguments: argparse.Namespace) -> MakeBatches:
-    """Check the options of a task that makes its examples; lengths are checked with the model."""
+    """Check the options of a task that makes its examples.
+
+    Lengths can be checked only with the model.
+    """
     from gemserve.evaluation.tasks.example import Draw, with_metric
     from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
 
@@ -76,7 +79,10 @@ def generated_batches(arguments: argparse.Namespace) -> MakeBatches:
 
 
 def file_batches(arguments: argparse.Namespace, methods: list[str]) -> MakeBatches:
-    """Read the files of a task that takes its examples from there; lengths need the model."""
+    """Read the files of a task that takes its examples from there.
+
+    Lengths can be checked only with the model.
+    """
     from gemserve.evaluation.metrics import check_packages
     from gemserve.evaluation.tasks.example_file import check_gold, measure
     from gemserve.evaluation.tasks.registry import FILE_TASKS
@@ -117,7 +123,7 @@ def file_batches(arguments: argparse.Namespace, methods: list[str]) -> MakeBatch
 
 
 def _report_too_long(refused: list[TooLong], total: int, is_skipping: bool) -> None:
-    """Raise `ConfigError` for prompts that do not fit, or print that they are left out."""
+    """Raise `ConfigError` for prompts that do not fit, or print that they are skipped."""
     if not refused:
         return
     first = refused[0]

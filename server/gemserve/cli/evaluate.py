@@ -27,7 +27,7 @@ from gemserve.cli.outcome_table import table
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
-if TYPE_CHECKING:  # a command that runs no model loads no torch
+if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.engine.core import Core
     from gemserve.evaluation.run import Outcome
 
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_read = arguments.task in READ_TASKS
     make_batches = file_batches(arguments, methods) if is_read else generated_batches(arguments)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    # evaluation filters every prompt it can, however short
+    # an evaluation filters every prompt that it can, even short ones
     given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
     engine = replace(given, filter_min_tokens=0, filter_layer=layer)
     out: Path | None = arguments.out
@@ -126,7 +126,7 @@ def _run(
     methods: list[str],
     keep: int | float,
 ) -> list[Outcome]:
-    """The outcomes of all batches; those that --out already holds are not computed again."""
+    """The outcomes of all batches. Those that --out already holds are not computed again."""
     from tqdm import tqdm
 
     from gemserve.evaluation.run import Outcomes, evaluate, pool_lengths
@@ -155,14 +155,14 @@ def _run(
 
 
 def _count_unfiltered(outcomes: list[Outcome]) -> Counter[tuple[str, int, str]]:
-    """How many prompts were too short to leave something out: by subtask, tokens and method."""
+    """How many prompts were too short to be filtered, by subtask, tokens and method."""
     return Counter(
         (o.subtask, o.prompt_tokens, o.method) for o in outcomes if o.reason == "short_prompt"
     )
 
 
 def _compare(outcomes: Any, methods: list[str]) -> list[Any]:
-    """Each method against reading everything, and sieve against every other."""
+    """Print each method against reading everything, and sieve against every other method."""
     from gemserve.evaluation.compare import compare
 
     pairs = [(m, "none") for m in methods if m != "none" and "none" in methods]
@@ -184,7 +184,7 @@ def _print_fallback(outcomes: Any) -> None:
     from gemserve.evaluation.compare import judge_fallback
 
     if any(o.score not in (0, 1) for o in outcomes):
-        return  # graded answers are not right or wrong
+        return  # graded answers are neither right nor wrong
     verdict = judge_fallback(outcomes)
     print(
         f"the fallback fired on {verdict.needed_fired} of {verdict.needed} examples that none gets "

@@ -14,7 +14,7 @@ from gemserve.errors import GemserveError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; errors meant for the user end as one line on stderr and status 2."""
+    """Run one command. Errors for the user become one line on stderr and status 2."""
     parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
     parser.add_argument("--version", action="version", version=gemserve.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _ToStderr(logging.Handler):
-    """To `sys.stderr` as it is at the time: tests, for one, replace it."""
+    """Writes to `sys.stderr` as it is at that time, because tests replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"gemserve: {self.format(record)}", file=sys.stderr)
 
 
 def _show_loading() -> None:
-    """Print what is logged about a model while it is loaded."""
+    """Print the log messages about a model while it is loaded."""
     log = logging.getLogger("gemserve.loading")
     log.setLevel(logging.INFO)
     log.handlers[:] = [_ToStderr()]

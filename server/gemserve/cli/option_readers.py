@@ -1,4 +1,4 @@
-"""Readers of option values: each takes a text and raises `ValueError` if it is no such value."""
+"""Readers of option values. Each takes a text and raises `ValueError` if it is invalid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 class BadNumber(ValueError, argparse.ArgumentTypeError):
-    """Says what a number must be, to argparse too."""
+    """Says what a number must be. argparse shows the message, too."""
 
 
 def number(low: float, high: float = float("inf"), kind: type = int) -> Callable[[str], Any]:
@@ -51,7 +51,7 @@ def read_offload(text: str) -> int | str:
 
 
 def make_folder(name: str, path: Path) -> None:
-    """Before there is anything to lose. Raises `ConfigError` naming the option."""
+    """Make a folder before the work begins. Raises `ConfigError` naming the option."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -59,7 +59,7 @@ def make_folder(name: str, path: Path) -> None:
 
 
 def read_value(name: str, text: str, read: Callable[[str], Any]) -> Any:
-    """An option that is in no table. Raises `ConfigError` naming it, what was given and why not."""
+    """Read an option that is in no table. Raises `ConfigError` naming option, value and reason."""
     try:
         return read(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The settings of all commands: flag, config field, reader and help text of each."""
+"""The settings of all commands: each one's flag, config field, reader and help text."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Option:
     field: str
     read: Callable[[str], Any]
     help: str
-    unset: str = "auto"  # what the help calls a default of nothing
-    repeats: bool = False  # given several times, the texts are joined by commas
+    unset: str = "auto"  # what the help shows as default if there is none
+    repeats: bool = False  # if the flag is given several times, commas join the texts
 
     @property
     def variable(self) -> str:
@@ -121,9 +121,9 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "record and replay decode steps; auto: on CUDA, if the model allows it",
     ),
 )
-# What commands that run requests one at a time take of these.
+# The settings for commands that run one request at a time.
 MEMORY_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.flag == "--kv-memory")
-# What decides where weights are.
+# The settings that decide where weights are.
 WEIGHT_OPTIONS = tuple(
     option for option in ENGINE_OPTIONS if option.flag in ("--filter-precision", "--offload-layers")
 )

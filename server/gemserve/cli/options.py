@@ -35,8 +35,8 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
     """Raise `ConfigError` for a `GEMSERVE_…` variable that no setting of the server reads."""
     tables = (*MODEL_OPTIONS, *ENGINE_OPTIONS, *SERVER_OPTIONS)
     known = {option.variable for option in tables}
-    # The client's, which a shell may hold too. Not its GEMSERVE_API_KEY: whoever gives that to a
-    # server expects to be asked for it.
+    # A shell may also hold the client's variables. GEMSERVE_API_KEY is refused, because whoever
+    # gives it to a server expects that clients need it.
     known.add("GEMSERVE_URL")
     if "GEMSERVE_API_KEY" in environment:
         raise ConfigError(
@@ -50,7 +50,7 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
 def apply_environment(
     parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Let `GEMSERVE_…` set the flags of a command that are in no table."""
+    """Let `GEMSERVE_…` variables set those flags of a command that are in no table."""
     for action in parser._actions:
         flags = [o for o in action.option_strings if o.startswith("--") and o != "--help"]
         name = "GEMSERVE_" + flags[0].removeprefix("--").replace("-", "_").upper() if flags else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gemserve.cli.text_table import aligned
 
-if TYPE_CHECKING:  # a command that runs no model loads no torch
+if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.evaluation.run import Row
 
 _HEADS = ("subtask", "tokens", "n", "method", "kept", "score", "recall", "whole")
@@ -16,7 +16,7 @@ _NOTE = "whole: examples read as none reads them, for --keep is not below their 
 
 
 def table(rows: Sequence[Row], whole: Mapping[tuple[str, int, str], int]) -> list[str]:
-    """Lines for reading: methods below each other, what they share said once.
+    """Lines of a table: the methods one below the other, under a heading that they share.
 
     `whole`: by subtask, tokens and method, how many prompts were too short to leave something out.
     Columns without a value are not shown.

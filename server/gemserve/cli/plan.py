@@ -19,8 +19,9 @@ from gemserve.config import (
     choose_calibration,
     find_offload_layers,
 )
-from gemserve.cost import MethodPlan, ModelShape, WeightPlan, plan_methods
+from gemserve.cost import ModelShape, WeightPlan
 from gemserve.errors import ConfigError
+from gemserve.filtering.method_cost import MethodPlan, plan_methods
 from gemserve.types import FILTER_METHODS, FilterParams
 
 
@@ -41,19 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.model.shape import shape_of
     from gemserve.model.weight_memory import weights_of
 
-    num_tokens = read_value("tokens", arguments.tokens, int)
+    num_tokens = _read_count("tokens", arguments.tokens)
     keep = read_value("keep", arguments.keep, read_keep)
-    max_tokens = read_value("max_tokens", arguments.max_tokens, int)
+    max_tokens = _read_count("max_tokens", arguments.max_tokens)
     memory = read_value("kv_memory", arguments.kv_memory, read_bytes)
-    for name, value in (("tokens", num_tokens), ("max_tokens", max_tokens)):
-        if value < 1:
-            raise ConfigError(f"{name}={value}: must be at least 1")
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    where = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
+    engine = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
     hf, dtype, source = model_from_config(model)
     shape = shape_of(hf, dtype)
-    given = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
-    calibration = _find_calibration(given, model.model, source, shape)
+    calibration = _find_calibration(arguments.layer, model.model, source, shape)
     layer = calibration.layer
     kept = FilterParams(method="sieve", keep=keep).kept_count(num_tokens)
     rows = plan_methods(
@@ -65,19 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
         layer=layer,
         memory_bytes=memory,
     )
+    offloaded = find_offload_layers(engine.offload_layers, shape.num_layers, layer)
+    precision = engine.filter_precision
     weights = weights_of(
-        hf,
-        dtype,
-        filter_layer=layer,
-        filter_precision=where.filter_precision,
-        offload_layers=find_offload_layers(where.offload_layers, shape.num_layers, layer),
+        hf, dtype, filter_layer=layer, filter_precision=precision, offload_layers=offloaded
     )
-    _warn_beyond(num_tokens, hf.config.max_position_embeddings)
+    context_tokens = hf.config.max_position_embeddings
+    _warn_beyond(num_tokens, context_tokens)
     _print_table(rows, shape, num_tokens, kept, layer, arguments.kv_memory)
     print(calibration.describe())
-    _print_weights(weights, str(dtype).removeprefix("torch."))
+    dtype_name = str(dtype).removeprefix("torch.")
+    _print_weights(weights, dtype_name)
     if arguments.json:
-        result = {
+        settings = {
             "model": model.model,
             "tokens": num_tokens,
             "keep": kept,
@@ -85,25 +82,42 @@ def run(arguments: argparse.Namespace) -> int:
             "layer": layer,
             "layers": shape.num_layers,
             "calibration": calibration.source,
-            "context_tokens": hf.config.max_position_embeddings,
+            "context_tokens": context_tokens,
             "kv_memory_bytes": memory,
-            "dtype": str(dtype).removeprefix("torch."),
-            "weights": asdict(weights),
-            "rows": [asdict(row) for row in rows],
         }
-        print(json.dumps(result))
+        _print_json(settings, dtype_name, weights, rows)
     return 0
 
 
-def _find_calibration(given: int | None, model: str, source: str, shape: ModelShape) -> Calibration:
-    """By the layer given, calibrated, or guessed. Windows are unknown before weights are read."""
+def _read_count(name: str, text: str) -> int:
+    count = read_value(name, text, int)
+    if count < 1:
+        raise ConfigError(f"{name}={count}: must be at least 1")
+    return count
+
+
+def _print_json(
+    settings: dict[str, object], dtype: str, weights: WeightPlan, rows: list[MethodPlan]
+) -> None:
+    result = {
+        **settings,
+        "dtype": dtype,
+        "weights": asdict(weights),
+        "rows": [asdict(row) for row in rows],
+    }
+    print(json.dumps(result))
+
+
+def _find_calibration(layer: str, model: str, source: str, shape: ModelShape) -> Calibration:
+    """The given layer, a calibration, or a guess. Sliding windows are not known yet."""
+    given_layer = None if layer == "auto" else read_value("layer", layer, int)
     path = find_calibration(source, model=model, weights=None)
-    found = None
+    calibration = None
     if path is not None:
-        found = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
+        calibration = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
     return choose_calibration(
-        given,
-        found,
+        given_layer,
+        calibration,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,

@@ -1,8 +1,9 @@
-"""`gemserve serve`: load a model and answer HTTP."""
+"""`gemserve serve`: load a model and serve it over HTTP."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import socket
 import sys
@@ -17,7 +18,8 @@ from gemserve.errors import ConfigError
 if TYPE_CHECKING:
     from gemserve.engine.core import Core
 
-DRAIN_S = 25  # after SIGTERM, running requests may take this long to finish
+log = logging.getLogger("gemserve.loading")
+DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
 
 
 def add_command(commands: Any) -> None:
@@ -27,7 +29,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # as process 1 of a container, Python ignores SIGTERM until the server has started
+    # as process 1 of a container, Python would ignore SIGTERM until the server has started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import uvicorn
 
@@ -40,9 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    open_keys(server)  # this and the next two fail early: loading a model may take minutes
+    open_keys(server)  # these three fail early, because loading a model may take minutes
     check_adapters(server)
     _check_free(server)
+    log.info("loading %s …", model.model)
     core = build_calibrated_core(model, engine)
     name = server.served_model_name or model.model
     _print_settings(core, name)
@@ -66,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             port=server.port,
             log_level="info",
             timeout_keep_alive=30,
-            # longer than the engine drains: every reply is over before connections are cut
+            # longer than the engine drains, so that every reply ends before connections are closed
             timeout_graceful_shutdown=DRAIN_S + 10,
             h11_max_incomplete_event_size=64 << 10,
         )
@@ -75,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_settings(core: Core, name: str) -> None:
-    """What is served, and with which settings."""
+    """Print what is served, and with which settings."""
     from gemserve.engine.build import planned_weights
     from gemserve.filtering.methods import METHODS
 

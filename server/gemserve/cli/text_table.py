@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Prints tables as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
-    """Lines of cells as text: the columns `left` aligned left, the others right."""
+    """Lines of cells as text. The columns `left` are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(

@@ -1,1 +1,1 @@
-"""`make demo`: a fact hidden in a long document, asked for with and without a filter."""
+"""`make demo`: a question about a fact hidden in a long document, with and without a filter."""

@@ -1,4 +1,4 @@
-"""`make demo`: hide a fact in a long document, ask for it unfiltered and filtered, compare."""
+"""`make demo`: hide a fact in a long document, ask for it with and without a filter, compare."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE, FILTERED = "filter: none", "the default filter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What one model is shown with."""
+    """How one model is shown."""
 
     draw: Callable[[Any, int, int], HiddenFact]
     num_tokens: int
@@ -33,8 +33,8 @@ class Demo:
     max_tokens: int
 
 
-# With an earlier calibration (layer 7) the filtered answer of smollm2 was right for seeds 1 to 4 of
-# 7, the answer from everything for seed 4 of 6. With the shipped one only seed 4 was tried.
+# With an earlier calibration (layer 7) smollm2's filtered answer was right for seeds 1 to 4 of
+# 7, and its unfiltered answer for seed 4 of 6. With the shipped one only seed 4 was tried.
 DEMOS = {
     "smollm2": Demo(draw=natural_document, num_tokens=6000, seed=4, max_tokens=24),
     "builtin": Demo(draw=synthetic_document, num_tokens=16384, seed=7, max_tokens=24),
@@ -42,7 +42,7 @@ DEMOS = {
 
 
 def main(words: list[str] | None = None) -> int:
-    """Exit status 0 if the filtered answer is right."""
+    """Return exit status 0 if the filtered answer is right."""
     parser = argparse.ArgumentParser(prog="python -m gemserve.demo", description=__doc__)
     parser.add_argument("--model", choices=DEMOS, help="default: smollm2, or builtin without it")
     parser.add_argument("--tokens", type=int, help="default: 6,000 (smollm2), 16,384 (builtin)")
@@ -65,7 +65,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def default_model() -> str:
-    """The real model where its package is installed; else the built-in one, which is said."""
+    """The real model if its package is installed; else the built-in one, with a message."""
     try:
         find_gguf("smollm2")
     except ModelError as error:
@@ -75,7 +75,7 @@ def default_model() -> str:
 
 
 def is_right(text: str, hidden: HiddenFact) -> bool:
-    """Whether all that is expected occurs in an answer."""
+    """Whether an answer contains all that is expected."""
     example = Example(
         subtask="demo",
         num_tokens=0,
@@ -93,7 +93,7 @@ def _ask_both(server: Server, hidden: HiddenFact, max_tokens: int) -> dict[str, 
     if hidden.other:
         print(f'Further on, to mislead:  "{hidden.other}"')
     print(f'Question:  "{hidden.question}"\n')
-    # a first short answer pays for what only happens once
+    # a short first answer takes the cost of what only happens once
     print(f"{'Warming up:':<32}", end="", flush=True)
     server.ask("The code for the lamp is 123.\n\nWhat is the code for the lamp?", "none", 8)
     results: dict[str, Result] = {}

@@ -1,4 +1,4 @@
-"""The demo's documents: reference prose with a fact hidden in it, and a question about that."""
+"""The demo's documents: reference prose with a hidden fact, and a question about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SENTENCES_AT_ONCE = 16  # sentences added between two counts of tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenFact:
-    """A document, the statement that answers the question, and where it stands, from 0 to 1.
+    """A document, the statement that answers the question, and its place, from 0 to 1.
 
     `answers`: what a right answer has to contain. `other`: a fact of the same form about something
     else, which is in the document too; "" if there is none.
@@ -54,7 +54,7 @@ def natural_document(tokenizer: Any, num_tokens: int, seed: int) -> HiddenFact:
 
 
 def synthetic_document(tokenizer: Any, num_tokens: int, seed: int) -> HiddenFact:
-    """At least `num_tokens` tokens of docstrings, with a fact as the built-in model knows them."""
+    """At least `num_tokens` tokens of docstrings, with a fact in the built-in model's form."""
     rng = random.Random(seed)
     (needle,) = draw_needles(rng, 1)
     sentences = _prose(tokenizer, stdlib_sentences(), num_tokens, rng)
@@ -71,7 +71,7 @@ def synthetic_document(tokenizer: Any, num_tokens: int, seed: int) -> HiddenFact
 def _prose(
     tokenizer: Any, sentences: Sequence[str], num_tokens: int, rng: random.Random
 ) -> list[str]:
-    """Sentences in their order, from a random one on, until they have `num_tokens` tokens."""
+    """Consecutive sentences from a random one on, until they have `num_tokens` tokens."""
     start = rng.randrange(len(sentences))
     chosen: list[str] = []
     while not chosen or len(tokenizer.encode(" ".join(chosen))) < num_tokens:

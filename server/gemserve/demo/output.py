@@ -1,4 +1,4 @@
-"""What the demo prints: both answers side by side, and what the filter kept in its context."""
+"""Prints the demo's results: both answers, and what the filter kept in its context."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gemserve.demo.document import HiddenFact
 from gemserve.demo.server import Result
 
 _NEAR = 3  # kept passages shown on either side of the fact
-_SHORT = 84  # characters of a passage that is not the fact's
-_EDGE = 36  # characters shown of either end of what was dropped
+_SHORT = 84  # characters of a passage without the fact
+_EDGE = 36  # characters shown of either end of dropped text
 
 Range = tuple[int, int]
 
 
 def print_table(results: dict[str, Result], verdicts: dict[str, bool]) -> None:
-    """One line an answer: right or wrong, what was read, how soon, in how much memory."""
+    """One line for each answer: right or wrong, tokens read, time and memory."""
     print(
         f"{'':<20}{'answer':<8}{'tokens read':>12}{'kept':>8}{'coverage':>10}{'TTFT':>10}"
         f"{'KV peak':>12}{'KV decoding':>13}"
@@ -33,7 +33,7 @@ def print_table(results: dict[str, Result], verdicts: dict[str, bool]) -> None:
 
 
 def print_savings(whole: Result, filtered: Result) -> None:
-    """How many times lower TTFT is, and the share of the memory; or why nothing was filtered."""
+    """Print how much lower time and memory are; or why nothing was filtered."""
     report = filtered.report
     if not report["applied"]:
         print(f"\nThe filter read everything: its reason is {report['reason']}.")
@@ -48,7 +48,7 @@ def print_savings(whole: Result, filtered: Result) -> None:
 
 
 def print_kept(tokenizer: Any, hidden: HiddenFact, selection: Sequence[Sequence[int]]) -> None:
-    """The kept passages around the fact, in full where they hold it, and what lies between."""
+    """Print the kept passages around the fact. Those that hold it are shown in full."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": hidden.prompt}], add_generation_prompt=True, tokenize=False
     )
@@ -61,7 +61,7 @@ def print_kept(tokenizer: Any, hidden: HiddenFact, selection: Sequence[Sequence[
 
 @dataclass(frozen=True, slots=True)
 class KeptPassages:
-    """A prompt's text, where in it each token stands, and the half-open ranges that were kept."""
+    """A prompt's text, where each token is in it, and the half-open ranges that were kept."""
 
     text: str
     offsets: Sequence[Range]
@@ -115,7 +115,7 @@ class KeptPassages:
 
 
 def _ends(words: str, num_chars: int) -> str:
-    """The first and the last words of a text, at most so many characters of each."""
+    """The first and the last words of a text, up to so many characters of each."""
     return f"{words[:num_chars].rpartition(' ')[0]} … {words[-num_chars:].partition(' ')[2]}"
 
 

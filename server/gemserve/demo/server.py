@@ -1,4 +1,4 @@
-"""`gemserve serve` as a child process, and one streamed answer from it as a client sees it."""
+"""Runs `gemserve serve` as a child process, and streams one answer from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STARTUP_LINES = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One answer, as the client saw it. `report`: the reply's `filter` object."""
+    """One answer as the client received it. `report`: the reply's `filter` object."""
 
     text: str
     ttft_s: float
@@ -33,7 +33,7 @@ class Result:
 
 
 class Server:
-    """A server of one model on a free port, for as long as the context lasts."""
+    """A server of one model on a free port, until the context ends."""
 
     def __init__(self, directory: Path, model: str) -> None:
         self._log = directory / "server.log"
@@ -106,7 +106,7 @@ class Server:
         )
 
     def _is_ready(self) -> bool:
-        """Wait until the server answers. Prints what it says of a calibration meanwhile."""
+        """Wait until the server answers. Print what it says about a calibration."""
         shown = 0
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:

@@ -1,4 +1,4 @@
-"""Builds an engine core from settings: loads the model, resolves and checks the settings."""
+"""Builds an engine core from settings: it loads the model, and resolves and checks settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
 
 
 def load_for(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
-    """Load the model, with as many layers on the host as the settings say."""
+    """Load the model, with as many layers on the host as the settings require."""
     device = resolve_device(model.device)
     if engine.filter_precision == "fp8":
         fp8.check_device(device)
@@ -46,7 +46,7 @@ def load_for(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
 def assemble(
     loaded: LoadedModel, engine: EngineConfig, calibration: Calibration | None = None
 ) -> Core:
-    """A core over a loaded model. `calibration` None: the one that is found, else a guess."""
+    """A core over a loaded model. Without a `calibration` it uses the one it finds, or a guess."""
     causal = loaded.model
     if calibration is None:
         calibration = calibration_for(loaded, engine)
@@ -79,15 +79,17 @@ def assemble(
 
 
 def calibration_for(loaded: LoadedModel, engine: EngineConfig) -> Calibration:
-    """The calibration that these settings lead to. Raises `ConfigError` for a wrong file."""
+    """The calibration for these settings. Raises `ConfigError` for a wrong file."""
     model = loaded.model
-    found = None
+    calibration = None
     path = calibration_path(loaded, engine)
     if path is not None:
-        found = read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)
+        calibration = read_calibration(
+            path, num_layers=model.num_layers, num_heads=model.shape.num_heads
+        )
     return choose_calibration(
         engine.filter_layer,
-        found,
+        calibration,
         num_layers=model.num_layers,
         hidden_size=model.config.hidden_size,
         vocab_size=model.vocab_size,
@@ -96,7 +98,7 @@ def calibration_for(loaded: LoadedModel, engine: EngineConfig) -> Calibration:
 
 
 def calibration_path(loaded: LoadedModel, engine: EngineConfig) -> Path | None:
-    """The calibration file that counts for this model, if there is one."""
+    """The calibration file that is used for this model, if there is one."""
     if engine.calibrate == "off":
         return None
     if engine.calibrate != "auto":
@@ -140,16 +142,17 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
         )
     shape, source = shape_from_config(model)
     path = None
-    if engine.calibrate == "auto":  # without weights to hash, by the model's name
+    # the weights are not read yet, so the calibration is found by the model's name
+    if engine.calibrate == "auto":
         path = find_calibration(source, model=model.model, weights=None)
     elif engine.calibrate != "off":
         path = Path(engine.calibrate)
-    found = None
+    calibration = None
     if path is not None:
-        found = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
+        calibration = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)
     layer = choose_calibration(
         engine.filter_layer,
-        found,
+        calibration,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
@@ -159,7 +162,7 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
 
 
 def _check_longest(model: CausalModel, config: ResolvedEngineConfig) -> None:
-    """Refuse prompts beyond the model's context where no filter would make them shorter."""
+    """Refuse prompts beyond the model's context if no filter would make them shorter."""
     limit, context = config.max_prompt_tokens, model.context_tokens
     if limit >= context and METHODS[config.filter_method].selector is None:
         raise ConfigError(
@@ -171,7 +174,7 @@ def _check_longest(model: CausalModel, config: ResolvedEngineConfig) -> None:
 def _check_filter_layer(
     model: CausalModel, config: ResolvedEngineConfig, calibration: Calibration
 ) -> None:
-    """Refuse layers that cannot see the start of the prompts they would filter."""
+    """Refuse a filter layer whose sliding window cannot see the start of prompts."""
     layer, limit = config.filter_layer, config.max_prompt_tokens
     if METHODS[config.filter_method].selector is None:
         return

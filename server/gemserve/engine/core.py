@@ -1,4 +1,4 @@
-"""The engine without threads: requests in, events out, one step at a time."""
+"""The engine without threads: requests go in and events come out, one step at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from gemserve.engine.memory import MemoryPool
 from gemserve.engine.pace import Pace, StepLimits
 from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner import Runner
-from gemserve.engine.scheduler import Chunk, Plan, Scheduler
+from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.step_plan import Chunk, Plan
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.planner import FilterPlanner
@@ -27,10 +28,10 @@ from gemserve.types import Event, Finished, Request
 
 
 class Core:
-    """Scheduler, runner and events together.
+    """Scheduler, runner and events together. Only one thread at a time may use it.
 
-    One thread at a time may use it. Any thread may call `plan` and read the attributes without an
-    underscore, which never change; the properties are for the thread that steps.
+    Any thread may call `plan` and read the attributes without an underscore, which never change.
+    The properties are for the thread that steps.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Core:
         self.calibration = calibration or Calibration(layer=config.filter_layer)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         self.num_units = config.kv_memory_bytes // model.shape.unit_bytes
-        # tokens of the longest sequence, prompt and completion, that fits if it is read whole
+        # the longest sequence, prompt and completion, that fits if it is read whole
         self.longest_sequence = min(self.num_units // (2 * model.num_layers), model.context_tokens)
         self.planner = FilterPlanner(
             method=config.filter_method,
@@ -70,7 +71,8 @@ class Core:
         self._pace = Pace(target_s=config.step_target_s)
         self._events = EventMaker(model.shape, eos_ids)
         self._jobs: dict[Sequence, Job] = {}
-        self._decided: list[Job] = []  # requests for a selection that is known without a pass
+        # requests that want only a selection, which is known without a pass
+        self._decided: list[Job] = []
         self._num_added = 0
 
     @property
@@ -127,10 +129,10 @@ class Core:
         return emitted
 
     def plan(self, request: Request) -> FilterPlan:
-        """How a request will be filtered. Any thread may ask: nothing here ever changes.
+        """How a request will be filtered. Any thread may call this: nothing here ever changes.
 
         Raises `CapacityExceeded` if the request could not run even alone, and `RequestError` if its
-        filter method is not for this model.
+        filter method does not fit this model.
         """
         plan = self.planner.plan(request)
         sequence = Sequence(request=request, plan=plan, order=0)
@@ -147,7 +149,7 @@ class Core:
         return plan
 
     def add(self, request: Request, plan: FilterPlan | None = None) -> Job:
-        """Queue a request by its plan. Raises what `plan` raises, and `InvalidGrammar`."""
+        """Queue a request by its plan. Raises `InvalidGrammar`, and what `plan` raises."""
         plan = plan or self.plan(request)
         self._num_added += 1
         sequence = Sequence(request=request, plan=plan, order=self._num_added)
@@ -181,7 +183,7 @@ class Core:
         return emitted
 
     def run_alone(self, request: Request) -> Iterator[Event]:
-        """All events of one request, with nothing else running: for use without a server."""
+        """All events of one request while nothing else runs, for use without a server."""
         assert self.is_idle
         self.add(request)
         while not self.is_idle:
@@ -195,11 +197,11 @@ class Core:
         assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting, *decided}
 
     def _limits(self) -> StepLimits:
-        """How much the next step may do, by how fast the last ones were."""
+        """How much the next step may do, given how fast the last steps were."""
         is_decoding = any(s.state is State.DECODING for s in self._scheduler.running)
         shape, pace, config = self.model.shape, self._pace, self.config
         piece_cost = pace.piece_cost(is_decoding)
-        # a layer's matrix products over a chunk are one piece; only attention is cut in pieces
+        # only attention is cut into pieces; a layer's matrix products over a chunk are one piece
         fitting = int(piece_cost / shape.layer(0, 1))
         return StepLimits(
             chunk_tokens=max(config.min_chunk_tokens, min(config.max_chunk_tokens, fitting)),
@@ -209,7 +211,7 @@ class Core:
         )
 
     def _observe(self, plan: Plan, out: RunOutput) -> None:
-        """Let the pace learn from how long a step has taken."""
+        """Tell the pace how long a step took."""
         if plan.decodes:
             self._pace.observe_decode(out.taken_s)
         if plan.chunk is not None:
@@ -218,7 +220,7 @@ class Core:
                 self._pace.observe_pass(out.pass_s, self._cost(plan.chunk))
 
     def _end_decided(self) -> Emitted:
-        """End the requests whose selection is all they want, and is known."""
+        """End the requests that want only a selection, and whose selection is known."""
         emitted = [(job, event) for job in self._decided for event in self._events.of_decided(job)]
         self._decided = []
         self._forget_finished(emitted)

@@ -1,4 +1,4 @@
-"""Events from the results of a step: what each request's client gets to read."""
+"""Makes events, which clients read, from the results of a step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gemserve.cost import ModelShape
 from gemserve.decoding.sampling import Draw
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.run_output import RunOutput
-from gemserve.engine.scheduler import Plan, StepOutput
 from gemserve.engine.sequence import Sequence
+from gemserve.engine.step_plan import Plan, StepOutput
 from gemserve.filtering.selector import Choice
 from gemserve.ranges import as_ranges
 from gemserve.types import (
@@ -26,14 +26,14 @@ from gemserve.types import (
 
 
 class EventMaker:
-    """Makes the events of one model's requests. A `Finished` event ends its request."""
+    """Makes the events of one model's requests. A `Finished` event ends a request."""
 
     def __init__(self, shape: ModelShape, eos_ids: frozenset[int]) -> None:
         self._shape = shape
         self._eos_ids = eos_ids
 
     def of_step(self, plan: Plan, out: RunOutput, jobs: Mapping[Sequence, Job]) -> Emitted:
-        """The events of a step, before the scheduler commits it; in each request's order."""
+        """The events of a step, before the scheduler commits it. Each request's are in order."""
         emitted: Emitted = []
         now_s = time.monotonic()
         if plan.chunk is not None:
@@ -58,7 +58,7 @@ class EventMaker:
         return emitted
 
     def of_decided(self, job: Job) -> list[Event]:
-        """All events of a request for a selection that needed no pass."""
+        """All events of a request for a selection that needs no pass."""
         job.started_s = time.monotonic()
         filtered = _filtered(job, job.sequence.chosen, job.started_s)
         return [filtered, self.finished(job, "stop", 0)]
@@ -66,7 +66,7 @@ class EventMaker:
     def finished(
         self, job: Job, reason: FinishReason, count: int, error: str | None = None
     ) -> Finished:
-        """The end of a request that has drawn `count` tokens."""
+        """The last event of a request that has drawn `count` tokens."""
         unit, layers = self._shape.unit_bytes, self._shape.num_layers
         is_generating = bool(job.sequence.generated)
         return Finished(
@@ -78,7 +78,7 @@ class EventMaker:
         )
 
     def _of_first_step(self, job: Job, started_s: float) -> list[Event]:
-        """In a prompt's first step: what its filter has decided, where that needs no pass."""
+        """The report of a filter that has decided without a pass, in the first step of a prompt."""
         if job.started_s is not None:
             return []
         job.started_s = started_s
@@ -87,7 +87,7 @@ class EventMaker:
         return [_filtered(job, job.sequence.chosen, started_s)]
 
     def _of_choice(self, job: Job, choice: Choice, now_s: float) -> Filtered:
-        """What a filter pass has chosen; the job remembers if that is more than requested."""
+        """The report of what a filter pass chose. The job's `reason` is set if it chose more."""
         kept = choice.positions.tolist()
         if choice.has_failed:
             job.reason = "error"
@@ -97,12 +97,12 @@ class EventMaker:
         return _filtered(job, kept, now_s, choice.coverage)
 
     def _of_token(self, job: Job, drawn: Draw, now_s: float) -> list[Event]:
-        """One token's text, and the end of the request if this was its last token."""
+        """The text of one token, and the end of the request if this is its last token."""
         sampling, token, matcher = job.request.sampling, drawn.token, job.sampler.matcher
         count = len(job.sequence.generated) + 1
         reason: FinishReason | None = None
         text = ""
-        # a grammar allows the end only where the answer is whole, and may then allow nothing else
+        # a grammar allows an end only after a whole answer, and then it may allow nothing else
         is_eos = token in self._eos_ids and (matcher is not None or not sampling.ignore_eos)
         if is_eos or token in sampling.stop_token_ids:
             reason = "stop"
@@ -122,7 +122,7 @@ class EventMaker:
 
 
 def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
-    """What the scheduler must know of a step."""
+    """What the scheduler needs to know about a step."""
     ended = {job.sequence for job, event in emitted if isinstance(event, Finished)}
     return StepOutput(
         is_chunk_done=out.is_chunk_done,
@@ -137,7 +137,10 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
 def _filtered(
     job: Job, kept: Ids[int] | None, now_s: float, coverage: float | None = None
 ) -> Filtered:
-    """The filter's report. `kept` None: all positions, or each layer keeps others."""
+    """The filter's report.
+
+    `kept` None: all positions are kept, or each layer keeps different ones.
+    """
     params, sequence = job.request.filter, job.sequence
     assert job.started_s is not None, "a filter has decided before the first step"
     selection = None

@@ -1,4 +1,4 @@
-"""Dropping keys and values of a prompt that all layers have read."""
+"""Evicts keys and values of a prompt that all layers have read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def evict(
     target: KVSpan,
     backend: Backend,
 ) -> None:
-    """Pack what `evictor` chooses of `source` into slots 0..keep−1 of `target`, layer by layer.
+    """Pack the positions that `evictor` keeps into slots 0..keep−1 of `target`, layer by layer.
 
-    `query_tap` has the queries of all layers, from a pass over the
-    whole prompt of `num_tokens` tokens; `keep` is below that. Both spans may begin at the same
-    place in memory.
+    `query_tap` has the queries of all layers, from a pass over the whole prompt of `num_tokens`
+    tokens. `keep` is below that. Both spans may begin at the same place in memory.
     """
     chosen = torch.stack(
         [

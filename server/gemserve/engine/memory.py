@@ -1,9 +1,9 @@
-"""One pool of memory for every request's keys and values, handed out in contiguous spans.
+"""One pool of memory for the keys and values of all requests, handed out in spans.
 
-The pool counts in units: one unit holds the keys, or the values, of one token in one layer. A
-filter pass takes few layers of all tokens, generation takes all layers of few tokens; both take
-spans from this pool. A span may shrink in place, and the units it gives up are free at once. When
-free units are scattered, `compact` closes the gaps.
+A span is contiguous. The pool counts in units: one unit holds the keys, or the values, of one token
+in one layer. A filter pass needs few layers of all tokens, generation needs all layers of few
+tokens; both get spans from this pool. A span may shrink in place, and its last units are free at
+once. When free units are scattered, `compact` closes the gaps.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Move:
 
 
 class MemoryPool:
-    """First-fit allocation of spans in 0..capacity−1. No torch: the runner owns the bytes."""
+    """First-fit allocation of spans in 0..capacity−1. The runner owns the bytes."""
 
     def __init__(self, capacity: int) -> None:
         assert capacity > 0
         self.capacity = capacity
-        self._spans: list[Span] = []  # by start
+        self._spans: list[Span] = []  # sorted by start
         self._used = 0
 
     @property
@@ -82,7 +82,7 @@ class MemoryPool:
             self._used -= span.size
 
     def compact(self) -> list[Move]:
-        """Slide every span down. The caller must carry out the moves, in order, at once."""
+        """Move every span down. The caller must carry out the moves, in order, at once."""
         moves: list[Move] = []
         end = 0
         for span in self._spans:
@@ -93,7 +93,7 @@ class MemoryPool:
         return moves
 
     def check_integrity(self) -> None:
-        """Prove that nothing leaks, overlaps or lies outside. Raises `AssertionError`."""
+        """Check that no span leaks, overlaps or lies outside. Raises `AssertionError`."""
         end = 0
         for span in self._spans:
             assert span.size > 0, span

@@ -1,4 +1,4 @@
-"""How prompts and decoding share the time, so that running streams keep their rhythm. No torch.
+"""Divides time between prompts and decoding, so that running streams stay regular.
 
 Between two decode steps, prompts are read for at most `CHUNK_PER_DECODE` times the duration of a
 decode step. So the gap between a stream's tokens grows by that factor and no further.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Beside decoding, prompts may take this many times as long as the decoding itself.
+# While sequences decode, prompts may take this many times as long as the decoding.
 CHUNK_PER_DECODE = 1.7
-# A decode step is due once this share of the time for prompts is used.
+# A decode step is due once prompts have used this share of their time.
 _DUE = 0.9
-# How long one piece of a pass should take: alone, and beside running streams.
+# Target time of one piece of a pass: without running streams, and with them.
 _PIECE_ALONE_S = 0.06
 _PIECE_S = 0.02
 _SMOOTHING = 0.2
@@ -22,8 +22,8 @@ _SMOOTHING = 0.2
 class StepLimits:
     """How much one step may do.
 
-    `chunk_tokens`: tokens of a chunk that begins now. `slice_s`: seconds of reading a prompt.
-    `piece`: query-key pairs after which a chunk's pass can be left. `is_decode_due`: running
+    `chunk_tokens`: tokens of a chunk that begins in this step. `slice_s`: seconds of reading a
+    prompt. `piece`: query-key pairs after which a chunk's pass may pause. `is_decode_due`: running
     streams get their next token before prompts are read on.
     """
 
@@ -47,12 +47,12 @@ class Pace:
         return self._since_decode_s >= _DUE * self._share(is_decoding=True)
 
     def slice_s(self, is_decoding: bool) -> float:
-        """For how long this step may read prompts."""
+        """How long this step may read prompts."""
         used = self._since_decode_s if is_decoding else 0.0
         return max(0.0, self._share(is_decoding) - used)
 
     def piece_cost(self, is_decoding: bool) -> float:
-        """FLOPs of one piece of a chunk's pass; 0 until the first pass was measured."""
+        """FLOPs of one piece of a chunk's pass. It is 0 until the first pass is measured."""
         if self._seconds_per_cost is None:
             return 0.0
         return (_PIECE_S if is_decoding else _PIECE_ALONE_S) / self._seconds_per_cost
@@ -66,7 +66,7 @@ class Pace:
         self._since_decode_s += seconds
 
     def observe_pass(self, seconds: float, cost: float) -> None:
-        """Note that the pass of a whole chunk, of `cost` FLOPs, took `seconds`."""
+        """Note that a whole chunk's pass of `cost` FLOPs took `seconds`."""
         if cost > 0:
             self._seconds_per_cost = _smoothed(self._seconds_per_cost, seconds / cost)
 

@@ -1,8 +1,8 @@
-"""A chunk's forward pass that can be left in any layer and resumed later.
+"""A chunk's forward pass that can pause in any layer and be resumed later.
 
 Large chunks keep the processor busy; short steps keep streams fluent and cancellations quick. So a
-pass is a coroutine: in every layer the attention function calls `ForwardContext.pause`, several
-times where a prompt is long. There the pass hands control back once its time is up.
+pass is a coroutine. In every layer the attention function calls `ForwardContext.pause`, several
+times if the prompt is long. There the pass hands control back once its time is up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pass:
         self.result: torch.Tensor | None = None
 
     def run(self, seconds: float) -> bool:
-        """Go on for about `seconds`, at least one piece; True once the pass has ended.
+        """Continue for about `seconds`, at least one piece. Returns True once the pass has ended.
 
         Raises what the pass raises.
         """
@@ -50,14 +50,14 @@ class Pass:
         return self._greenlet.dead
 
     def abandon(self) -> None:
-        """Unwind the pass where it stands. Idempotent."""
-        if self._greenlet:  # started, and not ended
-            # unwinding restores the modes that were set when the pass began
+        """Unwind the pass where it is paused. Idempotent."""
+        if self._greenlet:  # it has started and has not ended
+            # unwinding restores the modes from before the pass
             with torch.inference_mode():
                 self._greenlet.throw()
 
     def _pause(self) -> None:
-        """Hand back control if the next piece, as long as the last one, would end too late."""
+        """Hand back control if another piece, as long as the last one, would end too late."""
         self._catch_up()
         now = time.perf_counter()
         piece_s = now - self._piece_started_s
@@ -69,10 +69,10 @@ class Pass:
 
 
 def device_queue(device: torch.device) -> Callable[[], None]:
-    """A function to call between pieces; it waits until `device` has run all but the last piece.
+    """A function to call between pieces. It waits until all but the last piece have run.
 
     A GPU runs a piece after the call that launches it. Without waiting, the clock would measure
-    the launch alone; waiting for the last piece as well would leave the GPU idle.
+    only the launch. Waiting for the last piece as well would leave the GPU idle.
     """
     if device.type != "cuda":
         return lambda: None

@@ -15,7 +15,7 @@ class RunOutput:
     """The results of a plan's sequences: a token each, a choice of positions, or an error.
 
     `scored` has the log-probabilities of prompts that were read whole. `evicted` lists sequences
-    whose keys and values were thinned out; no single set of positions describes what they keep.
+    whose keys and values were partly dropped; each of their layers keeps different positions.
     `is_chunk_done`: the plan's chunk has passed all its layers, which took `pass_s` seconds over
     all its steps. `taken_s`: seconds of this step.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -12,14 +12,15 @@ from typing import TypeVar
 import torch
 
 from gemserve.decoding.sampling import SamplerState, draw, score_tokens
+from gemserve.engine.document_copy import copy_documents
 from gemserve.engine.eviction import evict
 from gemserve.engine.pace import StepLimits
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner_state import ChunkPass, RunnerState
-from gemserve.engine.scheduler import Chunk, Copy, Plan
 from gemserve.engine.selection import choose_positions
 from gemserve.engine.sequence import Sequence
+from gemserve.engine.step_plan import Chunk, Plan
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.selector import Choice
 from gemserve.filtering.snapkv import SnapKV
@@ -37,10 +38,10 @@ Logits = list[tuple[list[Sequence], torch.Tensor]]  # [sequences, vocab] of each
 
 
 class Runner:
-    """Owns the bytes of the memory pool, and for each sequence a `RunnerState`."""
+    """Owns the bytes of the memory pool, and a `RunnerState` for each sequence."""
 
     def __init__(self, model: CausalModel, num_units: int, cuda_graphs: Switch) -> None:
-        """Raises `ConfigError` where CUDA graphs are "on" and cannot be had."""
+        """Raises `ConfigError` if `cuda_graphs` is "on" and graphs cannot be used."""
         self._model = model
         self._memory = model.new_memory(num_units)
         self._graphs = build_graphs(model, self._memory, cuda_graphs)
@@ -50,14 +51,14 @@ class Runner:
     def has_graphs(self) -> bool:
         return self._graphs is not None
 
-    # one inference mode around all passes, since a pass is left and resumed in the middle
+    # one inference mode around all passes, because a pass pauses and resumes in the middle
     @torch.inference_mode()
     def run(
         self, plan: Plan, samplers: Mapping[Sequence, SamplerState], limits: StepLimits
     ) -> RunOutput:
-        """Advance every sequence of the plan. One that fails does not take others with it."""
+        """Advance every sequence of the plan. A sequence that fails does not stop the others."""
         self._move(plan)
-        self._copy(plan.copies)
+        copy_documents(plan.copies, self._memory)
         out = RunOutput(started_s=time.monotonic())
         logits: Logits = []
         self._decode(plan, logits, out)
@@ -68,12 +69,12 @@ class Runner:
                 self._keep_all_after_failure(sequence, out)
         if logits:
             _draw(logits, samplers, out)
-        # a GPU has finished decoding only when tokens are drawn
+        # drawing tokens waits until the GPU has finished decoding
         out.taken_s = time.monotonic() - out.started_s
         return out
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop everything held for a sequence that has ended. Idempotent."""
+        """Drop all state of a sequence that has ended. Idempotent."""
         state = self._states.pop(sequence, None)
         if state is not None and state.chunk_pass is not None:
             state.chunk_pass.forward.abandon()
@@ -86,20 +87,6 @@ class Runner:
         for move in plan.moves:
             self._memory.move(move.source, move.target, move.size)
 
-    def _copy(self, copies: Iterable[Copy]) -> None:
-        """Give filter passes that begin what others have computed of the same tokens."""
-        for copy in copies:
-            sequence, layer = copy.sequence, copy.sequence.filter_layer
-            assert layer is not None
-            start, capacity = sequence.memory.start, sequence.num_read
-            source = self._memory.kv(copy.source.start, num_layers=layer, capacity=copy.capacity)
-            target = self._memory.kv(start, num_layers=layer, capacity=capacity)
-            target.take(source, copy.count)
-            theirs = copy.source.start + 2 * layer * copy.capacity
-            keys = self._memory.keys(theirs, copy.capacity)[:, : copy.count]
-            own = self._memory.keys(start + 2 * layer * capacity, capacity)
-            own[:, : copy.count] = keys
-
     def _decode(self, plan: Plan, logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
         by_model: dict[CausalModel, list[Sequence]] = {}
@@ -109,9 +96,9 @@ class Runner:
             with suppress(Exception):
                 logits.append((sequences, self._decode_rows(sequences)))
                 continue
-            # outside of the exception's handler, which would keep its tensors alive
+            # outside of the exception handler, which would keep the failed step's tensors alive
             for sequence in sequences:
-                # without graphs: the next replay would overwrite their logits
+                # without graphs, because the next replay would overwrite the logits
                 row = self._try(sequence, out, self._decode_rows, [sequence], False)
                 if row is not None:
                     logits.append(([sequence], row))
@@ -134,7 +121,7 @@ class Runner:
         return model.decode(ids, batch, [s.rope_length for s in sequences], adapters)
 
     def _read(self, chunk: Chunk, limits: StepLimits, logits: Logits, out: RunOutput) -> None:
-        """Go on with a chunk's pass. After a sequence's last chunk, use what the pass found."""
+        """Continue a chunk's pass. After a sequence's last chunk, use the results of the pass."""
         sequence, state = chunk.sequence, self._state_of(chunk.sequence)
         if state.chunk_pass is None:
             state.chunk_pass = self._begin(chunk, limits.piece, state)
@@ -149,7 +136,7 @@ class Runner:
                 state.query_tap = None
                 out.chosen[sequence] = self._choose(sequence, filter_tap)
             return
-        if forward.result is None:  # neither the last chunk nor scored
+        if forward.result is None:  # not the last chunk, and not scored
             return
         count = sequence.request.prompt_logprobs
         if count is not None:
@@ -166,7 +153,7 @@ class Runner:
         logits.append(([sequence], forward.result[-1:]))
 
     def _keep_all_after_failure(self, sequence: Sequence, out: RunOutput) -> None:
-        """Let a sequence whose filter pass has failed go on with its whole prompt."""
+        """Let a sequence whose filter pass failed continue with its whole prompt."""
         error = out.failures.pop(sequence, None)
         if error is None:
             return
@@ -208,7 +195,7 @@ class Runner:
         )
 
     def _filter_tap(self, sequence: Sequence, layer: int, state: RunnerState) -> FilterTap:
-        """A tap for one chunk: between chunks memory may move, and the keys with it."""
+        """A tap for one chunk. It is made anew, because memory and keys may move between chunks."""
         if state.query_tap is None:
             state.query_tap = self._model.new_query_tap(sequence.plan.tapped, sequence.plan.rows)
         num_tokens = sequence.num_read
@@ -232,7 +219,7 @@ class Runner:
         return choose_positions(sequence, tap, self._memory, self._model)
 
     def _evict(self, sequence: Sequence, state: RunnerState, query_tap: QueryTap) -> None:
-        """Keep of each layer the keys and values that the evictor chooses, without gaps."""
+        """Pack each layer's kept keys and values without gaps."""
         start, capacity = sequence.memory.start, sequence.max_length
         target = self._memory.kv(start, num_layers=self._model.num_layers, capacity=capacity)
         evict(
@@ -253,7 +240,10 @@ class Runner:
         return state
 
     def _kept_kv(self, sequence: Sequence) -> KVSpan:
-        """All layers' keys and values; looked up again only when compaction has moved them."""
+        """All layers' keys and values.
+
+        They are looked up again only after compaction moved them.
+        """
         state, start = self._state_of(sequence), sequence.memory.start
         if state.kv is None or state.kv_start != start:
             layers, capacity = self._model.num_layers, sequence.capacity
@@ -262,18 +252,18 @@ class Runner:
         return state.kv
 
     def _model_of(self, sequence: Sequence) -> CausalModel:
-        """The model, or the one that the sequence's adapter makes of it."""
+        """The model, or the variant that the sequence's adapter makes of it."""
         adapted: CausalModel | None = _adapter_of(sequence).replacement
         return self._model if adapted is None else adapted
 
     def _try(
         self, sequence: Sequence, out: RunOutput, act: Callable[..., T], *arguments: object
     ) -> T | None:
-        """Do one sequence's work; an error ends that sequence alone."""
+        """Do one sequence's work. An error ends that sequence alone."""
         try:
             return act(*arguments)
         except Exception as error:
-            # the traceback's frames hold the request and its tensors, until the collector runs
+            # the traceback's frames would hold the request and its tensors until garbage collection
             out.failures[sequence] = error.with_traceback(None)
             return None
 

@@ -1,4 +1,4 @@
-"""What the runner holds of one sequence from step to step."""
+"""What the runner keeps of one sequence from step to step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemserve.types import TokenLogprob
 
 @dataclass(slots=True)
 class ChunkPass:
-    """A chunk's pass that has begun. `filter_tap` None: a prefill pass."""
+    """A chunk's pass that has begun. Without a `filter_tap` it is a prefill pass."""
 
     forward: Pass
     filter_tap: FilterTap | None = None
@@ -22,8 +22,8 @@ class ChunkPass:
 class RunnerState:
     """One sequence's unfinished pass, and what its passes have collected.
 
-    `query_tap` collects queries for a filter or an evictor, until that has chosen. `scores` are
-    the log-probabilities of the prompt so far. `kv` has the keys and values of all layers, valid
+    `query_tap` collects queries until a filter or an evictor has chosen. `scores` are the
+    log-probabilities of the prompt so far. `kv` has the keys and values of all layers. It is valid
     while the sequence's memory begins at `kv_start`.
     """
 

@@ -1,88 +1,31 @@
-"""What runs next: decode steps when they are due, and slices of prompts between them. No torch.
+"""Decides what runs next: a decode step when one is due, else a slice of a prompt's pass.
 
 A step is one token of every decoding sequence, or a slice of one prompt's pass. A pass goes over a
-chunk of tokens, which may take several steps to get through its layers. Admission reserves a
-request's peak memory. So no running request lacks memory, and no two requests wait for each other.
-A request that turns out to need more gives back its memory and is admitted again.
+chunk of tokens, which may take several steps to get through its layers.
+
+Admission reserves a request's peak memory. So no running request lacks memory, and no two requests
+wait for each other. A request that turns out to need more gives back its memory and is admitted
+again.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
 
 from gemserve.engine.document_cache import FEWEST_TOKENS, CachedDocument, DocumentCache
-from gemserve.engine.memory import MemoryPool, Move, Span
+from gemserve.engine.memory import MemoryPool, Move
 from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.step_plan import Chunk, Copy, Plan, StepOutput
 
-# A waiting request that this many later ones have overtaken is overtaken no more.
+# Once this many later requests have overtaken a waiting request, no further one may.
 MAX_TIMES_PASSED = 64
-# Tokens of a chunk whose every token is scored, which takes a row of logits for each.
+# Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens start..start+count−1 of a sequence's filter or prefill pass."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    is_filter: bool
-    is_last: bool
-
-    @property
-    def filter_layer(self) -> int | None:
-        """The layer at which this chunk's pass ends; None: a prefill pass, through all layers."""
-        return self.sequence.filter_layer if self.is_filter else None
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Take over the first `count` of the `capacity` tokens in `source` for a filter pass."""
-
-    source: Span
-    capacity: int
-    sequence: Sequence
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step: either `decodes` or `chunk`. The moves of memory come first, then the copies."""
-
-    moves: tuple[Move, ...]
-    copies: tuple[Copy, ...]
-    decodes: tuple[Sequence, ...]
-    chunk: Chunk | None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decodes and self.chunk is None
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a step produced. Every sequence that decoded advances, unless it is in `failures`.
-
-    `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
-    `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: the ascending
-    positions that a filter pass chose, or all where it failed (`failed_filters`). `finished`:
-    sequences that ended with this step.
-    """
-
-    is_chunk_done: bool = True
-    tokens: Mapping[Sequence, int] = field(default_factory=dict)
-    kept: Mapping[Sequence, Ids[int]] = field(default_factory=dict)
-    failed_filters: frozenset[Sequence] = frozenset()
-    finished: frozenset[Sequence] = frozenset()
-    failures: frozenset[Sequence] = frozenset()
-
-
 class Scheduler:
-    """Owns the states of all sequences and the memory pool's bookkeeping."""
+    """Owns the states of all sequences and the bookkeeping of the memory pool."""
 
     def __init__(
         self, pool: MemoryPool, *, num_layers: int, max_running: int, cache_units: int = 0
@@ -113,8 +56,8 @@ class Scheduler:
     def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> Plan:
         """Admit what fits, then plan one step.
 
-        Decoding sequences go on if that is due or there is nothing to read; else a chunk of at most
-        `chunk_tokens` of an unfinished prompt does.
+        Decoding sequences advance if that is due or there is nothing to read. Otherwise a chunk of
+        at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
         moves, copies = self._admit()
@@ -136,7 +79,7 @@ class Scheduler:
             self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """End a sequence in whatever state and free its memory. Idempotent."""
+        """End a sequence in any state and free its memory. Idempotent."""
         if sequence.state is State.FINISHED:
             return
         if sequence.state is State.WAITING:
@@ -147,7 +90,7 @@ class Scheduler:
         self._release(sequence)
 
     def check_integrity(self) -> None:
-        """Prove that states, queues and memory agree. Raises `AssertionError`."""
+        """Check that states, queues and memory agree. Raises `AssertionError`."""
         self.pool.check_integrity()
         owners = {id(sequence.span) for sequence in self.running}
         assert len(owners) == len(self.running), "two sequences share one span"
@@ -169,11 +112,11 @@ class Scheduler:
         assert held == self.pool.used, f"sequences and cache hold {held}, the pool {self.pool.used}"
 
     def _admit(self) -> tuple[list[Move], list[Copy]]:
-        """Admit whatever fits, by priority and arrival. What does not fit is overtaken for a while.
+        """Admit whatever fits, by priority and arrival. Later requests may overtake a large one.
 
-        What the document cache holds gives way. Where enough units are free but scattered, the pool
-        is compacted. That waits until no chunk is under way: its pass holds views of the memory
-        where it is now.
+        Documents in the cache give way. If enough units are free but scattered, the pool is
+        compacted. That waits until no chunk is under way, because its pass holds views of the
+        memory at its present place.
         """
         moves: list[Move] = []
         copies: list[Copy] = []
@@ -250,7 +193,7 @@ class Scheduler:
         return num_common >= FEWEST_TOKENS and num_common > self._find_cached(sequence)[1]
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
-        """A chunk of the first unfinished prompt by rank and of the one nearest its end, in turn.
+        """A chunk of the first unfinished prompt by rank, then of the one nearest its end, in turn.
 
         So a huge prompt always advances, and short ones do not wait behind it. A chunk that has
         begun is finished before another prompt's begins, so few passes hold memory at once.
@@ -281,7 +224,7 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.done += chunk.count
         sequence.open_tokens = 0
-        if sequence in output.kept:  # even before its last chunk, if the filter has failed
+        if sequence in output.kept:  # a failed filter ends this even before its last chunk
             is_complete = chunk.is_last and sequence not in output.failed_filters
             self._keep(sequence, output.kept[sequence], is_complete)
         elif chunk.is_last:
@@ -292,9 +235,9 @@ class Scheduler:
                 self.pool.shrink(sequence.memory, sequence.kept_units(self._num_layers))
 
     def _keep(self, sequence: Sequence, kept: Ids[int], is_complete: bool) -> None:
-        """Go on with the positions that a filter chose; wait if they need more than is reserved.
+        """Continue with the positions that a filter chose. Wait if they need more than is reserved.
 
-        `is_complete`: the filter pass has computed what it should, so that the cache may have it.
+        `is_complete`: the filter pass has computed all that it should, so the cache may have it.
         """
         assert 0 < len(kept) <= sequence.plan.budget.limit
         sequence.chosen = kept

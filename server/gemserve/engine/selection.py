@@ -1,4 +1,4 @@
-"""What a filter method keeps of a prompt, chosen from what the filter pass has collected."""
+"""Chooses what a filter method keeps, from what the filter pass has collected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request's progress through the engine: plain state, no torch."""
+"""One request's progress through the engine."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Sequence:
     order: int
     state: State = State.WAITING
     done: int = 0
-    open_tokens: int = 0  # of a chunk that an earlier step began, and no step has finished
+    open_tokens: int = 0  # tokens of a chunk that has begun and has not finished
     num_kept: int = field(init=False)
     ids: Ids[int] = field(init=False)
     generated: list[int] = field(default_factory=list)
-    chosen: Ids[int] | None = field(init=False)  # positions kept; None: not chosen yet, or all
+    chosen: Ids[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
     span: Span | None = None
-    num_cached: int = 0  # tokens of its filter pass that another one has computed before
-    most_held: int = 0  # units of memory, at any time so far
-    times_passed: int = 0  # requests behind this one that were admitted before it
+    num_cached: int = 0  # tokens of its filter pass that the document cache had
+    most_held: int = 0  # most units of memory at any time so far
+    times_passed: int = 0  # later requests that were admitted first
     _tokens: Tokens | None = None
     _in_common: tuple[Sequence, int] | None = None  # see `num_common_with`
 
@@ -53,13 +53,13 @@ class Sequence:
 
     @property
     def memory(self) -> Span:
-        """Its part of the pool. Only a running sequence has one."""
+        """Its span of the pool. Only a running sequence has one."""
         assert self.span is not None, "a sequence that does not run has no memory"
         return self.span
 
     @property
     def filter_layer(self) -> int | None:
-        """The layer where its filter pass ends; None: it has no filter pass."""
+        """The layer where its filter pass ends. None: it has no filter pass."""
         return self.plan.layer
 
     @property
@@ -73,7 +73,7 @@ class Sequence:
 
     @property
     def num_read(self) -> int:
-        """Tokens of a pass over the whole prompt and the question repeated behind it, if any."""
+        """Tokens of a pass over the whole prompt and a repeated question, if there is one."""
         return self.num_prompt + len(self.plan.repeated)
 
     def read_ids(self, start: int, count: int) -> Ids[int]:
@@ -135,12 +135,12 @@ class Sequence:
 
     @property
     def num_evicted(self) -> int:
-        """How far positions are ahead of slots in the KV cache while decoding."""
+        """Difference between positions and KV cache slots while decoding."""
         return self.num_prompt - self.num_kept if self.evicts else 0
 
     @property
     def rope_length(self) -> int:
-        """Positions up to the end of the longest answer; length-dependent rope needs this."""
+        """Positions up to the end of the longest answer, for rope that depends on length."""
         return self.request.adapter_positions + self.max_length + self.num_evicted
 
     @property
@@ -150,7 +150,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that the current pass has yet to run."""
+        """Tokens that the current pass has not run yet."""
         return self.pass_length - self.done
 
     @property
@@ -161,8 +161,8 @@ class Sequence:
     def reading_units(self, num_layers: int) -> int:
         """Memory of a pass over the whole prompt, if only a part is kept.
 
-        A filter pass holds K and V of the layers below the filter layer, and that layer's keys.
-        Before eviction it is K and V of all layers.
+        A filter pass holds K and V of the layers below the filter layer, and that layer's keys. A
+        pass before eviction holds K and V of all layers.
         """
         if self.evicts:
             return 2 * num_layers * self.num_prompt
@@ -179,7 +179,7 @@ class Sequence:
         return max(self.reading_units(num_layers), self.kept_units(num_layers))
 
     def reserved_units(self, num_layers: int) -> int:
-        """What admission reserves: the most memory it needs from here on."""
+        """The memory that admission reserves: the most that it needs from here on."""
         if self.chosen is not None:
             return self.kept_units(num_layers)
         return self.peak_units(num_layers)

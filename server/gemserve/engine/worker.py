@@ -1,11 +1,11 @@
 """The engine: one worker thread owns the core; requests go in, event streams come out.
 
-What the event loop calls never touches what the worker owns. The worker owns the core and its
-sequences, memory and tensors, and the streams of the requests in the core. The two sides share:
+The event loop never touches what the worker owns: the core with its sequences, memory and tensors,
+and the streams of the requests in the core. Both sides share only this:
 
 - the inbox, a list of streams that only changes under the lock `_changed`;
 - `Load`, a frozen snapshot that the worker replaces after everything it does, before it emits the
-  events of that, so that whoever reads an event finds the load as it was afterwards;
+  resulting events, so that the reader of an event finds the load after it;
 - `Core.plan`, which reads nothing that ever changes;
 - each `Stream`, whose events reach its event loop through `call_soon_threadsafe`.
 """
@@ -28,10 +28,10 @@ log = logging.getLogger("gemserve.engine")
 
 
 class Steps(Protocol):
-    """What the engine needs of a core; tests put a fake here.
+    """What the engine needs of a core. Tests use a fake.
 
-    A plan is whatever `plan` returns, a job whatever `add` returns. Any thread may call `plan`; all
-    else is for the worker.
+    `plan` returns a plan of any type, and `add` a job of any type. Any thread may call `plan`; only
+    the worker calls the rest.
     """
 
     @property
@@ -81,7 +81,10 @@ class Stream:
         return self._cancelled.is_set()
 
     def emit(self, event: Event) -> None:
-        """Hand an event to the reader's loop. Called by the worker; a closed loop has no reader."""
+        """Hand an event to the reader's loop.
+
+        The worker calls this. A closed loop has no reader.
+        """
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:
@@ -98,8 +101,8 @@ class Stream:
 class Engine:
     """A bounded inbox in front of one worker thread.
 
-    A request that fails ends alone, with `finish_reason` "error"; if the worker itself dies, every
-    request ends so and `submit` raises. One that is not stopped stops when the process ends.
+    A request that fails ends alone, with `finish_reason` "error". If the worker itself dies, every
+    request ends so and `submit` raises. An engine that is not stopped ends with the process.
     """
 
     def __init__(self, core: Steps, *, max_queue: int) -> None:
@@ -138,7 +141,7 @@ class Engine:
         return self._death
 
     def check_room(self, count: int = 1) -> None:
-        """Raise `QueueFull` or `EngineDead` if submitting `count` would; costs nothing."""
+        """Raise `QueueFull` or `EngineDead` if submitting `count` requests would. It is cheap."""
         if self._death is not None:
             raise EngineDead(self._death)
         if self.num_waiting + count > self._max_queue:
@@ -172,11 +175,11 @@ class Engine:
 
     @property
     def is_draining(self) -> bool:
-        """Whether new requests are refused while those that run may finish."""
+        """Whether new requests are refused while running ones may finish."""
         return self._is_draining
 
     def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and stop after `timeout_s`: what still runs then is aborted."""
+        """Refuse new requests, and stop after `timeout_s`. Requests that still run are aborted."""
         with self._changed:
             if self._is_draining:
                 return
@@ -202,12 +205,16 @@ class Engine:
             log.exception("the engine's worker died")
             self._die(f"{type(error).__name__}: {error}", "error")
         else:
-            for job in list(self._jobs):  # passes under way are unwound in their own thread
+            # passes under way must be unwound in the thread that runs them
+            for job in list(self._jobs):
                 self._core.cancel(job)
             self._die("shut down", "abort")
 
     def _take_in(self) -> bool:
-        """Move arrivals into the core; waits while there is nothing to do. False: time to stop."""
+        """Move arrivals into the core; wait while there is nothing to do.
+
+        False: it is time to stop.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._inbox or self._is_stopping or not self._core.is_idle
@@ -217,7 +224,7 @@ class Engine:
             arrivals = list(self._inbox)
         for stream in arrivals:
             end = self._add(stream)
-            with self._changed:  # until now the stream counted as waiting
+            with self._changed:  # the stream has counted as waiting until now
                 self._inbox.remove(stream)
                 self._publish_load()
             if end is not None:
@@ -225,7 +232,7 @@ class Engine:
         return True
 
     def _add(self, stream: Stream) -> Finished | None:
-        """Add one arrival to the core; returns its end if it cannot be added."""
+        """Add one arrival to the core. Returns a `Finished` event if it cannot be added."""
         if stream.is_cancelled():
             return Finished(reason="abort", completion_tokens=0)
         try:
@@ -268,7 +275,7 @@ class Engine:
 
 
 def _stop_at_exit(reference: weakref.ref[Engine]) -> None:
-    # a thread that comes back from torch while the interpreter goes down aborts the process
+    # a thread that returns from torch while the interpreter shuts down aborts the process
     engine = reference()
-    if engine is not None and engine._worker.is_alive():  # after a fork it is not
+    if engine is not None and engine._worker.is_alive():  # after a fork it does not run
         engine.stop()

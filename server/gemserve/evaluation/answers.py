@@ -10,7 +10,7 @@ from gemserve.types import FilterParams, Finished, Request, SamplingParams, Text
 
 
 def answer_all(core: Core, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:
-    """What the model answers to each prompt, read whole; all of them share the engine's steps."""
+    """Greedy answers to prompts that are read whole. They share the engine's steps."""
     assert core.is_idle
     jobs: dict[Any, int] = {}
     texts = ["" for _ in prompts]

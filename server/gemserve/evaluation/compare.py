@@ -1,4 +1,4 @@
-"""Paired comparison of methods: the same examples, the difference of their scores."""
+"""Compares methods in pairs: the difference of their scores on the same examples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """`method` minus `other`, pooled over all examples both have answered.
+    """`method` minus `other`, pooled over all examples that both have answered.
 
     `low`, `high`: 95% interval (bootstrap over examples). `worst`: the smallest difference of any
-    subtask and length, `worst_cell`.
+    subtask and length, which `worst_cell` names.
     """
 
     method: str
@@ -32,10 +32,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackVerdict:
-    """How often the fallback fired where it should have, and where it should not.
+    """How often the fallback ran where it was needed, and where it was not.
 
-    Judged by the answers without it: `needed`: the whole prompt's is right, sieve's is not;
-    `idle`: sieve's is right.
+    Answers without the fallback decide. `needed`: the whole prompt's answer is right, sieve's is
+    not. `idle`: sieve's answer is right.
     """
 
     needed: int
@@ -45,12 +45,12 @@ class FallbackVerdict:
 
 
 def judge_fallback(outcomes: Iterable[Outcome]) -> FallbackVerdict:
-    """From the outcomes of `none`, `sieve` and `sieve:fallback` on the same examples."""
-    seen: dict[tuple[str, int, int, int], dict[str, Outcome]] = {}
+    """Judge the outcomes of `none`, `sieve` and `sieve:fallback` on the same examples."""
+    by_example: dict[tuple[str, int, int, int], dict[str, Outcome]] = {}
     for o in outcomes:
-        seen.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o
+        by_example.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o
     fired: dict[bool, list[bool]] = {True: [], False: []}
-    for by_method in seen.values():
+    for by_method in by_example.values():
         if not {"none", "sieve", "sieve:fallback"} <= set(by_method):
             continue
         has_fired = by_method["sieve:fallback"].reason in ("widened", "diffuse_attention")
@@ -67,14 +67,14 @@ def judge_fallback(outcomes: Iterable[Outcome]) -> FallbackVerdict:
 
 
 def compare(outcomes: Iterable[Outcome], method: str, other: str) -> Comparison:
-    """Raises `ValueError` if the two share no example."""
+    """Compare two methods. Raises `ValueError` if they share no example."""
     scores: dict[tuple[str, int, int, int], dict[str, float]] = {}
     for o in outcomes:
         scores.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o.score
     cells: dict[tuple[str, int], list[float]] = {}
-    for (subtask, length, _, _), seen in scores.items():
-        if method in seen and other in seen:
-            cells.setdefault((subtask, length), []).append(seen[method] - seen[other])
+    for (subtask, length, _, _), by_method in scores.items():
+        if method in by_method and other in by_method:
+            cells.setdefault((subtask, length), []).append(by_method[method] - by_method[other])
     if not cells:
         raise ValueError(f"no example has both {method} and {other}")
     pooled = np.array([d for differences in cells.values() for d in differences])

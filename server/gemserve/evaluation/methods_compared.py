@@ -1,4 +1,4 @@
-"""The methods that are compared: those a request can name, and some that only evaluations have.
+"""The methods that an evaluation compares: those of requests, and some of its own.
 
 `sieve:auto` and `sieve:fallback` are sieve with those options. `oracle` keeps the tokens that hold
 the answer. `bm25` is what a user without a filter would do: rank passages by their words and keep
@@ -19,7 +19,7 @@ PASSAGE_TOKENS = 64
 
 
 def oracle(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
-    """The answer's tokens and the protected ones; everything, where nothing can be left out."""
+    """The answer's tokens and the protected ones; everything, if nothing can be left out."""
     if not example.gold:
         return tuple(range(len(example.prompt.ids)))
     gold = [p for start, stop in example.gold for p in range(start, stop)]
@@ -27,7 +27,7 @@ def oracle(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
 
 
 def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
-    """Passages of `PASSAGE_TOKENS`, best match with the question's words first."""
+    """Passages of `PASSAGE_TOKENS` tokens; the best matches of the question's words come first."""
     import bm25s
 
     ids = list(example.prompt.ids)
@@ -58,7 +58,7 @@ def _filled(example: Example, wanted: Sequence[int], keep: int) -> tuple[int, ..
     return tuple(sorted(chosen))
 
 
-# Methods that choose the positions to keep outside of the engine.
+# Methods that choose positions outside of the engine.
 CHOSEN_OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
     "oracle": oracle,
     "bm25": bm25,
@@ -68,7 +68,7 @@ METHODS_COMPARED: tuple[str, ...] = (*METHODS, *ADAPTIVE, *CHOSEN_OUTSIDE)
 
 
 def constants_of(name: str) -> str:
-    """The constants of a method, which no request sets."""
+    """The constants of a method, which requests cannot set."""
     method = cast(FilterMethod, name.partition(":")[0])
     return repr(METHODS.get(method))
 

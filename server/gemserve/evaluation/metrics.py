@@ -1,7 +1,7 @@
-"""How an answer is scored against what a right one says: 0 (wrong) to 1 (right).
+"""Scores an answer against the expected answers, from 0 (wrong) to 1 (right).
 
-Of several right answers the one that fits best counts. All but `contains` and `items` are
-LongBench's metrics; their scores can be held against published ones.
+If there are several right answers, the one that fits best counts. All metrics but `contains` and
+`items` are LongBench's, so their scores can be compared with published ones.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from gemserve.evaluation.tasks.example_file import ExampleFile
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-# A digit and a sign that goes on with its number; a comma only where it parts thousands.
+# A digit and a sign that continues its number; a comma only if it separates thousands.
 _NO_NUMBER_BEFORE = r"(?<![0-9][.:])(?<![0-9],(?=[0-9]{3}(?![0-9])))"
 _NO_NUMBER_AFTER = r"(?![.:][0-9]|,[0-9]{3}(?![0-9]))"
 _COMMENT_SIGNS = ("`", "#", "//")
 
 
 def score_answer(text: str, example: Example) -> float:
-    """The example's metric, of the answer's first line if that is all that counts."""
+    """The example's metric, applied to the first line of the answer if only that counts."""
     if example.is_one_line:
         text = text.lstrip("\n").split("\n", 1)[0]
     return METRICS[example.metric](text, example)
 
 
 def items(text: str, example: Example) -> float:
-    """1 if the answer lists exactly the expected items, in whatever order, and nothing else."""
+    """1 if the answer lists exactly the expected items in any order, and nothing else."""
     given = text.strip().removesuffix(".").split(",")
     return float(sorted(item.strip() for item in given) == sorted(example.answers))
 
 
 def contains(text: str, example: Example) -> float:
-    """1 if every expected answer stands in the text, whatever else does: RULER's rule.
+    """1 if the text contains every expected answer, whatever else it says: RULER's rule.
 
     Case and white space do not count. An answer must not be part of a longer word or number: 482 is
     not in 48213, nor in 4.82, 1,482 and 4:82.
@@ -61,10 +61,10 @@ def _is_in(answer: str, text: str) -> bool:
 
 
 def f1(text: str, example: Example) -> float:
-    """Of words: the harmonic mean of the share that is right and the share that was found.
+    """F1 score over words: the harmonic mean of precision and recall.
 
-    Case, punctuation and articles do not count, nor does order. An answer of which nothing is left
-    fits only its like, as in SQuAD.
+    Case, punctuation, articles and order do not count. An answer that is empty after this matches
+    only another empty one, as in SQuAD.
     """
     return max(_f1(_words(text), _words(answer)) for answer in example.answers)
 
@@ -81,9 +81,9 @@ def _f1(given: list[str], expected: list[str]) -> float:
 
 
 def rouge_l(text: str, example: Example) -> float:
-    """ROUGE-L over sentences, of distinct words, as the package `rouge` counts it.
+    """ROUGE-L over sentences of distinct words, as the package `rouge` counts it.
 
-    Words keep their case and punctuation; full stops end sentences, even within numbers.
+    Words keep their case and punctuation. Full stops end sentences, even within numbers.
     """
     return max(_rouge_l(text, answer) for answer in example.answers)
 
@@ -91,11 +91,11 @@ def rouge_l(text: str, example: Example) -> float:
 def _rouge_l(given: str, expected: str) -> float:
     from rouge import Rouge
 
-    # it raises where no sentence is left
+    # the package raises an error if no sentence is left
     if not given.strip(".") or not expected.strip("."):
         return 0.0
     before = sys.getrecursionlimit()
-    # it walks a common subsequence by recursion, a level for each word of two sentences
+    # the package recurses once for each word of two sentences
     sys.setrecursionlimit(before + len(given.split()) + len(expected.split()))
     try:
         scores = Rouge(metrics=["rouge-l"]).get_scores(given, expected)
@@ -105,9 +105,9 @@ def _rouge_l(given: str, expected: str) -> float:
 
 
 def classification(text: str, example: Example) -> float:
-    """The right label is named; 1/n if n labels are.
+    """1 if the right label is named; 1/n if n labels are named.
 
-    A label within the right one, such as "city" in "capital city", is not taken as named.
+    A label within the right one, such as "city" in "capital city", is not counted as named.
     """
     return max(_classification(text, label, example.labels) for label in example.answers)
 
@@ -118,7 +118,7 @@ def _classification(text: str, expected: str, labels: tuple[str, ...]) -> float:
 
 
 def number(text: str, example: Example) -> float:
-    """The share of the numbers in the answer that are the expected one: a count, a paragraph."""
+    """The share of the numbers in the answer that are the expected one."""
     given = find_numbers(text)
     if not given:
         return 0.0
@@ -126,14 +126,14 @@ def number(text: str, example: Example) -> float:
 
 
 def find_numbers(text: str) -> list[str]:
-    """Runs of digits, as they are written."""
+    """All runs of digits, as they are written."""
     return re.findall(r"\d+", text)
 
 
 def code_similarity(text: str, example: Example) -> float:
-    """Of the first line that is code: 1 − (insertions and deletions) / (characters of both).
+    """1 − (insertions and deletions) / (characters of both), for the first line of code.
 
-    A line with a comment sign or a backquote in it is not code. Rounded to hundredths.
+    A line with a comment sign or a backquote is not code. The result is rounded to hundredths.
     """
     from rapidfuzz import fuzz
 
@@ -151,7 +151,7 @@ METRICS: dict[str, Callable[[str, Example], float]] = {
     "number": number,
     "code_similarity": code_similarity,
 }
-# What some of them need, of the `eval` extra.
+# The packages of the `eval` extra that some metrics need.
 PACKAGES: dict[str, str] = {"rouge_l": "rouge", "code_similarity": "rapidfuzz"}
 
 

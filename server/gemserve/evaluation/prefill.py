@@ -1,4 +1,4 @@
-"""The chunked prefill that evaluation and calibration share, outside of the engine's steps."""
+"""The chunked prefill that evaluation and calibration share, outside of the engine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def prefill(
     query_tap: QueryTap,
     start: int = 0,
 ) -> torch.Tensor:
-    """Run all layers on tokens `start`… of a prompt; the last token's logits: [1, vocab].
+    """Run all layers on tokens `start`… of a prompt. Returns the last logits: [1, vocab].
 
     `kv` holds the keys and values of the tokens before `start` and gets those of the others.
-    `query_tap` gets the queries it collects. `rope_tokens`: see `CausalModel.prefill_chunk`.
-    Where `start` is the prompt's end, nothing runs, and there are no logits: [0, vocab].
+    `query_tap` gets the queries it collects. `rope_tokens`: see `CausalModel.prefill_chunk`. If
+    `start` is the prompt's end, nothing runs, and there are no logits: [0, vocab].
     """
     logits = torch.empty(0, model.vocab_size)
     for low in range(start, len(ids), _CHUNK_TOKENS):

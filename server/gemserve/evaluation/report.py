@@ -1,4 +1,4 @@
-"""What an evaluation leaves in its folder: JSON, CSV, and pictures if matplotlib is there."""
+"""Writes the results of an evaluation: JSON, CSV, and pictures if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from gemserve.evaluation.run import Outcome
 
-_BINS = 10  # depths of a heat map
+_BINS = 10  # number of depths in a heat map
 
 
 def write_report(
@@ -35,7 +35,7 @@ def write_report(
 
 
 def draw_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """One panel per subtask: score against length, a line per method."""
+    """Draw score against length: one panel for each subtask, one line for each method."""
     from matplotlib.figure import Figure
 
     subtasks = list(dict.fromkeys(row["subtask"] for row in rows))
@@ -68,7 +68,7 @@ def draw_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def draw_heat_map(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Score by length and depth of the fact, one panel per method (as in GemFilter, figure 9.4)."""
+    """Draw score by length and depth of the fact, as in GemFilter's figure 9.4."""
     import numpy as np
     from matplotlib.figure import Figure
 

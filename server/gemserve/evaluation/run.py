@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from gemserve.types import (
 class Outcome:
     """One example under one method. `recall`: share of the gold tokens kept; None if unknown.
 
-    `prompt_tokens` is the nominal length; `samples` how many examples share it, which fixes depths.
-    Of an example from a file: its real length, 1, and `index` is its line. `coverage`, `reason`: as
-    in the filter's report.
+    `prompt_tokens` is the nominal length. `samples` is how many examples share it, which determines
+    their depths. For an example from a file, these are its real length and 1, and `index` is its
+    line. `coverage`, `reason`: as in the filter's report.
     """
 
     subtask: str
@@ -71,10 +71,10 @@ Key = tuple[str, int, int, int, str, int | float]
 
 
 class Outcomes:
-    """All outcomes of a run, in memory and in a file, so that a stopped run resumes.
+    """All outcomes of a run, in memory and in a file, so that a stopped run can be continued.
 
-    Lines of other runs (other weights, another seed, task or filter layer) stay in the file but are
-    not used, nor are those of a method whose constants have changed since.
+    The file may hold lines of other runs (other weights, another seed, task or filter layer), and
+    of methods whose constants have changed since. They stay there and are not used.
     """
 
     def __init__(self, path: Path | None, run: dict[str, object]) -> None:
@@ -84,7 +84,7 @@ class Outcomes:
         if path is not None and path.exists():
             text = path.read_text()
             whole = text[: text.rfind("\n") + 1]
-            if whole != text:  # a run was killed while it wrote
+            if whole != text:  # a run was killed while it was writing this line
                 path.write_text(whole)
             for _, entry in parse_objects(whole.encode()):
                 is_same = entry.pop("run") == run
@@ -115,7 +115,7 @@ def evaluate(
     outcomes: Outcomes,
     progress: Callable[[], None],
 ) -> list[Outcome]:
-    """Every subtask, draw and method; what `outcomes` has is not run again."""
+    """Run every subtask, draw and method, except those that `outcomes` already has."""
     wanted: list[Outcome] = []
     for name, maker in subtasks.items():
         for draw in draws:
@@ -137,24 +137,24 @@ def evaluate(
 
 
 def average(outcomes: Iterable[Outcome]) -> list[Row]:
-    """One row per subtask, length and method, in the order of first appearance."""
+    """One row for each subtask, length and method, in the order of first appearance."""
     groups: dict[tuple[str, int, str], list[Outcome]] = {}
     for outcome in outcomes:
         key = (outcome.subtask, outcome.prompt_tokens, outcome.method)
         groups.setdefault(key, []).append(outcome)
     rows: list[Row] = []
-    for (subtask, num_tokens, method), seen in groups.items():
-        recalls = [o.recall for o in seen if o.recall is not None]
+    for (subtask, num_tokens, method), group in groups.items():
+        recalls = [o.recall for o in group if o.recall is not None]
         rows.append(
             Row(
                 method=method,
                 subtask=subtask,
                 prompt_tokens=num_tokens,
-                keep="auto" if method == "sieve:auto" else seen[0].keep,
-                score=round(_mean([o.score for o in seen]), 4),
+                keep="auto" if method == "sieve:auto" else group[0].keep,
+                score=round(_mean([o.score for o in group]), 4),
                 recall=round(_mean(recalls), 4) if recalls else None,
-                kept_tokens=round(_mean([o.kept_tokens for o in seen]), 1),
-                n=len(seen),
+                kept_tokens=round(_mean([o.kept_tokens for o in group]), 1),
+                n=len(group),
             )
         )
     return rows
@@ -167,51 +167,60 @@ def run_example(
     num_tokens = len(example.prompt.ids)
     count = min(num_tokens, FilterParams(method="sieve", keep=keep).kept_count(num_tokens))
     outcomes: list[Outcome] = []
-
-    def add(
-        method: str,
-        text: str,
-        kept_tokens: int,
-        kept: Sequence[tuple[int, int]] | None,
-        report: FilterReport | None = None,
-    ) -> None:
-        is_short = method != "none" and kept_tokens == count == num_tokens
+    for answer in _answers(core, example, count, methods, keep):
+        report = answer.report
+        is_short = answer.method != "none" and answer.kept_tokens == count == num_tokens
         outcomes.append(
             Outcome(
                 subtask=example.subtask,
                 prompt_tokens=example.num_tokens,
                 samples=samples,
                 index=example.index,
-                method=method,
+                method=answer.method,
                 keep=keep,
-                score=score_answer(text, example),
-                recall=None if kept is None else recall(example.gold, kept),
-                kept_tokens=kept_tokens,
+                score=score_answer(answer.text, example),
+                recall=None if answer.kept is None else recall(example.gold, answer.kept),
+                kept_tokens=answer.kept_tokens,
                 depth=example.depth,
-                text=text,
+                text=answer.text,
                 coverage=None if report is None else report.coverage,
                 reason=report.reason if report else "short_prompt" if is_short else None,
             )
         )
+    return outcomes
 
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A method's answer. `kept`: half-open ranges of the prompt; None if each layer has its own."""
+
+    method: str
+    text: str
+    kept_tokens: int
+    kept: Sequence[tuple[int, int]] | None
+    report: FilterReport | None = None
+
+
+def _answers(
+    core: Core, example: Example, count: int, methods: Sequence[str], keep: int | float
+) -> Iterator[_Answer]:
+    """The answer of each method. Methods that choose outside of the engine keep `count` tokens."""
+    ids = example.prompt.ids
     if {"none", "snapkv"} <= set(methods):
-        answer, (evicted,) = answer_unfiltered(
-            core, example.prompt.ids, example.max_tokens, [count]
-        )
-        add("none", _text(core, answer), num_tokens, ((0, num_tokens),))
-        add("snapkv", _text(core, evicted), count, None)
+        answer, (evicted,) = answer_unfiltered(core, ids, example.max_tokens, [count])
+        yield _Answer("none", _text(core, answer), len(ids), ((0, len(ids)),))
+        yield _Answer("snapkv", _text(core, evicted), count, None)
         methods = [m for m in methods if m not in ("none", "snapkv")]
     for method in methods:
         if method in CHOSEN_OUTSIDE:
             kept = CHOSEN_OUTSIDE[method](core.tokenizer, example, count)
-            ids = [example.prompt.ids[p] for p in kept]
-            text, _ = generate(core, example, ids, FilterParams(method="none", keep=16))
-            add(method, text, len(kept), [(p, p + 1) for p in kept])
+            text, _ = generate(
+                core, example, [ids[p] for p in kept], FilterParams(method="none", keep=16)
+            )
+            yield _Answer(method, text, len(kept), [(p, p + 1) for p in kept])
         else:
-            params = params_of(method, keep)
-            text, report = generate(core, example, example.prompt.ids, params)
-            add(method, text, report.kept_tokens, report.selection, report)
-    return outcomes
+            text, report = generate(core, example, ids, params_of(method, keep))
+            yield _Answer(method, text, report.kept_tokens, report.selection, report)
 
 
 def generate(
@@ -249,12 +258,12 @@ def recall(gold: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]]) -> 
     total = sum(stop - start for start, stop in gold)
     if total == 0:
         return None
-    found = sum(
+    kept_gold = sum(
         max(0, min(stop, g_stop) - max(start, g_start))
         for g_start, g_stop in gold
         for start, stop in kept
     )
-    return found / total
+    return kept_gold / total
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -262,7 +271,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def pool_lengths(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """A file's outcomes, all under their mean length."""
+    """A file's outcomes, with their mean length in place of each length."""
     if not outcomes:
         return []
     mean = round(sum(o.prompt_tokens for o in outcomes) / len(outcomes))

@@ -20,7 +20,7 @@ from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 def answer_unfiltered(
     core: Core, ids: Sequence[int], max_tokens: int, keeps: Sequence[int]
 ) -> tuple[list[int], list[list[int]]]:
-    """The answer from all keys, and the answer after eviction down to each number of `keeps`.
+    """The answer from all keys, and one after eviction to each number of `keeps`.
 
     Answers are token ids without the end token. A number that is not below the prompt's length
     evicts nothing.
@@ -45,7 +45,7 @@ def answer_unfiltered(
             packed = room.kv(0, num_layers=layers, capacity=keep + max_tokens)
             evict(evictor, tap, kv, num_tokens, keep, packed, model.backend)
         evicted.append(_decode(core, room, packed, first, keep, num_tokens, max_tokens))
-    # last: decoding writes behind the prompt's keys
+    # this comes last, because decoding writes after the prompt's keys
     answer = _decode(core, memory, kv, first, num_tokens, num_tokens, max_tokens)
     return answer, [tokens or answer for tokens in evicted]
 

@@ -1,6 +1,6 @@
 """Two controls that choose tokens without running the model: `position` and `random`.
 
-Both keep the protected ranges, as sieve does. A method's advantage over them is what it gains by
+Both keep the protected ranges, as sieve does. What another method gains over them, it gains by
 looking at the prompt.
 """
 
@@ -16,7 +16,7 @@ from gemserve.types import ProtectedRange
 
 
 class BlindSelector(Protocol):
-    """Chooses exactly `keep` positions from the prompt's length and protected spans alone."""
+    """Chooses exactly `keep` positions from the prompt's length and its protected ranges."""
 
     def select(
         self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
@@ -27,7 +27,7 @@ class BlindSelector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The first and the last tokens, half each."""
+    """Keeps the first and the last tokens, half of the budget each."""
 
     def select(
         self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
@@ -38,7 +38,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Any tokens, each as likely as the other; the same ones for the same seed."""
+    """Keeps random tokens, all equally likely. The same seed gives the same tokens."""
 
     def select(
         self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
@@ -48,7 +48,7 @@ class Uniform:
 
 
 def _filled(first: Sequence[int], order: Sequence[int], keep: int) -> tuple[int, ...]:
-    """`first`, then of `order` what it does not hold, `keep` in all."""
+    """`first`, then other positions from `order`, `keep` in all."""
     chosen = dict.fromkeys(first)
     for position in order:
         if len(chosen) == keep:

@@ -1,4 +1,4 @@
-"""The filter methods, by the name a request gives: one literal table."""
+"""The filter methods by the names that requests use, in one table."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gemserve.types import FilterMethod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a method chooses, and which options it takes beside `keep`.
+    """How a method chooses, and which options it takes besides `keep`.
 
     At most one of the first three is set: `selector` chooses after a pass through the lower layers,
     `blind` before any pass, `evictor` drops keys and values once all layers have read everything.
-    `is_adaptive`: it can tell how much of a prompt is worth keeping (`keep: "auto"`, `fallback`).
+    `is_adaptive`: the method can tell how much of a prompt is worth keeping (`keep: "auto"`,
+    `fallback`).
     """
 
     selector: Selector | None = None
@@ -36,7 +37,7 @@ METHODS: dict[FilterMethod, Method] = {
     "snapkv": Method(evictor=SnapKV()),
     "position": Method(blind=Position()),
     "random": Method(blind=Uniform()),
-    # for comparison in an evaluation; requests cannot name them
+    # only evaluations can name these, for comparison
     "fastkv": Method(selector=WindowVotes(num_layers=1)),
     "claa": Method(selector=WindowVotes(num_layers=4)),
 }

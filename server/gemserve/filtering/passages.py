@@ -1,4 +1,4 @@
-"""Cuts a prompt into passages: paragraphs, or of long ones as many sentences or lines as fit.
+"""Cuts a prompt into passages: paragraphs, or parts of long ones made of sentences or lines.
 
 A passage is kept or dropped as a whole. Single tokens lose the end of a number, and half a sentence
 misleads a small model more than none.
@@ -16,14 +16,15 @@ import torch
 
 from gemserve.types import TextBreaks
 
-SHORTEST = 24  # tokens; a shorter paragraph, such as a heading, belongs to the one that follows
-_NUM_PEAKS = 3  # scores whose mean a passage ranks by
+SHORTEST = 24  # a paragraph of fewer tokens, such as a heading, joins the next one
+_NUM_PEAKS = 3  # a passage ranks by the mean of this many highest scores
 
 
 def number_passages(num_tokens: int, breaks: TextBreaks, limit: int) -> npt.NDArray[np.int64]:
-    """Which passage of at most `limit` tokens each token is in, from 1: [num_tokens].
+    """The number of each token's passage, from 1: [num_tokens].
 
-    It is 0 for tokens that are in none: a stretch of more than `limit` tokens without any break.
+    A passage has at most `limit` tokens. Tokens have the number 0 if they are in a stretch of more
+    than `limit` tokens without any break, which is in no passage.
     """
     numbers = np.zeros(num_tokens, dtype=np.int64)
     paragraphs = _join_short(_pieces(0, num_tokens, breaks.paragraphs), limit)
@@ -35,9 +36,9 @@ def number_passages(num_tokens: int, breaks: TextBreaks, limit: int) -> npt.NDAr
 
 
 def rank_passages(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The mean of the three highest scores in each token's passage: [tokens], like `scores`.
+    """The mean of the three highest scores in each token's passage: [tokens].
 
-    `numbers`: see `number_passages`; what it is for tokens in no passage means nothing.
+    `numbers` comes from `number_passages`. The result means nothing for tokens in no passage.
     """
     by_score = scores.sort(descending=True, stable=True).indices
     by_passage = by_score[numbers[by_score].sort(stable=True).indices]
@@ -51,14 +52,14 @@ def rank_passages(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(start: int, stop: int, breaks: Sequence[int]) -> list[tuple[int, int]]:
-    """start..stop−1 cut at the breaks in it."""
+    """start..stop−1 cut at the breaks within it."""
     inner = breaks[bisect_right(breaks, start) : bisect_left(breaks, stop)]
     edges = [start, *inner, stop]
     return list(pairwise(edges))
 
 
 def _join_short(pieces: Sequence[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
-    """Headings and the like, joined with what follows them."""
+    """Join short paragraphs, such as headings, with the next one."""
     joined: list[tuple[int, int]] = []
     for start, stop in pieces:
         before = joined[-1] if joined else (start, start + limit)
@@ -72,7 +73,10 @@ def _join_short(pieces: Sequence[tuple[int, int]], limit: int) -> list[tuple[int
 def _split(
     start: int, stop: int, levels: Sequence[Sequence[int]], limit: int
 ) -> Iterator[tuple[int, int]]:
-    """start..stop−1 as passages: as many sentences as fit, of a long one as many lines as fit."""
+    """Cut start..stop−1 into passages of as many sentences as fit.
+
+    A sentence that does not fit is cut into passages of as many lines as fit.
+    """
     if stop - start <= limit:
         yield start, stop
     elif levels:

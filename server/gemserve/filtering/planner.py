@@ -28,12 +28,12 @@ from gemserve.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlanner:
-    """The settings that a server filters with. The methods are pure: any thread may call them.
+    """The settings that a server filters with. Any thread may call the methods.
 
-    `method`, `keep`: for requests that do not say. Prompts of up to `min_tokens` are read whole.
-    `fails_open`: a prompt whose filter fails is read whole, too. `sliding_windows`: tokens that
-    each layer sees back, None for all. `longest_sequence`: tokens of prompt and completion that
-    memory and context have room for if everything is read.
+    `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
+    whole. `fails_open`: a prompt whose filter fails is read whole, too. `sliding_windows`: the
+    window of each layer in tokens, None for a layer without one. `longest_sequence`: tokens of
+    prompt and completion that fit memory and context if everything is read.
     """
 
     method: FilterMethod
@@ -46,9 +46,10 @@ class FilterPlanner:
     longest_sequence: int
 
     def resolve(self, options: FilterOptions) -> FilterParams:
-        """A request's options with the server's defaults filled in.
+        """A request's options, completed by the server's defaults.
 
-        Raises `RequestError` naming the option that the method does not have, or its limit.
+        Raises `RequestError` naming the option that the method does not have, or the option's
+        limit.
         """
         name = options.method or self.method
         method = METHODS[name]
@@ -82,7 +83,7 @@ class FilterPlanner:
         return params
 
     def generated_from(self, params: FilterParams, num_tokens: int) -> int:
-        """How many tokens of a prompt of `num_tokens` the answer is generated after."""
+        """Number of tokens of a prompt of `num_tokens` that the answer is generated from."""
         if METHODS[params.method].evictor is not None or self._why_whole(params, num_tokens):
             return num_tokens
         return params.kept_count(num_tokens)
@@ -100,7 +101,7 @@ class FilterPlanner:
             )
 
     def plan(self, request: Request) -> FilterPlan:
-        """How a request will run: filtered or, with the reason, whole. Raises `RequestError`."""
+        """How a request will run: filtered, or whole with a reason. Raises `RequestError`."""
         params, num_tokens = request.filter, len(request.prompt_ids)
         check_adaptive(params)
         reason = self._why_whole(params, num_tokens)
@@ -134,7 +135,7 @@ class FilterPlanner:
         heads = calibration.heads if is_calibrated else None
         repeated = self._repeated(request)
         question, ends_with = request.question, calibration.ends_with
-        if repeated:  # what is read last is the question itself
+        if repeated:  # the question itself is read last
             question, ends_with = ((num_tokens, num_tokens + len(repeated)),), False
         rows = selector.rows(num_tokens + len(repeated), question, ends_with)
         return plan.having(
@@ -149,7 +150,7 @@ class FilterPlanner:
         )
 
     def _repeated(self, request: Request) -> tuple[int, ...]:
-        """The tokens of a question that stands in front of its document, if there is room."""
+        """The tokens of a question in front of its document, if there is room to repeat it."""
         num_tokens = len(request.prompt_ids)
         if request.filter.method != "sieve" or not request.question:
             return ()
@@ -168,7 +169,7 @@ class FilterPlanner:
         return None
 
     def _budget(self, request: Request) -> Budget:
-        """How much a filter may keep; where attention is diffuse or it fails, all that fits."""
+        """How much a filter may keep, and how much if attention is diffuse or the filter fails."""
         params, num_tokens = request.filter, len(request.prompt_ids)
         keep = params.kept_count(num_tokens)
         low = AUTO_MIN_KEEP if params.keep == "auto" else keep
@@ -199,7 +200,10 @@ class FilterPlanner:
             )
 
     def _check_evictable(self, params: FilterParams) -> None:
-        """Kept keys are not where a sliding window would look for them."""
+        """Raise `RequestError` if a layer has a sliding window.
+
+        Kept keys would not be where the window looks for them.
+        """
         windows = [w for w in self.sliding_windows if w]
         if windows:
             raise RequestError(
@@ -210,7 +214,7 @@ class FilterPlanner:
 
 
 def check_adaptive(params: FilterParams) -> None:
-    """Raise `RequestError` if the method cannot choose how much it keeps, but is to."""
+    """Raise `RequestError` for an adaptive `keep` or `fallback` that the method lacks."""
     if params.is_adaptive and not METHODS[params.method].is_adaptive and params.method != "none":
         field = 'keep="auto"' if params.keep == "auto" else "fallback=true"
         raise RequestError(

@@ -1,4 +1,4 @@
-"""How much of a budget the protected ranges of a prompt get: positions kept whatever the scores."""
+"""Divides a budget among the protected ranges of a prompt, kept whatever the scores are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from gemserve.types import Priority, ProtectedRange
 
 @dataclass(frozen=True, slots=True)
 class ReservedPositions:
-    """Positions kept before any is chosen, most important first; `rest` may matter."""
+    """Positions kept before any is chosen, most important first.
+
+    `firm`: the question, system messages, tools and the template. `rest`: other protected
+    positions.
+    """
 
     firm: list[int]
     rest: list[int]
@@ -25,8 +29,9 @@ def reserve(
 ) -> ReservedPositions:
     """The positions that a filter of `low` to `budget` tokens keeps before it chooses any.
 
-    The question comes first; then system messages, tools and the template, up to three quarters of
-    the budget; then the rest, up to a quarter of `low`. So a filter always has tokens to choose.
+    The question comes first. Then come system messages, tools and the template, up to three
+    quarters of the budget, then the rest, up to a quarter of `low`. So a filter always has tokens
+    to choose.
     """
     chosen: list[int] = []
     sizes: list[int] = []
@@ -47,12 +52,14 @@ def protected_positions(
 ) -> list[int]:
     """Positions to keep, at most `budget`, most important first.
 
-    Within a range its end is the most important, but in a `HEAD` its start.
+    The end of a range is its most important place; in a `HEAD` it is the start.
     """
     chosen: dict[int, None] = {}
-    for found in sorted(protected, key=lambda r: (r.priority, -r.start)):
-        positions = range(max(0, found.start), min(found.stop, num_tokens))
-        for position in positions if found.priority is Priority.HEAD else reversed(positions):
+    for protected_range in sorted(protected, key=lambda r: (r.priority, -r.start)):
+        positions = range(max(0, protected_range.start), min(protected_range.stop, num_tokens))
+        for position in (
+            positions if protected_range.priority is Priority.HEAD else reversed(positions)
+        ):
             if len(chosen) == budget:
                 return list(chosen)
             chosen.setdefault(position)

@@ -21,11 +21,11 @@ TokenRange = tuple[int, int]  # half-open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEvidence:
-    """One layer's queries [heads, rows, head_dim] and keys [kv_heads, read, head_dim], post-RoPE.
+    """One layer's queries [heads, rows, head_dim] and keys [kv_heads, read, head_dim].
 
-    `scale` and `softcap` are those of the layer's own attention. `move_keys`: gives keys [heads,
-    tokens, head_dim] as they would be that many positions [tokens] further on; None where the
-    layer does not rotate keys by their positions.
+    Both are after RoPE. `scale` and `softcap` are those of the layer's own attention. `move_keys`
+    gives keys [heads, tokens, head_dim] as they would be that many positions [tokens] further on.
+    It is None if the layer does not rotate keys by their positions.
     """
 
     queries: torch.Tensor
@@ -35,13 +35,13 @@ class LayerEvidence:
     move_keys: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def keys_near(self, keys: torch.Tensor, rows: Sequence[int], ceiling: int) -> torch.Tensor:
-        """`keys` as if none stood more than `ceiling` positions before the rows that look.
+        """`keys` as if none stood more than `ceiling` positions before the watched rows.
 
-        Heads that find what is asked for may lose it over distances that they were not trained on.
-        The ceiling on distances is that of LM-Infinite (Han et al., 2024) and ReRoPE (Su, 2023),
-        here for the filter's scores alone.
+        Heads that find facts may fail over distances that they were not trained on. The ceiling on
+        distances is that of LM-Infinite (Han et al., 2024) and ReRoPE (Su, 2023). Here it applies
+        to the filter's scores alone.
         """
-        first = rows[-1]  # of the last rows without a gap between them
+        first = rows[-1]  # the last rows that follow each other without a gap
         for row in reversed(rows):
             if row < first - 1:
                 break
@@ -57,10 +57,10 @@ class Evidence:
     """What a filter pass showed of one prompt of `num_tokens` tokens.
 
     `layers`: by index, ascending; the last one is the filter layer. `rows`: the positions of their
-    queries, ascending. Keys may go on behind the prompt, with a question that was repeated there.
-    `heads`: those that find what is asked for, if the model is calibrated. `coverage_bound`: see
-    `Choice`. `protected` and `breaks` are the request's. `backend`: the operations of the
-    machine that queries and keys are on.
+    queries, ascending. There may be keys after the prompt's, of a question that was repeated there.
+    `heads`: those that find facts, if the model is calibrated. `coverage_bound`: see `Choice`.
+    `protected` and `breaks` are the request's. `backend`: the operations of the machine that
+    queries and keys are on.
     """
 
     num_tokens: int
@@ -81,9 +81,9 @@ class Evidence:
 class Choice:
     """What a method keeps. `positions`: ascending, [kept], int64.
 
-    `coverage`: how focused the question's attention to the document is: the share, 0 to 1, that
-    the best sixteenth of it gets; None if the method does not tell. `is_diffuse`: it was below the
-    bound, so that more was kept. `has_failed`: everything is kept, for want of a choice.
+    `coverage`: the share, 0 to 1, of the question's attention to the document that its best
+    sixteenth gets; None if the method does not measure it. `is_diffuse`: coverage was below the
+    bound, so more was kept. `has_failed`: everything is kept, because choosing failed.
     """
 
     positions: torch.Tensor
@@ -93,34 +93,35 @@ class Choice:
 
 
 def check_finite(scores: torch.Tensor) -> torch.Tensor:
-    """`scores` as they are. Raises `ValueError` if one is NaN or infinite."""
+    """Return `scores`. Raises `ValueError` if one is NaN or infinite."""
     if not bool(scores.isfinite().all()):
         raise ValueError("the filter layer's scores are not finite")
     return scores
 
 
 class Selector(ABC):
-    """Chooses which of the prompt's positions to keep, after a pass through the lower layers."""
+    """Chooses which positions of the prompt to keep, after a pass through the lower layers."""
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
-        """Positions of the queries that `score` wants to see, ascending; at first the last one.
+        """Positions of the queries that `score` needs, ascending. By default the last one.
 
-        `question`: what is asked. `ends_with`: whether what stands after it is to be watched, too.
+        `question`: the ranges of the question. `ends_with`: whether the rows after it are watched,
+        too.
         """
         return [num_tokens - 1]
 
     def layers(self, filter_layer: int, heads: Heads | None) -> list[int]:
-        """The layers whose queries `score` wants to see, ascending, up to the filter layer."""
+        """The layers whose queries `score` needs, ascending, up to the filter layer."""
         return [filter_layer]
 
     @abstractmethod
     def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
-        """How much each of the prompt's tokens is wanted: [tokens], float32."""
+        """A score for each token of the prompt: [tokens], float32. High scores are kept."""
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         """Positions within `budget`, whose `high` is below the number of tokens.
 
-        Here: those with the highest scores. Raises `ValueError` if the scores are not finite.
+        By default those with the highest scores. Raises `ValueError` if the scores are not finite.
         """
         scores = check_finite(self.score(evidence, params))
         return Choice(positions=scores.topk(budget.high).indices.sort().values)

@@ -1,4 +1,4 @@
-"""Sieve: the passages that the question attends to, and protected tokens."""
+"""Sieve: keeps the passages that the question attends to, and protected tokens."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from gemserve.filtering.selector import (
 from gemserve.types import FilterParams, TextBreaks
 
 COVERAGE_SHARE = 1 / 16
-_AWAKE = 0.1  # a document that gets less attention than this in all is not looked at
+_AWAKE = 0.1  # a document whose scores add up to less than this has no place that stands out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sieve(Selector):
     """Keeps the passages whose tokens the question attends to most.
 
-    A token's score is the largest attention that any row of the question and any head pays to it:
-    of the calibrated heads, or of all heads of the filter layer. A passage (see
-    `filtering.passages`) has at most `passage_share` of the tokens that may be chosen, within
-    `shortest` and `longest`. `reach`: where the text has no breaks, a token ranks by the best score
-    among so many neighbours on either side. `focus`: "auto" keeps no passage whose rank is below
-    this share of the best one's. `ceiling`: no token counts as further from the rows that look than
-    that (see `LayerEvidence.keys_near`). `end_rows`: rows at the prompt's end that are watched
-    where no question was found, or beside it.
+    A token's score is the largest attention that any row of the question pays to it in any head: of
+    the calibrated heads, or of all heads of the filter layer. A passage (see `filtering.passages`)
+    has at most `passage_share` of the tokens that may be chosen, within `shortest` and `longest`.
+    `reach`: where the text has no breaks, a token ranks by the best score among so many neighbours
+    on either side. `focus`: "auto" keeps no passage whose rank is below this share of the best
+    one's. `ceiling`: the largest distance between a token and the rows (see
+    `LayerEvidence.keys_near`). `end_rows`: rows at the prompt's end that are watched if no question
+    was found, or beside it.
     """
 
     passage_share: float = 1 / 4
@@ -49,7 +49,10 @@ class Sieve(Selector):
     end_rows: int = 16
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
-        """The question's tokens; where none was found or `ends_with`, the prompt's last ones."""
+        """The question's tokens.
+
+        Without a question, or with `ends_with`, the prompt's last ones.
+        """
         rows = {row for start, stop in question for row in range(start, stop)}
         if ends_with or not rows:
             rows.update(range(max(0, num_tokens - self.end_rows), num_tokens))
@@ -59,7 +62,7 @@ class Sieve(Selector):
         return sorted({layer for layer, _ in heads or ()} | {filter_layer})
 
     def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
-        """[tokens]. The first token scores 0: it is an attention sink."""
+        """Scores: [tokens]. The first token scores 0, because it is an attention sink."""
         rows = torch.tensor(evidence.rows, device=evidence.filter_layer.keys.device)
         scores = [
             evidence.backend.largest_attention(
@@ -72,7 +75,7 @@ class Sieve(Selector):
             for layer, query, key in _scoring_heads(evidence)
         ]
         largest = torch.stack(scores).amax(dim=0)[: evidence.num_tokens]
-        largest[0] = 0 * largest[0]  # a NaN stays one
+        largest[0] = 0 * largest[0]  # a NaN stays a NaN
         return largest
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
@@ -80,9 +83,10 @@ class Sieve(Selector):
         scores = check_finite(self.score(evidence, params))
         reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
         within = budget.high - len(reserved.positions)
-        scores[reserved.firm] = 0  # a question's words look at each other, not at their neighbours
+        # a question's words attend to each other, so their neighbours would rank high
+        scores[reserved.firm] = 0
         order, ranks = self.order(scores, evidence.breaks, within)
-        # with no room for any choice, nothing was found
+        # a choice without room has found nothing
         coverage = self.coverage(scores, reserved.firm) if within else 0.0
         is_free = _without(reserved.positions, order, num_tokens)
         first = torch.tensor(reserved.positions, dtype=torch.long, device=order.device)
@@ -92,7 +96,7 @@ class Sieve(Selector):
             ranked = torch.cat([first, order])[: budget.limit]
             return Choice(positions=ranked.sort().values, coverage=coverage, is_diffuse=True)
         if within and budget.low < budget.high:
-            whole = int((ranks >= self.focus * ranks[0]).sum())  # no passage is cut
+            whole = int((ranks >= self.focus * ranks[0]).sum())  # so that no passage is cut
             within = min(within, max(whole, budget.low))
         kept = torch.cat([first, order[:within]])
         return Choice(positions=kept.sort().values, coverage=coverage)
@@ -100,7 +104,7 @@ class Sieve(Selector):
     def order(
         self, scores: torch.Tensor, breaks: TextBreaks, room: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All positions, best first, and in that order what they rank by; both [tokens].
+        """All positions, best first, and the score that each ranks by in that order; both [tokens].
 
         Within a passage those with the best neighbours come first. `room`: tokens to be chosen.
         """
@@ -109,16 +113,16 @@ class Sieve(Selector):
         near = self._best_near(scores)
         ranks = torch.where(numbers > 0, rank_passages(scores, numbers), near)
         order = torch.arange(len(scores), device=scores.device)
-        for key in (scores, near, ranks):  # the last one counts most
+        for key in (scores, near, ranks):  # the last range counts most
             order = order[key[order].sort(descending=True, stable=True).indices]
         return order, ranks[order]
 
     def coverage(self, scores: torch.Tensor, outside: Sequence[int] = ()) -> float:
         """The share of a document's scores that its best sixteenth has, 0 to 1.
 
-        `outside`: positions that are not the document's. Tokens rank by their neighbours, and a
-        sixteenth is counted however much is kept: one bound, found by calibration, fits every
-        budget and every text.
+        `outside`: positions that are not part of the document. Tokens rank by their neighbours. The
+        sixteenth does not depend on how much is kept, so one bound fits every budget and every
+        text.
         """
         order = self._best_near(scores).sort(descending=True, stable=True).indices
         document = scores[order[_without(outside, order, len(scores))]]
@@ -132,7 +136,7 @@ class Sieve(Selector):
 
 
 def _scoring_heads(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torch.Tensor]]:
-    """Layer, queries and keys of the heads that score, each group with the keys that it reads."""
+    """Layer, queries and keys of the heads that score, grouped by the keys they read."""
     if evidence.heads is None:
         layer = evidence.filter_layer
         return [(layer, layer.queries, layer.keys)]
@@ -145,7 +149,7 @@ def _scoring_heads(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor
 
 
 def _without(taken: Sequence[int], order: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Which places of `order` hold positions that are not `taken`: [tokens], bool."""
+    """Which places of `order` hold positions that are not in `taken`: [tokens], bool."""
     is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
     is_free[torch.tensor(taken, dtype=torch.long, device=order.device)] = False
     return is_free[order]

@@ -1,7 +1,7 @@
 """SnapKV (Li et al. 2024): read everything, then evict keys and values layer by layer.
 
-A baseline: it does not shorten prompt processing. What is kept differs by layer and key head, so
-there is no single selection of tokens to show, and kept keys stay at their positions.
+It is a baseline, because it does not shorten prompt processing. Each layer and key head keeps
+different tokens, so there is no single selection to show. Kept keys stay at their positions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gemserve_kernels import Backend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapKV:
-    """`observed`: rows at the prompt's end that vote, and are kept; `width`: of the pooling."""
+    """`observed`: rows at the prompt's end that vote, and are kept. `width`: of the pooling."""
 
     observed: int = SNAPKV_ROWS
     width: int = 5
 
     def rows(self, num_tokens: int) -> range:
-        """Positions of the queries that `select` wants to see."""
+        """Positions of the queries that `select` needs."""
         return range(max(0, num_tokens - self.observed), num_tokens)
 
     def select(

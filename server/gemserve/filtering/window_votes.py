@@ -1,7 +1,7 @@
-"""The rules of two published methods that choose once, from the prompt's last rows: baselines.
+"""The rules of FastKV and CLAA, two baselines that choose by the prompt's last rows.
 
-Both were made to carry the chosen tokens' hidden states on; here the chosen tokens are read again,
-as with every other method, so that only the choice differs.
+Both were published with the chosen tokens' hidden states carried on. Here the chosen tokens are
+read again, as with every other method, so that only the choice differs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from gemserve.filtering.selector import Evidence, Heads, Selector, TokenRange
 from gemserve.types import FilterParams
 
-_ROWS = 8  # at the prompt's end; they are kept
-_WIDTH = 7  # of the pooling
+_ROWS = 8  # rows at the prompt's end; they are kept
+_WIDTH = 7  # width of the pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from gemserve_kernels.attention import reference_attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
-    """How a layer attends: `scale` of its scores, `window` of tokens it sees, `softcap`."""
+    """How a layer attends: `scale` of its scores, sliding `window`, and `softcap`."""
 
     scale: float
     window: int | None = None
@@ -23,7 +23,7 @@ class AttentionOptions:
 
 
 class Adapter:
-    """Changes to attention, to what enters a layer, or to weights. Never changed once made.
+    """Changes to attention, to a layer's input, or to weights. An adapter is immutable.
 
     This one changes nothing; each kind of adapter overrides what it changes. `version`: that of the
     tensors loaded under `name`. `num_positions`: how many positions come before the first token.
@@ -60,12 +60,12 @@ class Adapter:
         options: AttentionOptions,
         backend: Backend,
     ) -> torch.Tensor:
-        """The attention output of a sequence's `parts` and the adapter: shaped as `query`."""
+        """The attention output of a sequence's `parts` and the adapter, in the shape of `query`."""
         extra = self.part(layer, query, options, backend)
         return merge(parts if extra is None else [*parts, extra])
 
     def shift(self, layer: int) -> torch.Tensor | None:
-        """Added to what enters `layer`: [hidden_size]."""
+        """The vector that is added to the input of `layer`: [hidden_size]."""
         return None
 
 
@@ -79,14 +79,14 @@ def attend_all(
     options: AttentionOptions,
     backend: Backend,
 ) -> Partial:
-    """Every query sees every key. Shapes as of `Backend.part`."""
+    """Attention in which every query sees every key. Shapes are those of `Backend.part`."""
     if options.softcap is None:
         return backend.part(query, key, value, scale=options.scale, is_causal=False)
     return reference_attention(query, key, value, scale=options.scale, softcap=options.softcap)
 
 
 class Shifted(nn.Module):
-    """A decoder layer before which `shift`, [rows, hidden_size] or [hidden_size], is added."""
+    """A decoder layer that adds `shift`, [rows, hidden_size] or [hidden_size], to its input."""
 
     def __init__(self, layer: nn.Module, shift: torch.Tensor) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Shifted(nn.Module):
 
 
 def shifted_layers(layers: nn.ModuleList, adapters: Sequence[Adapter]) -> nn.ModuleList | None:
-    """The layers, each adding the shifts of the rows' adapters; None if no adapter shifts any.
+    """Layers that add the shifts of the rows' adapters, or None if there are no shifts.
 
     `adapters`: one for each row, or one for all.
     """

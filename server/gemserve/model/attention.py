@@ -1,7 +1,7 @@
 """The attention function that transformers' layers call when gemserve runs them.
 
 All that a forward pass needs is in a `ForwardContext`, which transformers hands down as a keyword
-argument of `forward`. Nothing is patched, and nothing remains after a pass that was aborted.
+argument of `forward`. Nothing is patched, and an aborted pass leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -22,27 +22,31 @@ from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention import reference_attention
 
 ATTENTION_NAME = "gemserve"
-_FEWEST_ROWS = 16  # of a block with a mask
+_FEWEST_ROWS = 16  # rows of a block with a mask
 _FEWEST_KEYS = (
-    2048  # of a piece: smaller products are slower, and would make the pace shrink pieces further
+    # rows of a piece; smaller products are slower, and the pace would then shrink pieces further
+    2048
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Tokens `start`… of one sequence; `kv` gets their keys and values, and holds those before."""
+    """Tokens `start`… of one sequence.
+
+    `kv` holds the keys and values before them and gets theirs.
+    """
 
     kv: KVSpan
     start: int
 
 
 def _never() -> None:
-    """Go on."""
+    """Do not pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows of a pass that have one adapter: `rows`, [rows], int64; None: all of them."""
+    """Rows of a pass that have the same adapter. `rows`: [rows], int64; None: all of them."""
 
     adapter: Adapter
     rows: torch.Tensor | None = None
@@ -52,7 +56,7 @@ PLAIN = (Group(NO_ADAPTER),)
 
 
 def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group]:
-    """The rows of a decode step grouped by adapter; `adapters` has one for each row."""
+    """The rows of a decode step grouped by adapter. `adapters` has one for each row."""
     rows_of: dict[Adapter, list[int]] = {}
     for row, adapter in enumerate(adapters):
         rows_of.setdefault(adapter, []).append(row)
@@ -65,11 +69,11 @@ def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """One forward pass: over a chunk of one sequence, or over the newest token of each of several.
+    """One forward pass: a chunk of one sequence, or the newest tokens of several.
 
     `groups`: the pass's rows by adapter. `query_tap` records queries in its layers. `filter_tap`
     does too, and ends a chunk's pass at its layer. `pause` is called before each layer's attention
-    and, within it, after every `piece` pairs of a query and a key: the pass may be left there.
+    and, within it, after every `piece` query-key pairs. The pass may pause there.
     """
 
     rows: Chunk | KVTable
@@ -97,8 +101,8 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Store the pass's keys and values, then let every row attend to its sequence so far.
 
-    `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim], RoPE
-    applied. Returns [1, rows, heads, head_dim].
+    `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim]; RoPE has
+    been applied. Returns [1, rows, heads, head_dim].
     """
     for name in ("s_aux", "sinks", "head_mask", "position_bias"):
         if unsupported.get(name) is not None:
@@ -140,7 +144,7 @@ def _decode(
     value: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """One token of each sequence: [sequences, heads, head_dim]."""
+    """Attention of one token of each sequence: [sequences, heads, head_dim]."""
     backend = context.backend
     backend.write(spans, key, value, layer=layer)
     part = backend.decode(
@@ -171,7 +175,7 @@ def _attend(
     value: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """A chunk's attention: [heads, tokens, head_dim]."""
+    """Attention of a chunk: [heads, tokens, head_dim]."""
     start, stop = chunk.start, chunk.start + query.shape[1]
     chunk.kv.write(layer, start, key, value)
     is_windowed = options.window is not None and stop > options.window
@@ -197,7 +201,7 @@ def _joined(
     options: AttentionOptions,
     parts: list[Partial],
 ) -> torch.Tensor:
-    """A chunk's parts and what its adapter adds to them: [heads, tokens, head_dim]."""
+    """Join a chunk's parts with what its adapter adds: [heads, tokens, head_dim]."""
     (group,) = context.groups
     return group.adapter.joined(layer, query, parts, options, context.backend)
 
@@ -211,9 +215,9 @@ def _dense(
     start: int,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Soft-capped or windowed attention of a chunk, with a [chunk, visible] mask.
+    """Attention of a chunk in a soft-capped layer or one with a sliding window.
 
-    Queries go in blocks, so that the scores held at once stay bounded.
+    It uses a [chunk, visible] mask. Queries are processed in blocks to bound the memory for scores.
     """
     window = options.window
     outs: list[torch.Tensor] = []

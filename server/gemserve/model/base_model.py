@@ -1,4 +1,4 @@
-"""Which model an adapter is for: its architecture, its shape, and some of its weights."""
+"""Describes the model that an adapter is for: architecture, shape, and some of its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemserve.model.causal_model import CausalModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
-    """`weights`: a hash of some numbers of every weight; None: any weights of this shape."""
+    """`weights` is a hash of some numbers of every weight. None fits any weights of this shape."""
 
     architecture: str
     num_layers: int
@@ -24,7 +24,7 @@ class BaseModel:
     weights: str | None = None
 
     def difference(self, other: BaseModel) -> str | None:
-        """The first field in which the two cannot be one model, with both values."""
+        """The first field that shows that the two are different models, with both values."""
         for name, ours in asdict(self).items():
             theirs = getattr(other, name)
             is_unknown = name == "weights" and None in (ours, theirs)
@@ -50,7 +50,7 @@ def base_of(model: CausalModel) -> BaseModel:
 def hash_weights(hf: Any, *, rounded: bool = False) -> str:
     """A hash of about 64 numbers of every weight, converted to float32.
 
-    `rounded`: weights loaded as bfloat16 and as float32 have the same hash.
+    The numbers are `rounded`, so that a model loaded as bfloat16 and as float32 has the same hash.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):

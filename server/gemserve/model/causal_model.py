@@ -40,11 +40,11 @@ class Breaks:
     piece: int
 
 
-_KEY_TOLERANCE = 0.05  # of the largest number; half precision has 8 to 11 bits
+_KEY_TOLERANCE = 0.05  # error as a share of the largest number; half precision has 8 to 11 bits
 
 
 class CausalModel:
-    """Weights, geometry and three passes: `filter_chunk` (lower layers), `prefill_chunk`, `decode`.
+    """Weights, geometry and three passes: `filter_chunk`, `prefill_chunk` and `decode`.
 
     There is no state between calls: a sequence's state is in its `KVSpan` and `FilterTap`. `host`:
     the upper layers whose weights are in host memory, if any.
@@ -79,7 +79,7 @@ class CausalModel:
         )
         self.vocab_size: int = self.config.vocab_size
         self.context_tokens: int = self.config.max_position_embeddings
-        self._rotates_keys: dict[int, bool] = {}  # by layer, as far as it was tried
+        self._rotates_keys: dict[int, bool] = {}  # results by layer, for the layers tried so far
 
     @property
     def num_layers(self) -> int:
@@ -91,7 +91,7 @@ class CausalModel:
         return self._rotary.is_fixed
 
     def window_of(self, layer: int) -> int | None:
-        """How many tokens back `layer` sees; None: all of them."""
+        """The sliding window of `layer` in tokens. None: the layer sees all tokens."""
         window: int | None = getattr(self.config, "sliding_window", None)
         kinds = getattr(self.config, "layer_types", None)
         is_windowed = kinds is None or kinds[layer] == "sliding_attention"
@@ -108,9 +108,10 @@ class CausalModel:
         return 0 if self._host is None else self.num_layers - self._host.first
 
     def variant(self, hf: Any) -> CausalModel:
-        """The same model over another tree of modules, of the same shape.
+        """The same model over another tree of modules of the same shape.
 
-        It filters with that tree's own layers, whatever `with_filter_layers` was given.
+        Its filter passes run that tree's own layers, whatever `with_filter_layers` was given
+        before.
         """
         clone = copy.copy(self)
         clone.hf, clone._decoder = hf, follow(hf, self._path)
@@ -120,10 +121,10 @@ class CausalModel:
     def key_mover(
         self, layer: int, num_tokens: int
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-        """What moves keys of `layer` in a sequence of `num_tokens`: see `KeyRotation.moved`.
+        """The function that moves keys of `layer` in a sequence: see `KeyRotation.moved`.
 
-        None if moved keys are not those that the layer itself has at the other position, as where
-        it has no rotary embedding. Every layer is tried once, on a few tokens.
+        It is None if moved keys differ from those that the layer itself has at the other position,
+        for example because it has no rotary embedding. Every layer is tried once, on a few tokens.
         """
         if layer not in self._rotates_keys:
             self._rotates_keys |= self._try_key_rotation(layer)
@@ -144,7 +145,7 @@ class CausalModel:
     def _try_key_rotation(self, layer: int) -> dict[int, bool]:
         """Whether keys of each layer up to `layer` can be moved.
 
-        In a text of one token repeated, a layer's keys differ by their positions alone.
+        The trial's text repeats one token, so that a layer's keys differ only by their positions.
         """
         count = 8
         memory = self.new_memory((2 * layer + 1) * count)
@@ -156,16 +157,16 @@ class CausalModel:
         moves: dict[int, bool] = {}
         for index in range(layer + 1):
             rotation = self._key_rotation(index, count)
-            own = (tap.keys if index == layer else kv.read(index, count)[0]).float()
+            rotated = (tap.keys if index == layer else kv.read(index, count)[0]).float()
             if rotation is None:
                 moves[index] = False
                 continue
             try:
-                moved = rotation.moved(own[:, :1].expand_as(own), shifts)
+                moved = rotation.moved(rotated[:, :1].expand_as(rotated), shifts)
             except (TypeError, RuntimeError, ValueError, AttributeError, IndexError):
-                moves[index] = False  # its rotation takes other arguments than most models'
+                moves[index] = False  # this model's rotation takes other arguments
                 continue
-            error = (moved - own).abs().max() / own.abs().max().clamp_min(1e-6)
+            error = (moved - rotated).abs().max() / rotated.abs().max().clamp_min(1e-6)
             moves[index] = float(error) < _KEY_TOLERANCE
         return moves
 
@@ -174,13 +175,13 @@ class CausalModel:
         return list(self._layers)[: filter_layer + 1]
 
     def with_filter_layers(self, layers: nn.ModuleList) -> CausalModel:
-        """The same model, whose filter passes run `layers` in place of its own lowest ones."""
+        """The same model, but its filter passes run `layers` instead of its lowest ones."""
         clone = copy.copy(self)
         clone._filter_layers = layers
         return clone
 
     def runnable(self) -> nn.Module:
-        """The transformers model, with the layers that rest on the host brought in when needed."""
+        """The transformers model. Layers that rest on the host are copied in when needed."""
         return self._with_decoder({})
 
     @contextmanager
@@ -193,7 +194,7 @@ class CausalModel:
             self.config._attn_implementation = before
 
     def with_adapter(self, adapter: Adapter, rope_tokens: int) -> nn.Module:
-        """The transformers model, with what the adapter adds before layers."""
+        """The transformers model with what the adapter adds before layers."""
         return self._whole_model([rope_tokens], [adapter])
 
     def new_memory(self, num_units: int) -> Memory:
@@ -217,7 +218,7 @@ class CausalModel:
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
     ) -> None:
-        """Run layers 0..r−1 on a chunk, and of layer r = `tap.layer` its q, k (v comes along)."""
+        """Run a chunk through layers 0..r−1, and compute q and k of layer r = `tap.layer`."""
         context = self._context(Chunk(kv=kv, start=start), adapter, breaks, filter_tap=tap)
         decoder = self._lower_decoder(tap, adapter)
         positions = _positions(start, len(ids), adapter)
@@ -241,18 +242,18 @@ class CausalModel:
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
     ) -> torch.Tensor | None:
-        """Run all layers on a chunk; returns its last token's logits [1, vocab] if `is_last`.
+        """Run all layers on a chunk. Returns its last token's logits [1, vocab] if `is_last`.
 
-        Those of every token, [tokens, vocab], if `is_scored`. `rope_tokens`: the sequence's final
-        length, with its adapter's positions, which fixes length-dependent rope. `query_tap` gets
-        the queries it collects.
+        If `is_scored`, it returns the logits of every token, [tokens, vocab]. `rope_tokens`: the
+        sequence's final length with its adapter's positions, for rope that depends on length.
+        `query_tap` gets the queries that it collects.
         """
         wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
         self._expect_host_layers()
         out = self._whole_model([rope_tokens], [adapter])(
             **self._inputs(ids, _positions(start, len(ids), adapter)),
             context=self._context(Chunk(kv=kv, start=start), adapter, breaks, query_tap=query_tap),
-            # an index tensor: the integer 0 would mean "all of them"
+            # an index tensor, because the integer 0 would mean "all tokens"
             logits_to_keep=to_device(wanted, torch.long, self.device),
         )
         return out.logits[0].float() if wanted else None
@@ -282,7 +283,7 @@ class CausalModel:
     ) -> torch.Tensor:
         """The logits of a decode step, in the model's dtype: [sequences, vocab].
 
-        `whole`: the model as the sequences' adapters and lengths make it.
+        `whole`: the model that the sequences' adapters and lengths require.
         """
         out = (whole or self.hf)(
             input_ids=step.ids,

@@ -1,4 +1,4 @@
-"""What a model's name stands for: a directory or hub id in transformers' layout, or a GGUF file."""
+"""Opens a model by name: a directory or hub id in transformers' layout, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
 
 class Checkpoint(Protocol):
-    """`source`: a path or a hub id. `config`: of transformers; its `dtype` is the checkpoint's."""
+    """`source` is a path or a hub id.
+
+    `config` is transformers' config with the checkpoint's dtype.
+    """
 
     source: str
     config: Any
@@ -26,7 +29,7 @@ class Checkpoint(Protocol):
     def load_tokenizer(self) -> Any: ...
 
     def load_weights(self, dtype: torch.dtype) -> Any:
-        """A transformers model on the host, all of whose weights have `dtype`."""
+        """A transformers model on the host. All of its weights have `dtype`."""
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:

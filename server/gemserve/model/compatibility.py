@@ -1,4 +1,4 @@
-"""Checks, once a model is loaded, that gemserve's attention gives the model's own results."""
+"""Checks that gemserve's attention gives a loaded model's own results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemserve.model.kv import DecodeBatch
 from gemserve.model.query_tap import FilterTap
 
 _TOKENS = 48
-# float32 differs by summation order alone; half precision by its 8 to 11 bits
+# float32 differs only by the order of summation, half precision by its 8 to 11 bits
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
@@ -27,13 +27,13 @@ def check_servable(model: CausalModel) -> None:
     expected = _reference_logits(model, ids)
     try:
         whole = model.new_memory(2 * model.num_layers * _TOKENS)
-        whole.rows.zero_()  # what an earlier check left there would hide a write that goes astray
+        whole.rows.zero_()  # old values would hide a write to the wrong place
         kv = whole.kv(0, num_layers=model.num_layers, capacity=_TOKENS)
         split = _TOKENS // 3
         for low, high in ((0, split), (split, _TOKENS - 1)):
             chunk = ids[low:high]
             model.prefill_chunk(chunk, start=low, kv=kv, rope_tokens=_TOKENS, is_last=False)
-        # before the last token's keys are there already
+        # so that the last token's keys are not there already
         step = DecodeBatch(whole, [kv], slots=[_TOKENS - 1], positions=[_TOKENS - 1])
         decoded = model.decode(ids[-1:], step, [_TOKENS])
         actual = model.prefill_chunk(
@@ -48,7 +48,7 @@ def check_servable(model: CausalModel) -> None:
     assert actual is not None
     difference = float((torch.cat([actual, decoded]) - expected).abs().max())
     limit = _TOLERANCE[model.dtype] * max(1.0, float(expected.abs().max()))
-    if not difference <= limit:  # also catches NaN
+    if not difference <= limit:  # this also catches NaN
         raise ModelError(
             f"{name} cannot be served: its logits through gemserve's attention differ from its own "
             f"by {difference:.3g}, the limit is {limit:.3g}"
@@ -74,7 +74,7 @@ def _random_ids(model: CausalModel) -> list[int]:
 
 
 def _filter(model: CausalModel, ids: list[int], layer: int) -> torch.Tensor:
-    """The keys of `layer`."""
+    """The keys of `layer` after a filter pass."""
     lower = model.new_memory((2 * layer + 1) * _TOKENS)
     keys = lower.keys(2 * layer * _TOKENS, _TOKENS)
     tap = FilterTap(layer=layer, keys=keys, queries=model.new_query_tap([layer], [len(ids) - 1]))

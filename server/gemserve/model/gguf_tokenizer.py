@@ -1,4 +1,4 @@
-"""A tokenizer out of a GGUF file, through transformers' conversion and with its gaps filled."""
+"""Builds the tokenizer of a GGUF file by transformers' conversion, and fixes what that lacks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gemserve.model.gguf_file import GgufFile
 log = logging.getLogger("gemserve.loading")
 
 # `tokenizer.ggml.pre` names how text is split before merges. transformers 5.23 knows some and
-# splits the rest as GPT-2 does, without a word. These read each digit by itself: SmolLM2's two
-# spaces before a digit, for one, would otherwise become other tokens than it was trained on.
+# splits the rest as GPT-2 does, silently. The names below split each digit from the next. SmolLM2's
+# two spaces before a digit would otherwise become tokens that it was not trained on.
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 _AS_GPT2 = ("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jina-v2-code", "roberta-bpe")
 # With these a word that is in the vocabulary is a token whatever the merges say, and prompts begin
-# with BOS; llama.cpp derives both from the name, the files need not say so.
+# with BOS. llama.cpp derives both from the name, because files need not have either setting.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")
 
 
 def load_tokenizer(file: GgufFile) -> Any:
-    """Raises `ModelError` if the file has no tokenizer, or one that cannot be read."""
+    """Build the tokenizer. Raises `ModelError` if the file has none, or an unreadable one."""
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
@@ -40,13 +40,14 @@ def load_tokenizer(file: GgufFile) -> Any:
     if kind == "llama" or split in _WHOLE_WORDS:
         options.setdefault("add_bos_token", True)
     elif kind == "gemma4":
-        options["add_bos_token"] = False  # its template writes BOS, and the file's flag is wrong
+        # the chat template writes BOS, and the file's flag is wrong
+        options["add_bos_token"] = False
     for name in ("bos", "eos", "unk", "pad"):
         index = described.get(f"{name}_token_id")
         options[f"{name}_token"] = None if index is None else tokens[index]
     try:
         backend, more = convert_gguf_tokenizer(file.architecture, described)
-    except Exception as error:  # the conversion raises most of what Python has
+    except Exception as error:  # the conversion raises errors of almost any type
         raise ModelError(f"{file.path}: its tokenizer cannot be read: {error}") from error
     if kind == "gpt2":
         _split(backend, split, file)
@@ -56,7 +57,7 @@ def load_tokenizer(file: GgufFile) -> Any:
 
 
 def _split(backend: Any, name: str | None, file: GgufFile) -> None:
-    """Split text the way that the tokenizer of this name does."""
+    """Split text by the rule that the tokenizer names."""
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 

@@ -20,15 +20,16 @@ from gemserve.types import Switch
 log = logging.getLogger("gemserve.model")
 Step = Callable[[], None]
 MOST_SEQUENCES = 256
-_LEAST_LENGTH = 1024  # shorter sequences are one size
+_LEAST_LENGTH = 1024  # all shorter sequences share a size
 
 
 class DecodeGraphs:
     """Decode steps of a model's own weights over one memory, without adapters.
 
-    `record` takes a step, may run it several times, and returns what runs it again. Steps differ in
-    their number of sequences and, as the kernels cut long sequences into pieces, in their longest
-    one's length: powers of two of both. A size is recorded when it is first met.
+    `record` takes a step, may run it several times, and returns a function that runs it again. A
+    size is a number of sequences and a length of the longest one, both rounded up to powers of two.
+    The length matters because kernels cut long sequences into pieces. A size is recorded on first
+    use.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class DecodeGraphs:
         self._model, self._memory, self._record, self._most = model, memory, record, most
         self._steps: dict[tuple[int, int], Step] = {}
         self._is_broken = False
-        # shared by all sizes, as one step runs at a time
+        # all sizes share these, because one step runs at a time
         self._numbers = torch.zeros(most * NUMBERS, dtype=torch.long, device=model.device)
         self._logits = torch.zeros(most, model.vocab_size, device=model.device)
 
@@ -52,9 +53,9 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def decode(self, ids: Sequence[int], batch: DecodeBatch) -> torch.Tensor:
-        """As `CausalModel.decode`; the logits are overwritten by the next call.
+        """Like `CausalModel.decode`, but the next call overwrites the logits.
 
-        Raises what recording raises, and from then on takes nothing.
+        If recording fails, this raises the error, and from then on `takes` is False.
         """
         size = _power_of_two(len(ids))
         longest = max(_LEAST_LENGTH, _power_of_two(batch.longest))
@@ -73,7 +74,7 @@ class DecodeGraphs:
             self._logits[:size].copy_(self._model.step_logits(step))
 
         try:
-            # running it more than once does no harm: the same is stored at the same place
+            # a step may run more than once: it stores the same values in the same places
             return self._record(run)
         except Exception:
             self._is_broken = True
@@ -82,9 +83,9 @@ class DecodeGraphs:
 
 
 def build_graphs(model: CausalModel, memory: Memory, choice: Switch) -> DecodeGraphs | None:
-    """`choice` "auto": graphs wherever they can be had.
+    """Graphs as `choice` says. "auto": graphs if they can be used.
 
-    Raises `ConfigError` where they are "on" and cannot be had.
+    Raises `ConfigError` if `choice` is "on" and they cannot be used.
     """
     obstacle = _find_obstacle(model)
     if choice == "on" and obstacle is not None:
@@ -110,18 +111,18 @@ def _find_obstacle(model: CausalModel) -> str | None:
 
 
 def _power_of_two(number: int) -> int:
-    """The least that is not below `number`, which is at least 1."""
+    """The smallest power of two that is at least `number`, which is at least 1."""
     return 1 << (number - 1).bit_length()
 
 
 class CudaRecorder:
-    """Records steps as CUDA graphs that share their memory: they run one after another."""
+    """Records steps as CUDA graphs that share memory, because they run one after another."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:
-        # first runs compile kernels and make workspaces, which no graph can hold
+        # the first runs compile kernels and make workspaces, which a graph cannot record
         beside, current = torch.cuda.Stream(), torch.cuda.current_stream()
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
@@ -129,7 +130,7 @@ class CudaRecorder:
                 step()
         current.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        # thread-local: an adapter may be on its way to the device in another thread
+        # thread-local, because another thread may be copying an adapter to the device
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay

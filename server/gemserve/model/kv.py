@@ -1,4 +1,4 @@
-"""The keys and values of one sequence, for as many layers as its pass runs: views of memory."""
+"""The keys and values of one sequence in the layers of its pass, as views of memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from gemserve.cost import ModelShape
 from gemserve_kernels import Backend, KVTable
 
-_PLACE = 5  # numbers that say where a sequence lies: a row of `KVTable.table`
-NUMBERS = _PLACE + 2  # of a sequence in a decode step: its newest token's id and position, too
+_PLACE = 5  # numbers that locate a sequence: a row of `KVTable.table`
+# numbers of a sequence in a decode step: also its newest token's id and position
+NUMBERS = _PLACE + 2
 
 
 class KVSpan:
     """Room for `capacity` tokens in layers 0..num_layers−1, filled in order.
 
-    `memory`: flat, 2 · num_layers · capacity units; whoever owns it decides how long it lives.
+    `memory`: flat, 2 · num_layers · capacity units. Its owner decides how long it lives.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class KVSpan:
         self._data[:, :, :, :count] = source._data[:, :, :, :count]
 
     def pack(self, source: KVSpan, chosen: torch.Tensor, backend: Backend) -> None:
-        """Take over the chosen positions [layers, kv_heads, kept] of `source`, as 0..kept−1.
+        """Copy the chosen positions [layers, kv_heads, kept] of `source` to 0..kept−1 of this span.
 
-        The two may begin at the same place in memory: pieces are then copied in the order in which
+        Both may begin at the same place in memory. The pieces are then copied in an order in which
         none is overwritten before it is read.
         """
         if not self._overlaps(source):
@@ -64,9 +65,10 @@ class KVSpan:
             self._data[layer, side, :, :kept] = piece
 
     def rows_of(self, slot: int, base: torch.Tensor) -> tuple[int, int, int, int]:
-        """Where `slot` lies in `base` [rows, head_dim], the memory this span is part of.
+        """Where `slot` is in `base` [rows, head_dim], the memory that this span is part of.
 
-        Row of layer 0's first key head, and the steps to the next head, to values, to a layer.
+        Returns the row of layer 0's first key head, and the steps to the next head, to values, and
+        to the next layer.
         """
         to_head, to_value, to_layer = self._steps
         first = (self._start - base.data_ptr()) // self._row_bytes
@@ -90,7 +92,10 @@ class DecodeStep:
 
     @classmethod
     def over(cls, numbers: torch.Tensor, memory: Memory, longest: int) -> DecodeStep:
-        """Views of `numbers`, laid out by `DecodeBatch.numbers`. `longest`: as of `KVTable`."""
+        """Views of `numbers`, in the layout of `DecodeBatch.numbers`.
+
+        `longest`: as in `KVTable`.
+        """
         size = len(numbers) // NUMBERS
         table, ids, positions = numbers.split([_PLACE * size, size, size])
         spans = KVTable(
@@ -103,7 +108,7 @@ class DecodeStep:
 
 
 class DecodeBatch:
-    """One new token of each of several sequences: where its K and V go, and what it sees.
+    """One new token of each of several sequences: where K and V go, and what it sees.
 
     `slots`: the index of each sequence's new token in its span. `positions`: its position in the
     text, which is larger after an eviction. All spans are in `memory`. `longest`: the number of
@@ -129,9 +134,9 @@ class DecodeBatch:
     def numbers(
         self, ids: Sequence[int], positions: Sequence[int], size: int | None = None
     ) -> list[int]:
-        """All numbers that the device needs, for one transfer; `DecodeStep.over` splits them.
+        """All numbers that the device needs, in one transfer. `DecodeStep.over` splits them.
 
-        For `size` sequences: the batch is filled up with empty ones.
+        The batch is filled up to `size` with empty sequences.
         """
         blank = [0] * (0 if size is None else size - len(ids))
         return [*self._places, *blank * _PLACE, *ids, *blank, *positions, *blank]
@@ -153,7 +158,7 @@ class Memory:
 
     @property
     def rows(self) -> torch.Tensor:
-        """All of it, [rows, head_dim]."""
+        """The whole memory as [rows, head_dim]."""
         return self._flat.view(-1, self._shape.head_dim)
 
     @property
@@ -161,7 +166,7 @@ class Memory:
         return self._flat.numel() * self._flat.element_size()
 
     def move(self, source: int, target: int, size: int) -> None:
-        """Copy units down; ranges that overlap are copied piece by piece, lowest first."""
+        """Copy units down. If the ranges overlap, pieces are copied in order, the lowest first."""
         assert target < source
         step = min(size, source - target)
         for done in range(0, size, step):

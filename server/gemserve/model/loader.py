@@ -1,4 +1,4 @@
-"""From a name to a model ready to serve."""
+"""Loads a model by name, ready to serve."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class LoadedModel:
 
 
 def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
-    """Load weights and tokenizer, then prove that the architecture is served correctly.
+    """Load weights and tokenizer, then check that gemserve computes this architecture correctly.
 
-    The upper `offload_layers` rest on the host; they are never on the device all at once.
-    Raises `ModelError` naming what is missing, broken or unsupported, `ConfigError` for a device
-    or an attention backend that cannot be used.
+    The upper `offload_layers` stay on the host; the device never holds all of them at once. Raises
+    `ModelError` naming what is missing, broken or unsupported, and `ConfigError` for a device or an
+    attention backend that cannot be used.
     """
     device = resolve_device(config.device)
     with _backend_errors():  # before anything is read
@@ -55,7 +55,7 @@ def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
     with _load_errors(f"cannot load model {config.model!r}"):
         checkpoint = open_checkpoint(config)
         dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
-        with _backend_errors():  # before minutes are spent on loading
+        with _backend_errors():  # fail before minutes are spent on loading
             select_backend(device, name=config.attention_backend, dtype=dtype)
         tokenizer = checkpoint.load_tokenizer()
         weights = checkpoint.load_weights(dtype)
@@ -64,7 +64,7 @@ def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
     check_servable(model)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
-    # a checkpoint may come with its training's settings, which would cut prompts without a word
+    # a checkpoint may have settings of its training, which would silently cut prompts
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
@@ -80,7 +80,7 @@ def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
 def place(
     weights: Any, device: torch.device, offload_layers: int, attention_backend: str | None = None
 ) -> CausalModel:
-    """A transformers model, loaded on the host, on `device` but for its upper layers.
+    """Move a transformers model from the host to `device`, except for its upper layers.
 
     Raises `ValueError` if the backend of that name cannot be used with this model.
     """
@@ -90,7 +90,7 @@ def place(
     layers = list(decoder.layers)
     first = len(layers) - offload_layers
     host = HostLayers(layers, first, device)
-    # while the upper ones are out, all that is there belongs on the device
+    # without the upper layers, all that is left belongs on the device
     every, decoder.layers = decoder.layers, torch.nn.ModuleList(layers[:first])
     weights.to(device)
     decoder.layers = every
@@ -111,21 +111,21 @@ def _load_errors(what: str) -> Iterator[None]:
         yield
     except GemserveError:
         raise
-    except Exception as error:  # the loaders raise most of what Python has
+    except Exception as error:  # the loaders raise errors of almost any type
         raise ModelError(f"{what}: {error}") from error
 
 
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
-    """The model's geometry and source from `config.json` alone: no weights are read."""
+    """The model's geometry and source from `config.json` alone, without reading weights."""
     model, dtype, source = model_from_config(config)
     return shape_of(model, dtype), source
 
 
 def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
-    """A model without weights, the type they would have, and its source.
+    """A model without weights, the dtype that they would have, and the model's source.
 
-    dtype "auto" is the checkpoint's own, unless a device is named: costs are often asked for where
-    the model will not run.
+    dtype "auto" is the checkpoint's own unless a device is named, because costs are often computed
+    on another machine than the one that will serve.
     """
     from transformers import AutoModelForCausalLM
 
@@ -155,7 +155,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def _resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
-    """The dtype of that name. "auto": the checkpoint's, or float32 on CPUs slow at bfloat16."""
+    """The dtype of that name. "auto": the checkpoint's, or float32 on a CPU without AMX."""
     if name != "auto":
         return _DTYPES[name]
     stored: torch.dtype = getattr(hf_config, "dtype", None) or torch.bfloat16
@@ -165,6 +165,6 @@ def _resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dty
 
 
 def _is_bfloat16_fast() -> bool:
-    # AVX-512's bfloat16 instructions alone are not enough: matrix products with them took almost
+    # AVX-512's bfloat16 instructions alone are not enough: with them matrix products took almost
     # twice as long as in float32
     return bool(torch.cpu._is_amx_tile_supported())

@@ -1,10 +1,11 @@
 """Keeps the weights of upper layers in host memory and copies them to the device when needed.
 
-A filter pass runs lower layers only, so while prompts are filtered the device holds those, and two
-places that the upper layers share. Layer i computes in place i mod 2; meanwhile the weights of the
-next layer are copied to the other place. No pass owns a place. A pass may be paused inside a layer;
-when it goes on, it copies its layer's weights again if another pass has used the place. So a pass
-that ends early has nothing to release.
+A filter pass runs lower layers only. So while prompts are filtered the device holds only those, and
+two places that the upper layers share. Layer i computes in place i mod 2, while the weights of the
+next layer are copied to the other place.
+
+No pass owns a place. A pass may pause inside a layer. When it is resumed, it copies its layer's
+weights again if another pass has used the place. So a pass that ends early has nothing to release.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from torch import nn
 from gemserve.model.shared_tree import shared_tree
 
 NUM_PLACES = 2
-_ALIGNMENT = 256  # bytes, as the allocator gives each weight of its own
+_ALIGNMENT = 256  # bytes; the alignment that the allocator gives to a separate weight
 
 
 class HostLayers:
     """The weights of layers `first`…, and the places where they are used. For one thread.
 
-    Weights are moved out of `layers`: their parameters are views of host memory from then on,
-    pinned if `device` is a GPU. Their buffers go to the device for good.
+    Weights are moved out of `layers`: their parameters become views of host memory, which is pinned
+    if `device` is a GPU. Their buffers move to the device for good.
     """
 
     def __init__(self, layers: Sequence[nn.Module], first: int, device: torch.device) -> None:
@@ -52,7 +53,7 @@ class HostLayers:
                     module._buffers[name] = None if buffer is None else buffer.to(device)
 
     def bind(self, layers: Sequence[nn.Module]) -> nn.ModuleList:
-        """`layers`, or another tree over the same weights, as a pass can run them."""
+        """`layers`, or another tree over the same weights, in a form that a pass can run."""
         bound: list[nn.Module] = list(layers[: self.first])
         for index, layer in enumerate(layers[self.first :], self.first):
             tree, place = shared_tree(layer), self._places[index % NUM_PLACES]
@@ -68,7 +69,7 @@ class HostLayers:
             self._fetch(layer)
 
     def bring(self, layer: int) -> None:
-        """Make everything that is computed from here on wait for the weights of `layer`."""
+        """Make all further computation wait for the weights of `layer`."""
         self._fetch(layer)
         if self._is_gpu:
             place = self._places[0]
@@ -81,7 +82,7 @@ class HostLayers:
     def _fetch(self, layer: int) -> None:
         index = layer % NUM_PLACES
         if layer in self._resting and self._held[index] != layer:
-            self._held[index] = None  # should the copy fail
+            self._held[index] = None  # in case the copy fails
             self._copy(layer, index)
             self._held[index] = layer
 
@@ -91,7 +92,7 @@ class HostLayers:
         if not self._is_gpu:
             place.copy_(weights)
             return
-        # what was asked for so far may still be computing with the layer that is there now
+        # earlier work may still be computing with the layer that is there now
         self._stream.wait_stream(torch.cuda.current_stream(place.device))
         with torch.cuda.stream(self._stream):
             place.copy_(weights, non_blocking=True)
@@ -100,7 +101,10 @@ class HostLayers:
     def _used(
         self, layer: int, weight: nn.Parameter | None, place: torch.Tensor
     ) -> nn.Parameter | None:
-        """A view of the place for a weight in host memory; any other weight as it is."""
+        """A view of the place, for a weight in host memory.
+
+        Any other weight is returned as it is.
+        """
         resting = self._resting[layer]
         if weight is None or weight.untyped_storage().data_ptr() != resting.data_ptr():
             return weight
@@ -109,7 +113,7 @@ class HostLayers:
 
 
 class Visiting(nn.Module):
-    """A decoder layer over weights that are in place `index` mod 2 when it needs them."""
+    """A decoder layer whose weights are copied to place `index` mod 2 when it needs them."""
 
     def __init__(self, layer: nn.Module, host: HostLayers, index: int) -> None:
         super().__init__()
@@ -137,7 +141,10 @@ class Visiting(nn.Module):
 
 
 def _pack(layer: nn.Module, is_pinned: bool) -> torch.Tensor:
-    """All weights of a layer in one piece of host memory, of which they become views: [bytes]."""
+    """Pack all weights of a layer into one piece of host memory: [bytes].
+
+    The weights become views of it.
+    """
     offsets: dict[nn.Parameter, int] = {}
     size = 0
     for weight in layer.parameters():

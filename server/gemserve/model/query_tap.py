@@ -1,4 +1,4 @@
-"""What a pass records for the filter: queries of some rows in some layers, and keys of one."""
+"""Records what a filter needs from a pass: queries of some rows, and keys of one layer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gemserve.model.transfer import to_device
 
 
 class FilterLayerReached(Exception):
-    """Ends a filter pass at the filter layer, whose attention and MLP are not needed."""
+    """Ends a filter pass at the filter layer. Its attention and MLP are not needed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class QueryTap:
     """Collects the queries of the tokens at positions `rows`, in each of `layers`.
 
-    Both ascend. `queries`: [layers, heads, rows, head_dim], post-RoPE, filled as chunks arrive.
-    `scales` and `softcaps` are those of the layers' own attention.
+    Both are ascending. `queries`: [layers, heads, rows, head_dim], after RoPE, filled as chunks
+    arrive. `scales` and `softcaps` are those of the layers' own attention.
     """
 
     layers: tuple[int, ...]
@@ -31,7 +31,7 @@ class QueryTap:
     def record(
         self, layer: int, query: torch.Tensor, start: int, scale: float, softcap: float | None
     ) -> None:
-        """Store those of a chunk's queries [heads, tokens, head_dim] that are in `rows`."""
+        """Store the queries of a chunk [heads, tokens, head_dim] that are in `rows`."""
         if layer not in self.layers:
             return
         self.scales[layer], self.softcaps[layer] = scale, softcap
@@ -42,7 +42,7 @@ class QueryTap:
             self.of(layer)[:, low:high] = query[:, wanted]
 
     def of(self, layer: int) -> torch.Tensor:
-        """One layer's queries: [heads, rows, head_dim]."""
+        """The queries of one layer: [heads, rows, head_dim]."""
         return self.queries[self.layers.index(layer)]
 
 
@@ -50,8 +50,8 @@ class QueryTap:
 class FilterTap:
     """Ends a filter pass at layer `layer`, where it collects the key of every token.
 
-    `keys`: [kv_heads, num_tokens, head_dim], post-RoPE, filled as chunks arrive. `queries`
-    records that layer and perhaps lower ones.
+    `keys`: [kv_heads, num_tokens, head_dim], after RoPE, filled as chunks arrive. `queries` records
+    that layer and perhaps lower ones.
     """
 
     layer: int

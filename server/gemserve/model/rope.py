@@ -1,9 +1,9 @@
-"""Rotary embeddings fixed per request.
+"""Rotary embeddings that are fixed for each request.
 
 transformers picks longrope's factors and dynamic scaling's base from the largest position in each
-forward call and writes them to the module. Under chunked prefill that rotates the first chunks
-with one set and the last with another, and neighbours change each other's results. Here a pass's
-length decides once, and the pass runs with its own shallow copy of the rotary module.
+forward call, and writes them to the module. With chunked prefill that rotates the first chunks
+differently from the last, and requests change each other's results. Here a pass's final length
+decides once, and the pass runs with its own shallow copy of the rotary module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class RotaryFactory:
-    """Makes the rotary module of one forward pass, where a model's rope depends on length."""
+    """Makes the rotary module of one forward pass if a model's rope depends on length."""
 
     def __init__(self, rotary: Any) -> None:
         self._rotary = rotary
@@ -40,15 +40,15 @@ class RotaryFactory:
         self._frequencies = lru_cache(maxsize=4096)(self._compute)
 
     def replacement(self, lengths: Sequence[int]) -> dict[str, nn.Module]:
-        """What to put in the decoder's place of `rotary_emb`: nothing, if rope is the same for all.
+        """The replacement for the decoder's `rotary_emb`, if rope depends on length.
 
-        `lengths`: final lengths of the pass's sequences; one for the whole pass, or one per row.
+        `lengths`: final lengths of the pass's sequences: one for the whole pass, or one a row.
         """
         if self.is_fixed:
             return {}
         fixed = copy.copy(self._rotary)
         fixed._buffers = dict(self._rotary._buffers)
-        fixed.rope_type = "default"  # transformers' own update on every forward is for other types
+        fixed.rope_type = "default"  # transformers updates only other types in every forward call
         if len(set(lengths)) == 1:
             fixed.inv_freq, fixed.attention_scaling = self._frequencies(lengths[0])
         else:
@@ -68,7 +68,7 @@ class RotaryFactory:
 
 
 class KeyRotation:
-    """Moves a layer's keys, which have their positions' rotation, to other positions."""
+    """Moves keys that RoPE has rotated to other positions."""
 
     def __init__(self, rotate: Any, rotary: Any, layer_type: str | None) -> None:
         self._rotate, self._rotary, self._layer_type = rotate, rotary, layer_type
@@ -83,7 +83,7 @@ class KeyRotation:
         extra = () if self._layer_type is None else (self._layer_type,)
         cos, sin = self._rotary(wide, shifts[None], *extra)  # [1, tokens, rotated]
         size = cos.shape[-1]
-        # the keys have the model's own scaling by their first rotation
+        # the first rotation has already applied the model's scaling
         length = torch.sqrt(cos[0, 0, 0] ** 2 + sin[0, 0, 0] ** 2)
         part = wide[None, ..., :size]
         turned, _ = self._rotate(part, part, cos / length, sin / length)
@@ -91,7 +91,7 @@ class KeyRotation:
 
 
 def find_key_rotation(attention: Any, rotary: Any, layer_type: str | None) -> KeyRotation | None:
-    """How transformers rotates the keys of an attention module; None if it does not say so."""
+    """How transformers rotates the keys of an attention module. None if unknown."""
     rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
     if rotate is None or rotary is None:
         return None

@@ -1,4 +1,4 @@
-"""A model's geometry, read off its modules; they may be on the meta device, without weights."""
+"""Reads a model's geometry from its modules, which may be on the meta device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def follow(module: Any, path: tuple[str, ...]) -> Any:
 def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
     """The shape of a causal LM whose KV cache has `dtype`.
 
-    A mixture of experts counts all its experts: an upper bound of the work a token causes.
+    For a mixture of experts all experts count, which is an upper bound of the work of a token.
     """
     config = model.config
     heads: int = config.num_attention_heads

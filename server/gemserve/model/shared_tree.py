@@ -1,4 +1,4 @@
-"""Copies of a tree of modules that share its weights."""
+"""Copies a tree of modules without copying its weights."""
 
 from __future__ import annotations
 

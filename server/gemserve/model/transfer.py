@@ -1,4 +1,4 @@
-"""Copies small lists from the host to the device; the host does not wait."""
+"""Copies small lists from the host to the device without making the host wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device)
 
 
 def on_host(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`values` on the host, ready for a copy to `device` that the host does not wait for.
+    """`values` on the host, ready for an asynchronous copy to `device`.
 
     It may be dropped at once: torch keeps its memory until the copy is over.
     """

@@ -21,7 +21,10 @@ def weights_of(
     filter_precision: FilterPrecision,
     offload_layers: int,
 ) -> WeightPlan:
-    """The plan of a transformers model whose weights all have `dtype`; it may be a meta model."""
+    """The weight plan of a transformers model whose weights all have `dtype`.
+
+    The model may be on the meta device.
+    """
     layers = list(follow(model, decoder_path(model, model.config.num_hidden_layers)).layers)
     layer_bytes = [sum(p.numel() for p in layer.parameters()) * dtype.itemsize for layer in layers]
     total = sum(p.numel() for p in model.parameters()) * dtype.itemsize

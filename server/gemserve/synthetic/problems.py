@@ -1,8 +1,8 @@
 """Synthetic problems: facts to hide in a document, a question about them, and its answer.
 
-The task families of RULER that need no download, in forms of our own: finding one value, all values
-of one subject, the values of several subjects; following assignments; naming the most common words.
-The same generators train the built-in model and fill `gemserve eval`.
+They are the task families of RULER that need no download, in forms of our own: one value, all
+values of one subject, the values of several subjects, assignments to follow, and the most common
+words. The same generators train the built-in model and fill `gemserve eval`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _NUMERALS = ("zero", "one", "two", "three", "four", "five")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One item of an answer, and where it stands: character `start` of statement `statement`.
+    """One item of an answer, and its place: character `start` of statement `statement`.
 
     `statement_name_end`, `question_name_end`: the character after the subject's name in the
     statement and in the question; -1 if there is no such name.
@@ -82,10 +82,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Statements in the order in which a document must have them, and what is asked about them.
+    """Statements in the order that a document must have them, and a question about them.
 
-    `kind`: the `ProblemMaker` method that drew it. `gold`: the statements an answer needs.
-    `answers` in the order a reader would give them.
+    `kind`: the `ProblemMaker` method that drew it. `gold`: the statements that an answer needs.
+    `answers` are in the order in which a reader would give them.
     """
 
     kind: str
@@ -122,7 +122,7 @@ class ProblemMaker:
         self._values: set[str] = set()
 
     def single(self) -> Problem:
-        """One fact; asked for its value."""
+        """One fact. The question asks for its value."""
         fields = {
             "subject": self._subject(),
             "attribute": self._rng.choice(self._wording.attributes),
@@ -130,17 +130,19 @@ class ProblemMaker:
         value = self._value()
         statement = self._rng.choice(self._wording.statements).format(value=value, **fields)
         question = self._rng.choice(self._wording.questions).format(**fields)
-        named, asked = (_after(text, fields["subject"]) for text in (statement, question))
+        statement_end, question_end = (
+            _after(text, fields["subject"]) for text in (statement, question)
+        )
         return Problem(
             kind="single",
             statements=(statement,),
             question=question,
-            answers=(Answer(value, 0, statement.rindex(value), named, asked),),
+            answers=(Answer(value, 0, statement.rindex(value), statement_end, question_end),),
             gold=(0,),
         )
 
     def multi_value(self, count: int) -> Problem:
-        """`count` facts of one subject; asked for all values, in the document's order."""
+        """`count` facts of one subject. The question asks for all values, in document order."""
         fields = {
             "subject": self._subject(),
             "attribute": self._rng.choice(self._wording.attributes),
@@ -149,20 +151,22 @@ class ProblemMaker:
         form = self._rng.choice(self._wording.value_statements)
         statements = tuple(form.format(value=value, **fields) for value in values)
         question = self._rng.choice(self._wording.value_questions).format(**fields)
-        named, asked = (_after(text, fields["subject"]) for text in (statements[0], question))
+        statement_end, question_end = (
+            _after(text, fields["subject"]) for text in (statements[0], question)
+        )
         return Problem(
             kind="multi_value",
             statements=statements,
             question=question,
             answers=tuple(
-                Answer(v, i, s.rindex(v), named, asked)
+                Answer(v, i, s.rindex(v), statement_end, question_end)
                 for i, (v, s) in enumerate(zip(values, statements, strict=True))
             ),
             gold=tuple(range(count)),
         )
 
     def multi_query(self, count: int) -> Problem:
-        """`count` facts of as many subjects; asked for all values, in the question's order."""
+        """`count` facts of `count` subjects. The question asks for all values, in its own order."""
         attribute = self._rng.choice(self._wording.attributes)
         subjects = [self._subject() for _ in range(count)]
         values = [self._value() for _ in range(count)]
@@ -172,13 +176,13 @@ class ProblemMaker:
             )
             for subject, value in zip(subjects, values, strict=True)
         )
-        asked = self._rng.sample(range(count), count)
-        names = [f"the {subjects[i]}" for i in asked]
-        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        question_order = self._rng.sample(range(count), count)
+        names = [f"the {subjects[i]}" for i in question_order]
+        subject_list = f"{', '.join(names[:-1])} and {names[-1]}"
         question = self._rng.choice(self._wording.query_questions).format(
-            attribute=attribute, subjects=listed
+            attribute=attribute, subjects=subject_list
         )
-        ends = [len(", ".join(names[: k + 1])) for k in range(count - 1)] + [len(listed)]
+        ends = [len(", ".join(names[: k + 1])) for k in range(count - 1)] + [len(subject_list)]
         return Problem(
             kind="multi_query",
             statements=statements,
@@ -189,23 +193,26 @@ class ProblemMaker:
                     i,
                     statements[i].rindex(values[i]),
                     _after(statements[i], subjects[i]),
-                    question.index(listed) + end,
+                    question.index(subject_list) + end,
                 )
-                for i, end in zip(asked, ends, strict=True)
+                for i, end in zip(question_order, ends, strict=True)
             ),
             gold=tuple(range(count)),
         )
 
     def tracking(self, hops: int, *, chains: int = 1) -> Problem:
-        """Chains of assignments, `hops` copies each; asked which variables have one's value."""
+        """Chains of `hops` assignments.
+
+        The question asks which variables have one chain's value.
+        """
         names = [[self._subject(1) for _ in range(hops + 1)] for _ in range(chains)]
         values = [self._value() for _ in range(chains)]
         statements: list[str] = []
         gold: list[int] = []
-        left = [list(range(hops + 1)) for _ in range(chains)]
-        while any(left):
-            chain = self._rng.choice([c for c in range(chains) if left[c]])
-            hop = left[chain].pop(0)
+        hops_left = [list(range(hops + 1)) for _ in range(chains)]
+        while any(hops_left):
+            chain = self._rng.choice([c for c in range(chains) if hops_left[c]])
+            hop = hops_left[chain].pop(0)
             source = values[chain] if hop == 0 else f"VAR {names[chain][hop - 1]}"
             if chain == 0:
                 gold.append(len(statements))
@@ -223,10 +230,10 @@ class ProblemMaker:
     def common_words(
         self, num_words: int, *, count: int, common_share: float, decay: float
     ) -> Problem:
-        """A list of `num_words` words; asked for the `count` that stand in it most often.
+        """A list of `num_words` words. The question asks for its `count` most frequent ones.
 
-        These make up `common_share` of the list, each `decay` times as frequent as the one before;
-        the rest is drawn from words that each stand there at most half as often as any of them.
+        These make up `common_share` of the list, each `decay` times as frequent as the one before.
+        Every other word is at most half as frequent as any of them.
         """
         nouns = self._rng.sample(NOUNS, len(NOUNS))
         weights = [decay**i for i in range(count)]
@@ -269,5 +276,5 @@ class ProblemMaker:
 
 
 def _after(text: str, phrase: str) -> int:
-    """Where the last occurrence of a phrase, in whole words, ends."""
+    """The end of the last occurrence of a phrase, in whole words."""
     return [match.end() for match in re.finditer(rf"\b{re.escape(phrase)}\b", text)][-1]

@@ -54,8 +54,8 @@ def topics_sentences() -> tuple[str, ...]:
     from pydoc_data.topics import topics
 
     texts = (_BROKEN_WORD.sub("-", text.translate(_QUOTES)) for _, text in sorted(topics.items()))
-    found = (_EMPHASIS.sub(r"\2", sentence) for text in texts for sentence in _split(text))
-    sentences = tuple(dict.fromkeys(s for s in found if _PROSE.fullmatch(s)))
+    plain = (_EMPHASIS.sub(r"\2", sentence) for text in texts for sentence in _split(text))
+    sentences = tuple(dict.fromkeys(s for s in plain if _PROSE.fullmatch(s)))
     known = set(stdlib_sentences())  # some docstrings quote the reference
     return tuple(sentence for sentence in sentences if sentence not in known)
 
@@ -68,12 +68,12 @@ def package_sentences(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _sentences(files: list[Path]) -> Iterator[str]:
-    seen: set[str] = set()
+    known: set[str] = set()
     for path in files:
         for docstring in _docstrings(path):
             for sentence in _split(docstring):
-                if sentence not in seen:
-                    seen.add(sentence)
+                if sentence not in known:
+                    known.add(sentence)
                     yield sentence
 
 

@@ -1,4 +1,4 @@
-"""The texts a conversion is fitted on, as they stand behind a prefix or a system prompt."""
+"""The texts that a conversion fits an adapter on, without the prefix that precedes them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gemserve.errors import AdapterError
 
 @dataclass(frozen=True, slots=True)
 class ConversionText:
-    """A text that follows the prefix: `ids`, whose first `num_lead` tokens the prefix replaces.
+    """A text that follows the prefix. The prefix replaces the first `num_lead` of `ids`.
 
-    A chat begins with a BOS token whether or not a system prompt follows: that is its lead. The
-    answer, by which two models are compared, starts at `num_prompt`.
+    A chat begins with a BOS token whether or not a system prompt follows; that token is its lead.
+    The answer starts at `num_prompt`. Two models are compared by their answers.
     """
 
     ids: tuple[int, ...]
@@ -31,12 +31,12 @@ class ConversionText:
         return self.ids[self.num_lead :]
 
     def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """The rows of the text's logits that the answer's tokens are drawn from."""
+        """The rows of the text's logits that predict the answer's tokens."""
         return logits[self.num_prompt - 1 - len(self.ids) : -1]
 
 
 def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[ConversionText]:
-    """Prompts and completions, each behind the prefix as a request's prompt would be."""
+    """Prompts and completions, encoded as they follow the prefix in a request."""
     eos_id = tokenizer.eos_token_id
     examples = read_examples(path, tokenizer, eos_id=eos_id, max_tokens=max_tokens)
     return [ConversionText(example.ids, example.num_prompt) for example in examples]
@@ -45,7 +45,7 @@ def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[Convers
 def after_text(
     tokenizer: Any, text: str, path: Path, *, max_tokens: int
 ) -> tuple[tuple[int, ...], list[ConversionText]]:
-    """Token ids of the system prompt `text`, and what follows it: chats without it.
+    """Token ids of the system prompt `text`, and the chats that follow it, without it.
 
     The lead of a chat is what the template writes before its first message: a system prompt comes
     after the lead. Raises `AdapterError` if the template does not put the prompt first.

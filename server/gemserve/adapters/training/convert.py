@@ -1,8 +1,8 @@
-"""From a prefix of many positions to an NTK adapter that stands for it.
+"""Converts a prefix of many positions to an NTK adapter that acts like it.
 
-The paper's closed form (its equation 4) is off in scale for its own φ: φ(0)·φ(0) is d, not 1. So Z
-and k are fitted: first in each layer to the attention that the prefix gets from sampled queries,
-then in all layers at once to what the model says after the prefix.
+The paper's closed form (its equation 4) has the wrong scale for the paper's own φ: φ(0)·φ(0) is d,
+not 1. So Z and k are fitted. First each layer is fitted to the attention that sampled queries pay
+to the prefix. Then all layers together are fitted to the model's predictions after the prefix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gemserve_kernels import Partial, merge, ntk_part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertConfig:
-    """`fit_steps` in each layer, on `max_queries` queries; `distill_steps` through all layers."""
+    """`fit_steps` for each layer, on `max_queries` queries, then `distill_steps` for all layers."""
 
     r: int
     s: int = 16
@@ -40,8 +40,11 @@ class ConvertConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """`without`, `fitted`: of each layer, ‖out − out*‖ / ‖out*‖ of held-out queries, where out* is
-    attention with the prefix, and out without it or with the term in its place."""
+    """Relative errors ‖out − out*‖ / ‖out*‖ of attention in each layer, on held-out queries.
+
+    out* is attention with the prefix. For `without`, out is attention without the prefix; for
+    `fitted`, it is attention with the term in its place.
+    """
 
     without: list[float]
     fitted: list[float]
@@ -49,10 +52,11 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """On held-out texts after the prefix.
+    """How often answers are the same as after the prefix, on held-out texts.
 
-    `top1`: how often an answer's likeliest token is the same; `answers`: how often all of its
-    tokens are; `kl`: mean Kullback-Leibler divergence from the prefix's distribution, in nats.
+    `top1`: share of an answer's tokens with the same likeliest token; `answers`: share of answers
+    in which all tokens agree; `kl`: mean Kullback-Leibler divergence from the prefix's
+    distribution, in nats.
     """
 
     top1: float
@@ -88,7 +92,7 @@ def convert(
 def agreement(
     model: CausalModel, prefix: Prefix, other: Parameters | None, texts: Sequence[ConversionText]
 ) -> Agreement:
-    """How far answers after the prefix agree with answers with `other` (None: nothing) instead."""
+    """Compare answers after the prefix with answers after `other` (None: neither)."""
     same = total = whole = 0
     divergence = 0.0
     for text in texts:
@@ -106,7 +110,7 @@ def agreement(
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """Sampled queries and their attention to their own text and to the prefix.
+    """Sampled queries, and their attention to their own text and to the prefix.
 
     The heads of all layers are one dimension: [layers · heads, queries, …].
     """
@@ -127,7 +131,7 @@ class _Attention:
 def _sample_attention(
     model: CausalModel, prefix: Prefix, texts: Sequence[ConversionText], max_queries: int
 ) -> _Attention:
-    """The attention of the texts' queries to the prefix before them and to their own text."""
+    """Record the texts' queries, and their attention to the prefix and to the text."""
     queries: dict[int, list[torch.Tensor]] = {}
     parts: dict[int, list[tuple[Partial, Partial]]] = {}
 
@@ -177,7 +181,7 @@ def _fit_layers(
         scale=scale,
         positions=max(0, prefix.num_positions - num_lead),
     ).to(model.device)
-    with torch.no_grad():  # at first, the mean weight of the prefix and the mean of what it says
+    with torch.no_grad():  # start with the prefix's mean weight and mean output
         parameters.log_k.fill_(torch.tensor(1.0 / (2 * config.r)).expm1().log().item())
         parameters.z_a[..., 0] = F.softplus(parameters.log_k)
         mean = sample.prefix.out.mean(1).view(shape.num_layers, shape.num_heads, -1)
@@ -219,25 +223,27 @@ def _distill(
     texts: Sequence[ConversionText],
     config: ConvertConfig,
 ) -> None:
-    """Minimise the divergence from what the model says after the prefix."""
+    """Minimise the divergence from the model's predictions after the prefix."""
     held_out = max(1, len(texts) // 8)
     taught = texts[:-held_out]
     optimizer = torch.optim.Adam(parameters.parameters(), lr=config.distill_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.distill_steps)
     generator = torch.Generator().manual_seed(config.seed + 1)
-    said: dict[int, torch.Tensor] = {}  # after the prefix, which is long and never changes
+    # computed once, because the prefix is long and never changes
+    after_prefix: dict[int, torch.Tensor] = {}
     for _ in range(config.distill_steps):
         picked = torch.randint(len(taught), (config.batch_size,), generator=generator).tolist()
         loss = torch.zeros((), device=model.device)
         for index in picked:
             text = taught[index]
-            if index not in said:
+            if index not in after_prefix:
                 with torch.no_grad():
                     after = torch.tensor([text.after])
                     logits = logits_with_gradients(model, prefix, after)[0]
-                    said[index] = text.answer(logits).clone()  # not a view of all of them
+                    # a copy, because a view would keep all logits in memory
+                    after_prefix[index] = text.answer(logits).clone()
             ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([text.ids]))[0]
-            loss = loss + _kl(said[index], text.answer(ours)).mean() / len(picked)
+            loss = loss + _kl(after_prefix[index], text.answer(ours)).mean() / len(picked)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -245,7 +251,7 @@ def _distill(
 
 
 def _kl(wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """The divergence of each token's distribution: [tokens]."""
+    """The divergence of the distributions at each token: [tokens]."""
     return F.kl_div(
         ours.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True
     ).sum(-1)

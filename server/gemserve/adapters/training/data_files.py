@@ -1,4 +1,4 @@
-"""Reads the files that training and conversion take: texts, and JSON objects one a line."""
+"""Reads the files for training and conversion: plain texts, and JSON objects one a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_text(path: Path) -> str:
-    """Raises `AdapterError` if there is no such file, or it is not UTF-8."""
+    """Read a file. Raises `AdapterError` if it does not exist or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -21,7 +21,7 @@ def read_text(path: Path) -> str:
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Lines that are not blank, with their numbers. Raises `AdapterError`."""
+    """The objects of a file with their line numbers. Raises `AdapterError`."""
     try:
         yield from parse_objects(path.read_bytes())
     except OSError as error:
@@ -31,7 +31,7 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_chat(messages: object) -> list[dict[str, str]]:
-    """Messages that end in an assistant's answer. Raises `ValueError`."""
+    """Check that messages end in an assistant's answer. Raises `ValueError`."""
     if not isinstance(messages, list) or len(messages) < 2:
         raise ValueError("messages: must be a list of at least 2")
     for index, message in enumerate(messages):
@@ -48,7 +48,7 @@ def check_chat(messages: object) -> list[dict[str, str]]:
 
 
 def check_text(name: str, value: object) -> str:
-    """A text that is not empty. Raises `ValueError`."""
+    """Check that a text is not empty. Raises `ValueError`."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name}={shown(value)}: must be a text, and not empty")
     _check_unicode(name, value)
@@ -58,5 +58,5 @@ def check_text(name: str, value: object) -> str:
 def _check_unicode(name: str, text: str) -> None:
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can name half of a surrogate pair
+    except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
         raise ValueError(f"{name}: is not valid Unicode") from None

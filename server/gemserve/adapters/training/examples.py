@@ -12,12 +12,12 @@ import torch
 from gemserve.adapters.training.data_files import check_chat, check_text, read_objects
 from gemserve.errors import AdapterError
 
-IGNORED = -100  # a label that no loss is taken of
+IGNORED = -100  # the label of tokens that do not count in the loss
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """`ids`: prompt, completion and end token; the first `num_prompt` are not trained on."""
+    """`ids` has prompt, completion and end token. The first `num_prompt` are not trained on."""
 
     ids: tuple[int, ...]
     num_prompt: int
@@ -48,7 +48,7 @@ def read_examples(
 
 
 def collate(examples: Sequence[TrainingExample], pad_id: int) -> dict[str, torch.Tensor]:
-    """Padded on the right: `input_ids` and `labels`, [batch, tokens]."""
+    """Pad on the right and stack: `input_ids` and `labels`, [batch, tokens]."""
     longest = max(len(example.ids) for example in examples)
     ids = torch.full((len(examples), longest), pad_id)
     labels = torch.full((len(examples), longest), IGNORED)

@@ -1,7 +1,7 @@
-"""A forward pass with gradients: the model with an adapter, over whole batches of sequences.
+"""A forward pass with gradients: the model with an adapter, over batches of sequences.
 
-Serving writes keys and values into memory and has no gradients. Here the same adapters are put on
-plain causal attention.
+Serving writes keys and values into memory and has no gradients. Here the same adapters are applied
+to plain causal attention.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ Record = Callable[[int, torch.Tensor, Partial, Partial], None]
 def logits_with_gradients(
     base: CausalModel, adapter: Adapter, input_ids: torch.Tensor, record: Record | None = None
 ) -> torch.Tensor:
-    """Of every token: [batch, tokens, vocab], at least float32; gradients go to the adapter.
+    """Logits of every token: [batch, tokens, vocab], at least float32.
 
-    `record` is called in every layer that the adapter has a part in: with the layer, the queries
-    [heads, batch · tokens, head_dim], and what they get from their own sequence and from it.
+    Gradients reach the adapter. `record` is called in every layer that the adapter changes. It gets
+    the layer, the queries [heads, batch · tokens, head_dim], and the parts of their attention: to
+    their own sequence and to the adapter.
     """
     AttentionInterface.register(TRAINING_ATTENTION, training_attention)
     num_tokens = input_ids.shape[1]
@@ -59,9 +60,9 @@ def training_attention(
     record: Record | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention and the adapter's part, all of it differentiable.
+    """Causal attention with the adapter's part, all differentiable.
 
-    `query`: [batch, heads, tokens, head_dim]. Padding is on the right, where no mask is needed.
+    `query`: [batch, heads, tokens, head_dim]. Padding is on the right, where it needs no mask.
     """
     batch, heads, tokens, head_dim = query.shape
     scale = scaling if scaling is not None else head_dim**-0.5
@@ -70,12 +71,14 @@ def training_attention(
     mask = rows[None] <= rows[:, None]
     if sliding_window is not None:
         mask &= rows[None] > rows[:, None] - sliding_window
-    # an adapter sees queries one by one: the batch is more of them
-    own = [
+    # an adapter sees each query alone, so a batch is only more queries
+    text_parts = [
         reference_attention(q, k, v, scale=scale, mask=mask, softcap=softcap)
         for q, k, v in zip(query, key, value, strict=True)
     ]
-    part = Partial(torch.cat([p.out for p in own], 1), torch.cat([p.lse for p in own], 1))
+    part = Partial(
+        torch.cat([p.out for p in text_parts], 1), torch.cat([p.lse for p in text_parts], 1)
+    )
     queries = query.transpose(0, 1).reshape(heads, batch * tokens, head_dim)
     backend = select_backend(query.device, name="reference")
     extra = adapter.part(module.layer_idx, queries, options, backend)

@@ -21,7 +21,7 @@ from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Partial
 
-LARGEST_LSE = 80.0  # of what a term weighs: e to it still is a float32
+LARGEST_LSE = 80.0  # bound of a term's log weight: e to this power is still a float32
 _FIRST_TEXTS = 16
 
 
@@ -33,11 +33,11 @@ class Parameters(nn.Module, ABC):
 
     @abstractmethod
     def adapter(self) -> Adapter:
-        """The adapter of the present values, with their gradients."""
+        """The adapter with the present values, which pass gradients on."""
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the adapter's file."""
+        """The tensors for the adapter's file."""
 
     @property
     def num_parameters(self) -> int:
@@ -45,11 +45,11 @@ class Parameters(nn.Module, ABC):
 
 
 class NTKParameters(Parameters):
-    """`k` is a softplus of what is trained, so that no denominator shrinks.
+    """`k` is the softplus of a parameter, so that no denominator shrinks.
 
-    Z_B starts at zero and k near it: the untrained adapter changes next to nothing. `scale`:
-    [layers, heads], what Z and k are multiples of: where attention's own weight e^ℓ is e^20, terms
-    around 1 are as good as none, and so are their gradients. `positions`: see `NTK`.
+    Z_B starts at zero and k near it, so the untrained adapter changes almost nothing. `scale`:
+    [layers, heads]; Z and k are multiples of it. Where attention's own weight e^ℓ is e^20, terms
+    around 1 and their gradients would have no effect. `positions`: see `NTK`.
     """
 
     kind = "ntk"
@@ -78,20 +78,20 @@ class NTKParameters(Parameters):
     def beside(
         cls, model: CausalModel, texts: Sequence[Sequence[int]], r: int, s: int, seed: int
     ) -> NTKParameters:
-        """Parameters scaled to the weight of attention in each head.
+        """Parameters whose scale is each head's attention weight.
 
         That is the median over the tokens of the first texts.
         """
         new = cls(model.shape, r, s, seed)
-        seen: dict[int, list[torch.Tensor]] = {}
+        by_layer: dict[int, list[torch.Tensor]] = {}
 
         def record(layer: int, query: torch.Tensor, text: Partial, term: Partial) -> None:
-            seen.setdefault(layer, []).append(text.lse)
+            by_layer.setdefault(layer, []).append(text.lse)
 
         with torch.no_grad():
             for ids in texts[:_FIRST_TEXTS]:
                 logits_with_gradients(model, new.adapter(), torch.tensor([list(ids)]), record)
-        for layer, weights in seen.items():
+        for layer, weights in by_layer.items():
             typical = torch.cat(weights, 1).median(dim=1).values
             new.scale[layer] = typical.clamp_max(LARGEST_LSE).exp()
         return new
@@ -141,7 +141,7 @@ class ActivationParameters(Parameters):
 
 
 def count_parameters(kind: str, shape: ModelShape, *, r: int, s: int, length: int) -> int:
-    """Numbers that an adapter of this kind holds. Raises `AdapterError` for what cannot be."""
+    """The size of an adapter of this kind. Raises `AdapterError` for bad settings."""
     if kind == "activation":
         return shape.hidden_size
     sizes = ntk.shapes(shape, r, s) if kind == "ntk" else prefix.shapes(shape, length)
@@ -164,4 +164,4 @@ def read_prefix(model: CausalModel, ids: Sequence[int]) -> tuple[torch.Tensor, t
     As a prefix they are exactly these tokens before the prompt: their keys are already rotated.
     """
     keys, values = _read(model, ids)
-    return keys.clone(), values.clone()  # not of inference mode any more
+    return keys.clone(), values.clone()  # a clone is no longer a tensor of inference mode

@@ -27,8 +27,10 @@ from gemserve.model.causal_model import CausalModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """AdamW with a cosine schedule. `patience`: evaluations without a lower loss before it stops;
-    0: none is too many."""
+    """AdamW with a cosine schedule.
+
+    Training stops after `patience` evaluations without a lower loss. With 0 it never stops early.
+    """
 
     epochs: float = 3.0
     batch_size: int = 8
@@ -42,7 +44,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Losses per token of a completion; `eval_loss` of the best evaluation, whose weights stay."""
+    """Losses per token of a completion. `eval_loss` is that of the weights that were kept."""
 
     steps: int
     train_loss: float
@@ -63,7 +65,7 @@ def train(
 ) -> TrainResult:
     """Train an adapter and write it to `out`; see `run_trainer`.
 
-    Raises `AdapterError` if there is one already, or a run of other settings or data.
+    Raises `AdapterError` if `out` holds an adapter, or a run of other settings or data.
     """
     if (out / "adapter.json").exists():
         raise AdapterError(f"{out}: holds an adapter already; choose another folder")
@@ -99,7 +101,7 @@ def _hashed(examples: Sequence[TrainingExample]) -> str:
 
 
 def _check_same_run(path: Path, run: dict[str, Any]) -> None:
-    """Raise `AdapterError` if the run that was stopped here, if one was, is not `run`."""
+    """Raise `AdapterError` if a run other than `run` was stopped in this folder."""
     if not path.exists() and not any(path.parent.glob("checkpoint-*")):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,17 +133,42 @@ def run_trainer(
     pad_id: int,
     is_quiet: bool = True,
 ) -> TrainResult:
-    """Train what of `module` has gradients; afterwards it holds the best of the evaluations.
+    """Train the parameters of `module` that have gradients, and keep the best of them.
 
     `module` takes `input_ids` and `labels` and returns a `loss`. A run that was stopped goes on
     from the last of its `checkpoints`.
     """
-    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+    from transformers import EarlyStoppingCallback, Trainer
 
     trained = [p for p in module.parameters() if p.requires_grad]
     steps = max(1, math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size)))
+    trainer = Trainer(
+        model=module,
+        args=_arguments(config, steps, checkpoints, trained[0].device, is_quiet=is_quiet),
+        train_dataset=list(examples),
+        eval_dataset=list(held_out),
+        data_collator=partial(collate, pad_id=pad_id),
+        callbacks=[EarlyStoppingCallback(config.patience)] if config.patience else [],
+    )
+    is_resumed = any(checkpoints.glob("checkpoint-*"))
+    done: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
+    best = trainer.state.best_metric
+    return TrainResult(
+        steps=trainer.state.global_step,
+        train_loss=float(done.training_loss),
+        eval_loss=float("nan") if best is None else float(best),
+        num_parameters=sum(p.numel() for p in trained),
+    )
+
+
+def _arguments(
+    config: TrainConfig, steps: int, checkpoints: Path, device: torch.device, *, is_quiet: bool
+) -> Any:
+    """The arguments of transformers' `Trainer` for a run of `steps` steps."""
+    from transformers import TrainingArguments
+
     every = max(1, steps // config.evals)
-    arguments = TrainingArguments(
+    return TrainingArguments(
         output_dir=str(checkpoints),
         max_steps=steps,
         per_device_train_batch_size=config.batch_size,
@@ -166,35 +193,18 @@ def run_trainer(
         label_names=["labels"],
         seed=config.seed,
         data_seed=config.seed,
-        use_cpu=trained[0].device.type == "cpu",
+        use_cpu=device.type == "cpu",
         dataloader_pin_memory=False,
-    )
-    trainer = Trainer(
-        model=module,
-        args=arguments,
-        train_dataset=list(examples),
-        eval_dataset=list(held_out),
-        data_collator=partial(collate, pad_id=pad_id),
-        callbacks=[EarlyStoppingCallback(config.patience)] if config.patience else [],
-    )
-    is_resumed = any(checkpoints.glob("checkpoint-*"))
-    done: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
-    best = trainer.state.best_metric
-    return TrainResult(
-        steps=trainer.state.global_step,
-        train_loss=float(done.training_loss),
-        eval_loss=float("nan") if best is None else float(best),
-        num_parameters=sum(p.numel() for p in trained),
     )
 
 
 class AdaptedModel(nn.Module):
-    """A frozen model with an adapter in training. Its parameters are the adapter's alone."""
+    """A frozen model with an adapter in training. Only the adapter has parameters."""
 
     def __init__(self, base: CausalModel, parameters: Parameters) -> None:
         super().__init__()
         self.adapter_parameters = parameters
-        self._base = (base,)  # in a tuple, where torch does not look for modules
+        self._base = (base,)  # torch does not look for modules in a tuple
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **_: Any

@@ -10,12 +10,10 @@ import numpy as np
 
 from gemserve.builtin.recipe.curriculum import KINDS, SequenceRecipe
 from gemserve.builtin.recipe.guides import (
-    Guide,
     Pair,
     Source,
     Turn,
-    follow,
-    retrieve,
+    answer_pairs,
     within_document,
 )
 from gemserve.builtin.recipe.tokenizer import ASSISTANT, BOS, END, USER
@@ -24,12 +22,12 @@ from gemserve.synthetic.problems import MANY_WORDINGS, SEPARATOR, Problem, Probl
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Token ids and targets of one step; integers are int64.
+    """Token ids and targets of one step. Integers are int64.
 
-    `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers] index the positions
-    whose next token is scored, `targets`: [answers] that token, `ends`: [answers] bool, whether it
-    is an answer's last. `pointers`: [pairs, 4], a `Guide`, a row, a position in it that should
-    attend, and the earlier one it should attend to.
+    `tokens`, `positions`: [batch, num_tokens]. `rows`, `columns`: [answers], the positions whose
+    next token is scored. `targets`: [answers], that token. `ends`: [answers], bool, whether it is
+    the last token of an answer. `pointers`: [pairs, 4], a `Guide`, a row, a position in it, and the
+    earlier position that it should attend to.
     """
 
     tokens: np.ndarray
@@ -50,9 +48,9 @@ class _Sequence:
 
 
 def _item_bounds(problem: Problem, statement: int) -> tuple[int, int, int]:
-    """First and last character of what a statement has for an answer, asked for or not.
+    """First and last character of a statement's item, whether or not a question needs it.
 
-    And the last one of its subject's name, -1 if there is none.
+    The third number is the last character of the subject's name; -1 if there is none.
     """
     if problem.kind == "tracking":  # "VAR name = …"
         return len("VAR "), problem.statements[statement].index(" =") - 1, -1
@@ -96,12 +94,39 @@ class Corpus:
     def _sequence(self, recipe: SequenceRecipe, rng: Random) -> _Sequence:
         special = self._tokenizer.token_to_id
         problems = self._problems(recipe, rng)
-        asked = rng.sample(problems, min(recipe.questions, len(problems)))
+        questions = rng.sample(problems, min(recipe.questions, len(problems)))
         is_chat = rng.random() < 0.5
+        tail, turns = self._tail(questions, is_chat)
+        head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
+        room = recipe.num_tokens - len(head) - len(tail)
+        body, sources, spans = self._document(problems, len(head), room, recipe, rng)
+        tokens = np.array([*head, *body, *tail][: recipe.num_tokens], dtype=np.int64)
+        tokens = np.pad(tokens, (0, recipe.num_tokens - len(tokens)))
 
-        tail: list[int] = []  # questions and answers
+        start = len(head) + len(body)
+        scored: list[tuple[int, int, bool]] = []
+        pointers: list[Pair] = []
+        for turn in turns:
+            answer = [*(token for item in turn.items for token in item), special(END)]
+            first = start + turn.first - 1
+            if first + len(answer) >= recipe.num_tokens:
+                break  # the document's statements left no room
+            scored += [(first + i, token, i == len(answer) - 1) for i, token in enumerate(answer)]
+            pointers += answer_pairs(turn, sources, problems, spans, start)
+        for problem in problems:
+            pointers += within_document(problem, sources[id(problem)])
+        return _Sequence(
+            tokens=tokens,
+            positions=self._positions(recipe, len(head), len(body), spans, rng),
+            scored=scored,
+            pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
+        )
+
+    def _tail(self, questions: list[Problem], is_chat: bool) -> tuple[list[int], list[Turn]]:
+        """The tokens of questions and their answers, and where each is among them."""
+        tail: list[int] = []
         turns: list[Turn] = []
-        for index, problem in enumerate(asked):
+        for index, problem in enumerate(questions):
             if is_chat:
                 opening = "\n\n" if index == 0 else USER
                 text = f"{opening}{problem.question}{END}{ASSISTANT}"
@@ -122,40 +147,9 @@ class Corpus:
             tail += encoding.ids
             items = [self._item(a.text, i == 0) for i, a in enumerate(problem.answers)]
             turns.append(Turn(problem, len(tail), items, names))
-            tail += [*(token for item in items for token in item), special(END)]
-
-        head = [special(BOS), special(USER)] if is_chat else [special(BOS)]
-        room = recipe.num_tokens - len(head) - len(tail)
-        body, placed, spans = self._document(problems, len(head), room, recipe, rng)
-        tokens = np.array([*head, *body, *tail][: recipe.num_tokens], dtype=np.int64)
-        tokens = np.pad(tokens, (0, recipe.num_tokens - len(tokens)))
-
-        start = len(head) + len(body)
-        scored: list[tuple[int, int, bool]] = []
-        pointers: list[Pair] = []
-        for turn in turns:
-            answer = [*(token for item in turn.items for token in item), special(END)]
-            first = start + turn.first - 1
-            if first + len(answer) >= recipe.num_tokens:
-                break  # the document's statements left no room
-            scored += [(first + i, token, i == len(answer) - 1) for i, token in enumerate(answer)]
-            sources = placed[id(turn.problem)]
-            if turn.problem.kind == "common_words":
-                low, high = spans[0]
-                pointers += [(Guide.FILTER, first, token) for token in range(low, high)]
-            elif turn.problem.kind == "tracking":
-                chains = [s for p in problems if p.kind == "tracking" for s in placed[id(p)]]
-                pointers += follow(turn, sources, chains, start)
-            else:
-                pointers += retrieve(turn, sources, start)
-        for problem in problems:
-            pointers += within_document(problem, placed[id(problem)])
-        return _Sequence(
-            tokens=tokens,
-            positions=self._positions(recipe, len(head), len(body), spans, rng),
-            scored=scored,
-            pointers=[p for p in pointers if p[1] + 1 < recipe.num_tokens],
-        )
+            end = self._tokenizer.token_to_id(END)
+            tail += [*(token for item in items for token in item), end]
+        return tail, turns
 
     def _problems(self, recipe: SequenceRecipe, rng: Random) -> list[Problem]:
         wording = replace(
@@ -172,7 +166,7 @@ class Corpus:
         )
         (kind,) = rng.choices(KINDS, recipe.weights)
         if kind == "common_words":
-            # a word is a token, the question and answer take 40 or so
+            # a word is one token; question and answer take about 40
             num_words = max(40, recipe.num_tokens - 60) * rng.randint(5, 10) // 10
             return [
                 maker.common_words(
@@ -201,7 +195,7 @@ class Corpus:
         return ids
 
     def _item_core(self, text: str) -> list[int]:
-        """An answer's tokens as they stand in the document: a word's has its leading space."""
+        """An answer's tokens as the document has them: a word includes its leading space."""
         return self._encode(f" {text}" if text[0].islower() else text)
 
     def _item(self, text: str, is_first: bool) -> list[int]:
@@ -212,11 +206,11 @@ class Corpus:
     def _document(
         self, problems: list[Problem], head: int, room: int, recipe: SequenceRecipe, rng: Random
     ) -> tuple[list[int], dict[int, list[Source]], list[tuple[int, int]]]:
-        """All statements spread over filler, `room` tokens in all if that is enough.
+        """All statements among filler: `room` tokens in all, if the statements fit.
 
-        Also where the item of each of a problem's statements stands, and every statement's first
-        and last token, counted from `head` tokens before the document. A problem's statements keep
-        their order.
+        Also returns the places of each problem's items, and every statement's first token and the
+        token after its last, counted from `head` tokens before the document. Problems keep their
+        statements' order.
         """
         encodings = [
             [self._tokenizer.encode(" " + s, add_special_tokens=False) for s in p.statements]
@@ -228,28 +222,28 @@ class Corpus:
         rng.shuffle(turn)
         spots = sorted(rng.choice(boundaries) for _ in turn)
         body: list[int] = []
-        placed: dict[int, list[Source]] = {id(p): [] for p in problems}
+        sources: dict[int, list[Source]] = {id(p): [] for p in problems}
         spans: list[tuple[int, int]] = []
         done = 0
         for spot, which in zip(spots, turn, strict=True):
             body += filler[done:spot]
             done = spot
             problem = problems[which]
-            statement = len(placed[id(problem)])
+            statement = len(sources[id(problem)])
             encoding = encodings[which][statement]
             low = head + len(body)
             high = low + len(encoding.ids)
             first, last, name = (
                 low + encoding.char_to_token(character + 1) if character >= 0 else -1
-                for character in _item_bounds(problem, statement)  # a space goes before
+                for character in _item_bounds(problem, statement)  # a space precedes the statement
             )
-            placed[id(problem)].append(Source(first, last, high - 1, name))
+            sources[id(problem)].append(Source(first, last, high - 1, name))
             spans.append((low, high))
             body += encoding.ids
-        return body + filler[done:], placed, spans
+        return body + filler[done:], sources, spans
 
     def _filler(self, count: int, is_noise: bool, rng: Random) -> tuple[list[int], list[int]]:
-        """`count` filler tokens and the offsets at which a sentence may be put."""
+        """`count` filler tokens, and the offsets at which a sentence may be inserted."""
         if count <= 0:
             return [], [0]
         if is_noise:
@@ -284,7 +278,7 @@ class Corpus:
         slack = recipe.max_position - recipe.num_tokens
         if slack <= 0 or rng.random() < 0.3:
             return positions
-        # log-uniform reach: every distance scale is seen, not only the longest
+        # log-uniform reach, so that training has distances of every scale
         reach = int(slack ** rng.random())
         count = max(1, body // rng.choice((16, 64, 256)))
         drawn = sorted(rng.randrange(head, head + body + 1) for _ in range(count))

@@ -9,17 +9,18 @@ KINDS = ("single", "multi_value", "multi_query", "tracking", "common_words")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRecipe:
-    """What one training stage's sequences look like.
+    """The sequences of one training stage.
 
-    `problems`: how many a document holds, at most `questions` of them asked; `weights`: how often
-    each of `KINDS` is drawn (a list of common words fills a document of its own).
+    `problems`: the least and the most problems in a document; at most `questions` of them get a
+    question. `weights`: how often each of `KINDS` is drawn. A list of common words is always alone
+    in its document.
     """
 
     num_tokens: int
     problems: tuple[int, int]
     questions: int
     weights: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
-    items: int = 4  # at most, of an answer with several
+    items: int = 4  # most items of an answer
     two_words: float = 0.0
     letters: float = 0.0
     words: float = 0.0
@@ -36,7 +37,7 @@ LISTS = (0.1, 0.4, 0.3, 0.1, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of one step's sequences: how long, how many, how many problems each, how far they reach."""
+    """The sequences of one step: length, number, problems in each, and largest position."""
 
     num_tokens: int
     batch: int
@@ -46,20 +47,24 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage of the curriculum: ends at `steps`, or once `goal` answers in all are right."""
+    """One stage of the curriculum. It ends at `steps`, or once `goal` of all answers are right."""
 
     name: str
     recipe: SequenceRecipe
-    sizes: tuple[Size, ...]  # of step after step, in turn
+    sizes: tuple[Size, ...]  # the sizes of successive steps, in turn
     steps: int
     lr: float
-    goal: float = 1.1  # share of whole values right, moving average; above 1: never
+    goal: float = 1.1  # moving average of the share of right answers; above 1: never reached
     pointer: float = 1.0  # weight of the auxiliary loss
-    filter_size: Size | None = None  # beside the longest size, for the auxiliary loss alone
-    lr_end: float | None = None  # cosine to this; None: constant
+    # further sequences for the auxiliary loss, in steps of the longest size
+    filter_size: Size | None = None
+    lr_end: float | None = None  # the rate falls to this as a cosine; None: constant rate
 
     def at(self, step: int) -> list[tuple[SequenceRecipe, int]]:
-        """What a step trains on and how many of it; second, what only the filter layer sees."""
+        """The sequences of a step and their number.
+
+        A second entry is for the filter layer alone.
+        """
         size = self.sizes[step % len(self.sizes)]
         wanted = [self._of(size)]
         longest = max(s.num_tokens for s in self.sizes)
@@ -78,7 +83,7 @@ class Stage:
 
 
 _PROSE = SequenceRecipe(
-    num_tokens=512,  # this and what follows it is a `Size`'s
+    num_tokens=512,  # a `Size` replaces this, `problems` and `max_position`
     problems=(2, 5),
     max_position=4096,
     questions=4,
@@ -89,7 +94,7 @@ _PROSE = SequenceRecipe(
     noise=0.1,
 )
 _LISTS = replace(_PROSE, questions=8, weights=LISTS, words=0.1)
-_NEAR = Size(256, 20, (1, 3), 4096)  # as short as what a filter leaves
+_NEAR = Size(256, 20, (1, 3), 4096)  # as short as a prompt after filtering
 _HALF = Size(512, 10, (1, 4), 4096)
 _FULL = Size(1024, 5, (1, 6), MAX_POSITION)
 _LONG = Size(2048, 2, (2, 8), MAX_POSITION)
@@ -122,7 +127,7 @@ STAGES: tuple[Stage, ...] = (
         lr=6e-4,
         lr_end=1e-4,
     ),
-    # Long documents alone would unlearn what short ones taught.
+    # With long documents alone the model would forget what short ones taught.
     Stage(
         name="mixed",
         recipe=_LISTS,
@@ -145,7 +150,7 @@ STAGES: tuple[Stage, ...] = (
 
 
 def choose_stages(last: str | None, *, is_single: bool) -> tuple[Stage, ...]:
-    """The stages up to `last`, or all; with single facts only, if that is asked for."""
+    """The stages up to `last`, or all of them. `is_single`: with single facts only."""
     names = [stage.name for stage in STAGES]
     stages = STAGES if last is None else STAGES[: names.index(last) + 1]
     if not is_single:

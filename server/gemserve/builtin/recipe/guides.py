@@ -1,4 +1,4 @@
-"""Where the built-in model's guided heads should look, at every step of a skill."""
+"""Where the built-in model's guided heads should attend, in every step of a skill."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from gemserve.synthetic.problems import Problem
 
 
 class Guide(IntEnum):
-    """What a pair of positions teaches: the later one's attention should reach the earlier one.
+    """What a pair of positions teaches: the later one should attend to the earlier one.
 
-    FILTER: where answers begin, to all that a filter must keep. COPY: before each token of an
-    answer, to where it is copied from, or, after the last item, to the sequence's first token.
-    LINK: from what a variable is assigned to its name, from a name in a question to the one before
-    it. COUNT: from one of several values to those before it and the sequence's first token, whose
-    share tells how many. ECHO: from the end of an item of an answer to its end in the document;
-    ORDER: the same, one layer on. ASK: from there to the name of the next item in the question.
-    NAME: from a value to its subject's name, and from where an answer begins to the names in the
-    question.
+    FILTER: from where answers begin, to all that a filter must keep.
+    COPY: from before each token of an answer, to the token that is copied; after the last item, to
+        the sequence's first token.
+    LINK: from the value of a variable to its name; from a name in a question to the one before.
+    ECHO: from the end of an item in the answer, to its end in the document.
+    ASK: from the same place, to the name of the next item in the question.
+    ORDER: like ECHO, one layer later.
+    NAME: from a value to its subject's name; from where an answer begins to the question's names.
+    COUNT: from one of several values, to those before it and to the sequence's first token. The
+        share of the first token then tells how many there are.
     """
 
     FILTER = 0
@@ -31,7 +33,7 @@ class Guide(IntEnum):
     COUNT = 7
 
 
-Pair = tuple[Guide, int, int]  # a position, and the earlier one it should attend to
+Pair = tuple[Guide, int, int]  # a position, and the earlier position that it should attend to
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,16 @@ class Turn:
     """A question and its answer in the tail, all offsets in tokens from the tail's start."""
 
     problem: Problem
-    first: int  # of the answer
+    first: int  # the answer's first token
     items: list[list[int]]
     name_ends: list[int]  # the last token of each item's name in the question, -1: none
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an item stands in the document: its first and last token, its statement's last.
+    """Where the document has an item: its first and last token, and its statement's last token.
 
-    `name`: the last token of its subject's name, -1: none.
+    `name`: the last token of its subject's name; -1 if there is none.
     """
 
     first: int
@@ -57,8 +59,25 @@ class Source:
     name: int
 
 
+def answer_pairs(
+    turn: Turn,
+    sources: dict[int, list[Source]],
+    problems: list[Problem],
+    spans: list[tuple[int, int]],
+    start: int,
+) -> list[Pair]:
+    """The pairs of a turn's answer. The tail begins at `start`; `sources` by problem id."""
+    if turn.problem.kind == "common_words":
+        low, high = spans[0]
+        return [(Guide.FILTER, start + turn.first - 1, token) for token in range(low, high)]
+    if turn.problem.kind == "tracking":
+        chains = [s for p in problems if p.kind == "tracking" for s in sources[id(p)]]
+        return follow(turn, sources[id(turn.problem)], chains, start)
+    return retrieve(turn, sources[id(turn.problem)], start)
+
+
 def retrieve(turn: Turn, sources: list[Source], start: int) -> list[Pair]:
-    """Pairs of an answer whose items each stand in a statement; `sources` by statement."""
+    """The pairs of an answer whose items are each in a statement. `sources` is by statement."""
     pairs: list[Pair] = []
     column = start + turn.first - 1  # predicts the next token of the answer
     names = [start + name for name in turn.name_ends]
@@ -69,7 +88,7 @@ def retrieve(turn: Turn, sources: list[Source], start: int) -> list[Pair]:
         pairs += [(Guide.LINK, b, a) for a, b in zip([0, *names], names, strict=False)]
     for index, (item, answer) in enumerate(zip(turn.items, turn.problem.answers, strict=True)):
         source = sources[answer.statement]
-        lead = len(item) - (source.last - source.first + 1)  # a comma and a space
+        lead = len(item) - (source.last - source.first + 1)  # length of a comma and a space
         for offset in range(len(item)):
             at = column + offset
             if offset <= lead:
@@ -100,9 +119,9 @@ def _needed(turn: Turn, sources: list[Source]) -> list[Source]:
 
 
 def follow(turn: Turn, sources: list[Source], chains: list[Source], start: int) -> list[Pair]:
-    """Pairs of an answer that follows a chain of assignments; all `chains` must be kept.
+    """The pairs of an answer that follows assignments. A filter must keep all `chains`.
 
-    What a variable is assigned comes after its name, so its name is reached from the end.
+    A variable's value comes after its name, so heads reach the name from the statement's end.
     """
     pairs: list[Pair] = []
     column = start + turn.first - 1
@@ -121,7 +140,7 @@ def follow(turn: Turn, sources: list[Source], chains: list[Source], start: int) 
 
 
 def within_document(problem: Problem, sources: list[Source]) -> list[Pair]:
-    """Pairs inside a document, whoever asks; `sources` by statement."""
+    """The pairs within a document, which need no question. `sources` is by statement."""
     pairs: list[Pair] = []
     for s in sources:
         if s.name >= 0:
@@ -140,7 +159,7 @@ def within_document(problem: Problem, sources: list[Source]) -> list[Pair]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidedShape:
-    """What is built: `filter_layer` is the one that learns to show what a filter must keep."""
+    """The size of the model. `filter_layer` learns to show what a filter must keep."""
 
     num_layers: int = 8
     hidden_size: int = 128
@@ -148,7 +167,7 @@ class GuidedShape:
 
     @property
     def guided(self) -> dict[Guide, tuple[int, tuple[int, ...]]]:
-        """Layer and heads whose attention each guide teaches, each on what those before it found.
+        """The layer and heads that each guide teaches. Later layers use what earlier ones found.
 
         Names are read one layer before the filter layer.
         """

@@ -1,4 +1,4 @@
-"""What the built-in model is trained on: the loss on answers and the loss on guided attention."""
+"""The two losses of the built-in model: on answers and on guided attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gemserve.builtin.recipe.guides import GuidedShape
 
 
 class FilterLayerReached(Exception):
-    """Ends a forward pass of which only the filter layer's q and k are wanted."""
+    """Ends a forward pass that needs only q and k of the filter layer."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class CapturedLayers:
     """Post-RoPE (q, k) by layer, each [batch, heads, tokens, head_dim]."""
 
     shape: GuidedShape
-    is_last: bool  # nothing after the filter layer's is wanted
+    is_last: bool  # nothing after the filter layer is needed
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
@@ -37,7 +37,7 @@ def training_attention(
     captured: CapturedLayers | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention that leaves q and k in `captured`."""
+    """Causal attention that stores q and k in `captured`."""
     if captured is not None:
         captured.layers[module.layer_idx] = (query, key)
         if captured.is_last and module.layer_idx == captured.shape.filter_layer:
@@ -66,9 +66,10 @@ def hidden_states(
 
 
 def pointer_loss(captured: CapturedLayers, batch: TrainingBatch) -> torch.Tensor:
-    """−log of the attention that guided heads give along the batch's pointers.
+    """−log of the attention that guided heads pay along the batch's pointers.
 
-    Averaged over the pointers of one position, the positions, the heads; summed over the guides.
+    It is averaged over the pointers of one position, then over positions and heads, and summed over
+    the guides.
     """
     total = torch.zeros(())
     pointers = torch.from_numpy(batch.pointers)

@@ -38,7 +38,7 @@ def build_model(seed: int, shape: GuidedShape) -> LlamaForCausalLM:
         if "embed_tokens" in name:
             torch.nn.init.normal_(parameter, std=1.0)
         elif "o_proj" in name or "down_proj" in name:
-            # what a layer adds starts below the embeddings, or token identity drowns in noise
+            # a layer's output must start below the embeddings, or noise hides which token it is
             torch.nn.init.normal_(parameter, std=0.3 / math.sqrt(parameter.shape[1]))
         elif parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
@@ -49,11 +49,12 @@ def build_model(seed: int, shape: GuidedShape) -> LlamaForCausalLM:
 
 
 def _start_circuits(model: LlamaForCausalLM, shape: GuidedShape) -> None:
-    """Let guided heads begin as what they are to become.
+    """Start guided heads as simple forms of what they are to learn.
 
-    Those that fetch a name or an item write what they attend to (W_O ∝ W_Vᵀ); those that look
-    something up attend to what is like it (W_Q = W_K, where rotary frequencies are low). Both are
-    saddle points of training: from random weights they take longer than all the rest.
+    Heads that fetch a name or an item write what they attend to (W_O ∝ W_Vᵀ). Heads that look
+    something up attend to similar tokens (W_Q = W_K, where rotary frequencies are low). Random
+    weights take longer to learn these two than all the rest, because training has saddle points
+    there.
     """
     hidden, size = shape.hidden_size, HEAD_DIM
     names, first, second = (torch.linalg.qr(torch.randn(hidden, size)).Q for _ in range(3))

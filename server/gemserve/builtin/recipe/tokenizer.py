@@ -1,4 +1,4 @@
-"""The built-in model's tokenizer: byte-level BPE, every value spelled one character a token."""
+"""The built-in model's tokenizer: byte-level BPE, with one token for each character of a value."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def load_corpus(work: Path) -> tuple[Tokenizer, Corpus]:
 
 
 class Run:
-    """One run of the curriculum: the model, its optimizer, and how far it has come.
+    """One run of the curriculum: the model, its optimizer, and its progress.
 
-    `run`: what a saved state must agree in to be resumed.
+    `run`: settings that a saved state must share to be resumed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Run:
         self._run = {"seed": seed, "shape": asdict(shape), "stages": [s.name for s in stages]}
 
     def resume(self) -> None:
-        """Load the saved state, if there is one. Raises `SystemExit` if it is of another run."""
+        """Load the saved state, if there is one. Raises `SystemExit` if another run saved it."""
         if not self._file.exists():
             return
         saved = torch.load(self._file, weights_only=True)
@@ -106,7 +106,7 @@ class Run:
         partial.replace(self._file)
 
     def step(self, stage: Stage) -> tuple[float, float]:
-        """One optimizer step; the losses of answers and pointers before it."""
+        """Do one optimizer step. Returns the losses of answers and pointers before it."""
         step = int(self.state["step"])
         for group in self._optimizer.param_groups:
             warmup = 200 if self.state["stage"] == 0 else 50
@@ -135,14 +135,14 @@ class Run:
         with suppress(FilterLayerReached):
             hidden_states(self.model, batch, captured)
         loss = pointer_loss(captured, batch)
-        if loss.requires_grad:  # not if nothing points anywhere
+        if loss.requires_grad:  # skipped if the batch has no pointers
             (stage.pointer * loss).backward()
 
 
 def train(
     work: Path, seed: int, save_every_s: float, shape: GuidedShape, stages: Sequence[Stage]
 ) -> LlamaForCausalLM:
-    """Run the curriculum from where `work` left off, to its end."""
+    """Run the curriculum from the state in `work` to its end."""
     work.mkdir(parents=True, exist_ok=True)
     tokenizer, corpus = load_corpus(work)
     assert tokenizer.token_to_id(PAD) == 0
@@ -185,7 +185,7 @@ def export(model: LlamaForCausalLM, shape: GuidedShape, work: Path, out: Path) -
     as_transformers(tokenizer, MAX_POSITION).save_pretrained(out)
     (out / "calibration.json").write_text(json.dumps({"filter_layer": shape.filter_layer}) + "\n")
     for path in out.iterdir():
-        path.chmod(0o644)  # safetensors writes for the owner alone
+        path.chmod(0o644)  # safetensors lets the owner alone read the file
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Builds a core with a calibrated filter: from a calibration file, or by probing the model now.
+"""Builds a core with a calibrated filter: from a calibration file, or by probing the model.
 
 A model without a calibration file gets a short calibration when it is first used. The file is kept
 in the user's cache, under a hash of the model's weights.
@@ -25,30 +25,30 @@ from gemserve.filtering.methods import METHODS
 from gemserve.model.base_model import hash_weights
 from gemserve.model.loader import LoadedModel
 
-_EVERY_S = 10.0  # between lines, where there is no terminal
+_EVERY_S = 10.0  # seconds between lines if there is no terminal
 
 
 def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
-    """Build a core as `build_core` does, after a short calibration if the model has none yet.
+    """Build a core as `build_core` does, after a short calibration if it needs one.
 
     There is no calibration if the filter layer was given, if the method needs none, or with
-    calibrate "off". What is done is printed on standard error. If the calibration fails, a warning
-    is printed and the filter layer is guessed.
+    calibrate "off". Progress is printed on standard error. If the calibration fails, a warning is
+    printed and the filter layer is guessed.
     """
     loaded = load_for(model, engine)
     needs_one = (
         engine.calibrate == "auto"
         and engine.filter_layer is None
-        and engine.offload_layers == 0  # what is on the host was decided by the layer
+        and engine.offload_layers == 0  # the guessed layer decided how many layers are on the host
         and METHODS[engine.filter_method].selector is not None
         and calibration_path(loaded, engine) is None
     )
     calibration = _calibrate_now(loaded, engine) if needs_one else None
     core = assemble(loaded, engine, calibration)
-    found = core.calibration
-    if METHODS[core.config.filter_method].selector is not None and not found.is_measured:
+    calibration = core.calibration
+    if METHODS[core.config.filter_method].selector is not None and not calibration.is_measured:
         _say(
-            f"warning: filter layer {found.layer} is not calibrated ({found.source}); "
+            f"warning: filter layer {calibration.layer} is not calibrated ({calibration.source}); "
             "gemserve calibrate finds the layer and the heads that look at what is asked for"
         )
     return core
@@ -57,7 +57,7 @@ def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
 def run_calibration(
     loaded: LoadedModel, effort: Effort, *, kv_memory_bytes: int
 ) -> tuple[CalibrationResult, float]:
-    """Calibrate a loaded model; also the seconds it took. Raises `ConfigError`."""
+    """Calibrate a loaded model. Returns the result and seconds. Raises `ConfigError`."""
     started_s = time.monotonic()
     settings = EngineConfig(
         filter_method="none", calibrate="off", kv_memory_bytes=kv_memory_bytes, max_running=32
@@ -67,16 +67,16 @@ def run_calibration(
     if max(effort.lengths) > limit:
         raise ConfigError(f"lengths={max(effort.lengths)}: the longest prompt here is {limit}")
     with progress() as step:
-        found = calibrate(core, effort, step)
-    return found, time.monotonic() - started_s
+        outcome = calibrate(core, effort, step)
+    return outcome, time.monotonic() - started_s
 
 
 def result_of(
-    loaded: LoadedModel, found: CalibrationResult, effort: Effort, seconds: float
+    loaded: LoadedModel, outcome: CalibrationResult, effort: Effort, seconds: float
 ) -> dict[str, object]:
     """The content of a calibration file."""
     return {
-        **found.as_json(),
+        **outcome.as_json(),
         "model": loaded.name,
         "weights": hash_weights(loaded.model.hf, rounded=True),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
@@ -88,7 +88,7 @@ def result_of(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function to call for each probe; it prints progress, in place if on a terminal."""
+    """A function to call for each probe. It prints progress, on one line of a terminal."""
     count, last_s = 0, time.monotonic()
     with tqdm(desc="calibrating", unit="probe", leave=False, disable=None) as bar:
 
@@ -111,16 +111,16 @@ def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | N
     lengths = tuple(min(length, shortest) for length in SHORT.lengths)
     effort = replace(SHORT, lengths=lengths)
     try:
-        found, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
-        result = result_of(loaded, found, effort, seconds)
+        outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+        result = result_of(loaded, outcome, effort, seconds)
         path = place_for("", str(result["weights"]))
         write_calibration(path, result)
     except ConfigError as error:
         _say(f"warning: the calibration failed: {error}")
         return None
     _say(
-        f"calibrated in {seconds:.0f} s: filter layer {found.chosen.layer}, recall "
-        f"{found.chosen.recall:.2f}; kept in {path}"
+        f"calibrated in {seconds:.0f} s: filter layer {outcome.chosen.layer}, recall "
+        f"{outcome.chosen.recall:.2f}; kept in {path}"
     )
     model = loaded.model
     return read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)

@@ -30,6 +30,7 @@ from gemserve.evaluation.calibration.observe import observe
 from gemserve.evaluation.calibration.probes import PROBE_KINDS, Probe, draw_probes
 from gemserve.evaluation.calibration.result import CalibrationResult, LayerResult, rounded_mean
 from gemserve.evaluation.metrics import score_answer
+from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
 
 # A layer whose recall is this close to the best, or differs by one probe, counts as equally good;
@@ -47,7 +48,8 @@ _ANSWER_TOKENS = 24
 class Effort:
     """How much a calibration reads: lengths of its probes, and how many of each kind.
 
-    `confirms`: probes of each kind that confirm the best layers by answers; 0: by recall alone.
+    `confirms`: probes of each kind that confirm the best layers by answers. With 0 the layers are
+    confirmed by recall alone.
     """
 
     lengths: tuple[int, ...] = (1024, 2048)
@@ -63,9 +65,9 @@ Progress = Callable[[str], None]
 def calibrate(core: Core, effort: Effort, progress: Progress) -> CalibrationResult:
     """Choose layer, heads and rows, and the bound of coverage.
 
-    `progress` is called for every probe that was read. An interrupt (Ctrl-C) ends the reading: if
-    every kind of probe was read by then, the choice is made from those. Raises `ConfigError` where
-    the probes do not distinguish the layers.
+    `progress` is called after every probe. An interrupt (Ctrl-C) ends the reading. If every kind of
+    probe has been read by then, the choice is made from those. Raises `ConfigError` if the probes
+    do not distinguish the layers.
     """
     lengths, samples = effort.lengths, effort.samples
     probes = draw_probes(core.tokenizer, "calibration", lengths, samples, effort.seed)
@@ -102,7 +104,7 @@ def calibrate(core: Core, effort: Effort, progress: Progress) -> CalibrationResu
 
 
 def _has_gold(observations: ProbeObservations) -> bool:
-    """Whether a choice can miss something: a probe whose answer is all protected says nothing."""
+    """Whether a choice can miss something. A fully protected answer cannot be missed."""
     return len(observations[0].gold) > 0
 
 
@@ -156,7 +158,7 @@ def _observe(core: Core, probe: Probe) -> ProbeObservations:
 
 
 def _findable(observations: Sequence[ProbeObservations]) -> tuple[str, ...]:
-    """The kinds of probes that some head can answer: a small model may not know all of them."""
+    """The kinds of probes that some head can find. A small model may not know all of them."""
     kinds = []
     for kind in dict.fromkeys(question.kind for question, _, _ in observations):
         questions = [q for q, _, _ in observations if q.kind == kind and len(q.gold)]
@@ -171,13 +173,13 @@ def _findable(observations: Sequence[ProbeObservations]) -> tuple[str, ...]:
 def _search(
     core: Core, questions: Sequence[Observation], lengths: Sequence[int]
 ) -> list[LayerResult]:
-    """The best heads and rows up to each layer. The question's rows alone, if those do as well."""
+    """The best heads and rows up to each layer. The question's rows alone, if that is as good."""
     if not questions:
         return []
     singles = {ends_with: single_recalls(questions, ends_with) for ends_with in (False, True)}
     shape, length = core.model.shape, max(lengths)
     keep = length // 16
-    whole = shape.prompt_flops("none", length, keep, 0)
+    whole = prompt_flops(shape, "none", length, keep, 0)
     layers: list[LayerResult] = []
     for position, layer in enumerate(questions[0].layers):
         tried = {e: best_heads(questions, singles[e], layer, e) for e in (False, True)}
@@ -190,7 +192,7 @@ def _search(
                 ends_with=ends_with,
                 recall=round(recall, 4),
                 own_recall=round(float(singles[ends_with].mean(dim=0)[position].amax()), 4),
-                work=round(shape.prompt_flops("sieve", length, keep, layer) / whole, 4),
+                work=round(prompt_flops(shape, "sieve", length, keep, layer) / whole, 4),
             )
         )
     return layers
@@ -214,9 +216,9 @@ def _confirm(
     probes: Sequence[Probe],
     observations: Sequence[ProbeObservations],
 ) -> tuple[list[LayerResult], float]:
-    """The candidates with the scores of their answers to `probes`, and the score of whole prompts.
+    """The candidates with scores of their answers to `probes`, and the score of whole prompts.
 
-    A candidate answers from what its heads keep of a probe.
+    A candidate answers from the tokens of a probe that its heads keep.
     """
     examples = [probe.example for probe in probes]
     tries = [
@@ -237,7 +239,7 @@ def _confirm(
 
 
 def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int]:
-    """The tokens that these heads keep of a probe: a sixteenth of the document, and the frame."""
+    """The tokens of a probe that these heads keep: a sixteenth of the document, and the frame."""
     prompt, document = probe.example.prompt, set(question.document.tolist())
     scores = torch.zeros(len(prompt.ids))
     scores[question.document] = question.of(row.heads, row.ends_with)
@@ -251,8 +253,8 @@ def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int
 def _earliest(candidates: Sequence[LayerResult], num_probes: int) -> LayerResult:
     """The earliest candidate whose answers are not clearly worse than the best one's.
 
-    Not clearly worse: within one and a half standard errors of a paired difference, computed as if
-    a quarter of the pairs differed.
+    "Not clearly worse" means within one and a half standard errors of a paired difference, computed
+    as if a quarter of the pairs differed.
     """
     scores = [row.score for row in candidates if row.score is not None]
     if not scores or max(scores) == 0:

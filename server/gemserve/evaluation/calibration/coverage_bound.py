@@ -1,4 +1,4 @@
-"""The coverage below which a choice of the filter is not trusted."""
+"""Chooses the coverage below which a choice of the filter is not trusted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gemserve.evaluation.calibration.head_search import (
 )
 from gemserve.evaluation.calibration.result import LayerResult, Trust, rounded_mean
 
-# At most this share of the choices that found the fact may lie below the bound. The bound is then
+# At most this share of the choices that found the fact may be below the bound. The bound is then
 # lowered a little, because attention spreads thinner over documents longer than the probes.
 _FALSE_ALARMS = 0.05
 _MARGIN = 0.9
@@ -43,7 +43,7 @@ def judge_coverage(
 
 
 def choose_bound(good: Sequence[float], bad: Sequence[float]) -> float:
-    """The bound that separates bad from good choices best, among bounds with few false alarms."""
+    """The bound that best separates good from bad choices, with few false alarms."""
     most = _FALSE_ALARMS * len(good)
     allowed = [b for b in (0.0, *sorted(good), *sorted(bad)) if sum(g < b for g in good) <= most]
 

@@ -1,4 +1,4 @@
-"""Which heads find what is asked for: recall of the needed tokens, for any set of heads."""
+"""Finds the heads that attend to needed tokens, by the recall of any set of heads."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gemserve.filtering.sieve import Sieve
 from gemserve.types import Priority
 
 Head = tuple[int, int]  # (layer, head)
-# Shares of a document that a choice may hold: recall is averaged over them.
+# Recall is averaged over choices that hold these shares of a document.
 SHARES = (1 / 16, 1 / 32)
 MOST_HEADS = 4
-_POOL = 16  # the heads that are combined are among so many best ones
-_GAIN = 0.005  # of recall, that a further head must bring
+_POOL = 16  # only so many of the best heads are combined
+_GAIN = 0.005  # least gain of recall for which a head is added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What all heads looked at in one probe.
+    """How much all heads attended to each token of one probe.
 
-    `scores`: for each way of choosing rows, [layers, heads, tokens], float16: the largest
-    attention of a row of the question, or of the question or the prompt's end. `layers`: the index
-    of each. `document`: the positions that a choice is made from, ascending. `gold`: which of these
-    an answer needs; empty if there is no answer.
+    `scores`: by way of choosing rows, [layers, heads, tokens], float16. A score is the largest
+    attention of a row of the question (False), or of the question or the prompt's end (True).
+    `layers`: the index of each. `document`: the positions that a choice is made from, ascending.
+    `gold`: the positions that an answer needs; empty if there is no answer.
     """
 
     kind: str
@@ -37,13 +37,13 @@ class Observation:
     gold: torch.Tensor
 
     def of(self, heads: Sequence[Head], ends_with: bool) -> torch.Tensor:
-        """The largest score of any of `heads`, of the document's tokens: [tokens], float32."""
+        """The largest score of any of `heads`, for the document's tokens: [tokens], float32."""
         scores = self.scores[ends_with]
         rows = [scores[self.layers.index(layer), head] for layer, head in heads]
         return torch.stack(rows).float().amax(dim=0)
 
 
-# Of the three questions of one probe: for the fact, for an absent fact, and for all of the text.
+# One probe's three questions: about the fact, about an absent fact, and about all of the text.
 ProbeObservations = tuple[Observation, Observation, Observation]
 
 
@@ -55,7 +55,8 @@ def observation_of(
     is_free = torch.ones(evidence.num_tokens, dtype=torch.bool)
     is_free[0] = False
     for span in evidence.protected:
-        if span.priority <= Priority.FRAME:  # the others are a part of the document
+        # the other protected positions are a part of the document
+        if span.priority <= Priority.FRAME:
             is_free[span.start : span.stop] = False
     is_gold = torch.zeros(evidence.num_tokens, dtype=torch.bool)
     for start, stop in gold:
@@ -75,7 +76,7 @@ def observation_of(
 
 
 def _heads(evidence: Evidence, index: int, question_rows: int, ends_with: bool) -> torch.Tensor:
-    """Every head of a layer: [heads, tokens], on the host."""
+    """The scores of every head of a layer: [heads, tokens], on the host."""
     layer, backend = evidence.layers[index], evidence.backend
     count = len(evidence.rows) if ends_with else question_rows
     rows = torch.tensor(evidence.rows[:count], device=layer.keys.device)
@@ -95,8 +96,8 @@ def _heads(evidence: Evidence, index: int, question_rows: int, ends_with: bool) 
     ).cpu()
 
 
-def recalls(scores: torch.Tensor, seen: Observation, share: float) -> torch.Tensor:
-    """The share of the gold tokens among the best `share` of the document: [...].
+def recalls(scores: torch.Tensor, observation: Observation, share: float) -> torch.Tensor:
+    """The share of the gold tokens that are among the best `share` of the document: [...].
 
     `scores`: [..., tokens], of the document's tokens. They are ranked as sieve ranks them.
     """
@@ -105,21 +106,21 @@ def recalls(scores: torch.Tensor, seen: Observation, share: float) -> torch.Tens
     reach = Sieve().reach
     ranks = F.max_pool1d(flat, 2 * reach + 1, stride=1, padding=reach)[0] + 1e-6 * flat[0]
     kept = max(1, round(share * tokens))
-    # exactly so many: of a head that looks at next to nothing, most tokens tie at zero
+    # exactly so many, because most tokens of a head with little attention tie at zero
     is_kept = torch.zeros_like(ranks).scatter_(-1, ranks.topk(kept, dim=-1).indices, 1.0)
-    found = is_kept[:, seen.gold].mean(dim=-1)
-    return found.reshape(scores.shape[:-1])
+    recall = is_kept[:, observation.gold].mean(dim=-1)
+    return recall.reshape(scores.shape[:-1])
 
 
-def recall_of(heads: Sequence[Head], seen: Observation, ends_with: bool) -> float:
+def recall_of(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
     """Recall of a set of heads on one probe, averaged over `SHARES`."""
-    scores = seen.of(heads, ends_with)
-    return sum(float(recalls(scores, seen, share)) for share in SHARES) / len(SHARES)
+    scores = observation.of(heads, ends_with)
+    return sum(float(recalls(scores, observation, share)) for share in SHARES) / len(SHARES)
 
 
-def coverage(heads: Sequence[Head], seen: Observation, ends_with: bool) -> float:
+def coverage(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
     """The coverage that sieve would report with these heads."""
-    scores = seen.of(heads, ends_with)
+    scores = observation.of(heads, ends_with)
     return Sieve().coverage(scores)
 
 
@@ -127,8 +128,10 @@ def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tens
     """Recall of every head alone, averaged over `SHARES`: [probes, layers, heads]."""
     return torch.stack(
         [
-            torch.stack([recalls(seen.scores[ends_with], seen, share) for share in SHARES]).mean(0)
-            for seen in probes
+            torch.stack(
+                [recalls(observation.scores[ends_with], observation, share) for share in SHARES]
+            ).mean(0)
+            for observation in probes
         ]
     )
 
@@ -138,7 +141,8 @@ def best_heads(
 ) -> tuple[tuple[Head, ...], float]:
     """The set of at most `MOST_HEADS` heads up to `layer` with the best recall, and that recall.
 
-    Grown one head at a time from the best single one. `singles`: see `single_recalls`.
+    It starts with the best single head and grows one head at a time. `singles`: see
+    `single_recalls`.
     """
     layers = probes[0].layers
     mean = singles.mean(dim=0)
@@ -148,13 +152,16 @@ def best_heads(
     )[:_POOL]
     chosen: list[int] = [0]
     best = float(mean[layers.index(pool[0][0]), pool[0][1]])
-    own = [
-        seen.scores[ends_with][[layers.index(i) for i, _ in pool], [h for _, h in pool]]
-        for seen in probes
+    pool_scores = [
+        observation.scores[ends_with][[layers.index(i) for i, _ in pool], [h for _, h in pool]]
+        for observation in probes
     ]
     while len(chosen) < min(MOST_HEADS, len(pool)):
         joined = torch.stack(
-            [_joined(scores, seen, chosen) for scores, seen in zip(own, probes, strict=True)]
+            [
+                _joined(scores, observation, chosen)
+                for scores, observation in zip(pool_scores, probes, strict=True)
+            ]
         )
         tried = joined.mean(dim=0)
         tried[chosen] = -1
@@ -165,10 +172,10 @@ def best_heads(
     return tuple(sorted(pool[i] for i in chosen)), best
 
 
-def _joined(scores: torch.Tensor, seen: Observation, chosen: Sequence[int]) -> torch.Tensor:
-    """Recall of `chosen` with each of a pool's heads, averaged over `SHARES`: [pool].
+def _joined(scores: torch.Tensor, observation: Observation, chosen: Sequence[int]) -> torch.Tensor:
+    """Recall of `chosen` with each head of a pool, averaged over `SHARES`: [pool].
 
-    `scores`: of the pool's heads, [pool, tokens].
+    `scores`: those of the pool's heads, [pool, tokens].
     """
     together = torch.maximum(scores, scores[list(chosen)].amax(dim=0))
-    return torch.stack([recalls(together, seen, share) for share in SHARES]).mean(0)
+    return torch.stack([recalls(together, observation, share) for share in SHARES]).mean(0)

@@ -1,4 +1,4 @@
-"""The picture of a calibration: recall by layer, and against the work up to it."""
+"""Draws a calibration: recall by layer, and against the work up to the layer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from gemserve.evaluation.calibration.result import CalibrationResult
 
 
-def draw_layers(path: Path, found: CalibrationResult) -> None:
-    """Recall by layer: of the layer's best head, and of the best heads up to it; against work."""
+def draw_layers(path: Path, result: CalibrationResult) -> None:
+    """Draw recall by layer and by work, for the best head and the best set of heads."""
     from matplotlib.figure import Figure
 
-    rows = found.layers
-    layers, chosen = [row.layer for row in rows], found.chosen
+    rows = result.layers
+    layers, chosen = [row.layer for row in rows], result.chosen
     figure = Figure(figsize=(7.5, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     left.bar(layers, [row.own_recall for row in rows], color="lightgrey", label="its best head")
@@ -26,7 +26,9 @@ def draw_layers(path: Path, found: CalibrationResult) -> None:
     scored = [row for row in rows if row.score is not None]
     if scored:
         right.plot([r.work for r in scored], [r.score for r in scored], "s", label="answers")
-        right.axhline(found.full_score, color="grey", linestyle="--", label="answers, whole prompt")
+        right.axhline(
+            result.full_score, color="grey", linestyle="--", label="answers, whole prompt"
+        )
         right.legend(fontsize=8, loc="lower right")
     left.set_ylim(-0.05, 1.05)
     left.legend(fontsize=8, loc="upper left")

@@ -16,13 +16,12 @@ from gemserve.prompting.prompt import Prompt
 def observe(
     core: Core, prompts: Sequence[Prompt], rows: Sequence[Sequence[int]]
 ) -> Iterator[Evidence]:
-    """The evidence of each prompt: the queries at its `rows`, in all layers without a window.
+    """The evidence of each prompt: the queries at its `rows` in all layers without a window.
 
-    If all layers have sliding windows, the evidence is of those whose window holds this prompt.
-
-    A prompt is read from where it differs from the one before, so a document that is asked several
-    questions is read once. All layers run, so a prompt costs as much as answering it unfiltered.
-    An evidence is valid until the next one is drawn from the iterator.
+    If all layers have sliding windows, the layers are those whose window holds the prompt. Only the
+    part of a prompt that differs from the one before is read, so a document with several questions
+    is read once. All layers run, so a prompt costs as much as an unfiltered answer. The next
+    evidence from the iterator overwrites the last one.
     """
     model = core.model
     capacity = max(len(prompt.ids) for prompt in prompts)
@@ -31,7 +30,7 @@ def observe(
     previous: Sequence[int] = ()
     for prompt, wanted in zip(prompts, rows, strict=True):
         shared = _num_shared(previous, prompt.ids)
-        # a row whose queries are wanted must run, even if its keys are there already
+        # a row whose queries are needed must run, even if its keys are there already
         start = min(shared, *wanted) if wanted else shared
         yield _read(core, prompt, wanted, kv, start)
         previous = prompt.ids
@@ -44,7 +43,7 @@ def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: in
     if not layers:
         layers = [layer for layer, window in windows if window and window >= num_tokens]
     tap = model.new_query_tap(layers, rows)
-    model.key_mover(max(layers), num_tokens)  # tries all layers in one pass
+    model.key_mover(max(layers), num_tokens)  # one pass tries all layers
     prefill(model, ids, kv=kv, rope_tokens=num_tokens, query_tap=tap, start=start)
     with torch.inference_mode():
         return Evidence(
@@ -67,6 +66,6 @@ def _read(core: Core, prompt: Prompt, rows: Sequence[int], kv: KVSpan, start: in
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common beginning of two prompts, in tokens."""
+    """The number of tokens that two prompts have in common at their beginnings."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,8 +1,8 @@
-"""Probes: documents whose answers are known, read to find which heads look at them.
+"""Probes: documents with known answers, which show which heads find them.
 
-Each document is asked three times: for a fact that it hides among others of its form, for a fact
-that it does not have, and for something that all of its text would be needed for. The first tells
-whether a head finds what is asked for; the others what attention looks like when nothing was found.
+Each document gets three questions: about a fact that it hides among others of its form, about a
+fact that it does not have, and about all of its text. The first shows whether a head finds the
+fact. The others show what attention looks like if nothing can be found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gemserve.prompting.prompt import Prompt
 from gemserve.synthetic.natural_facts import VOCABULARIES, VocabularyName, draw_facts
 
 _NATURAL: tuple[NaturalKind, ...] = ("place", "person", "number", "clause", "several")
-# Natural facts; and for models that know no others, the built-in model's form of facts.
+# Natural facts, and the built-in model's form of facts for models that know no others.
 _SYNTHETIC: dict[str, Maker] = {"multikey": multikey, "multiquery": multiquery}
 PROBE_KINDS: tuple[str, ...] = (*_NATURAL, *_SYNTHETIC)
 _DIFFUSE = (
@@ -33,7 +33,11 @@ _DIFFUSE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """`example`: the fact asked for. `absent`, `diffuse`: the other questions of its document."""
+    """One document with three questions.
+
+    `example` asks for a fact of the document, `absent` for one that it lacks, `diffuse` for
+    something about all of its text.
+    """
 
     kind: str
     example: Example
@@ -48,7 +52,7 @@ class Probe:
 def draw_probes(
     tokenizer: Any, vocabulary: VocabularyName, lengths: Sequence[int], samples: int, seed: int
 ) -> list[Probe]:
-    """`samples` probes of each kind and length; kinds take turns, so that any part is balanced."""
+    """`samples` probes of each kind and length. Kinds alternate, so any part is balanced."""
     return [
         _draw(tokenizer, vocabulary, kind, draw)
         for length in lengths
@@ -63,7 +67,7 @@ def _draw(tokenizer: Any, vocabulary: VocabularyName, kind: str, draw: Draw) -> 
     example = maker(tokenizer, draw)
     rng = draw.rng(f"probe {vocabulary} {kind}")
     relations = VOCABULARIES[vocabulary]
-    while True:  # a question that the document has nothing of
+    while True:  # a question about something that the document lacks
         problem, _ = draw_facts(rng, rng.choice(relations), 1, 0)
         if not any(answer.text in example.document for answer in problem.answers):
             break

@@ -1,4 +1,4 @@
-"""The result of a calibration: recall by layer, the chosen layer, the trust in coverage."""
+"""The result of a calibration: recall by layer, the chosen layer, and trust in coverage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class LayerResult:
     """The best heads up to one layer, and how well they find what a question needs.
 
     `recall`: the share of the needed tokens that are kept, averaged over all probes and over
-    keeping a sixteenth and a thirty-second of the document. `own_recall`: that of this layer's
-    best single head. `work`: floating-point operations before the first token, as a share of those
-    without a filter. `score`: the share of right answers from what is kept; None if not measured.
+    keeping a sixteenth and a thirty-second of the document. `own_recall`: that of this layer's best
+    single head. `work`: FLOPs before the first token, as a share of those without a filter.
+    `score`: the share of right answers from the kept tokens; None if not measured.
     """
 
     layer: int
@@ -32,8 +32,9 @@ class LayerResult:
 class Trust:
     """How well coverage separates good from bad choices, on probes that did not set the bound.
 
-    The share of choices below the bound: where the fact was found (false alarms), where the
-    document has no answer (`absent`), and where a question is about all of the text (`diffuse`).
+    Each field is the share of choices below the bound: where the fact was found (false alarms),
+    where the document has no answer (`absent`), and where a question is about all of the text
+    (`diffuse`).
     """
 
     bound: float

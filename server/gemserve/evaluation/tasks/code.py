@@ -1,7 +1,7 @@
-"""Code as the document: functions of the standard library, and one whose default is asked for.
+"""Code as the document: functions of the standard library, and a question about a default.
 
-The function asked about and others of its form, which have other names and defaults, are our own;
-they stand at random places among the functions of Python's own files, all in one fenced block.
+The function in question and others of its form, with other names and defaults, are written for this
+task. They are at random places among the functions of Python's own files, all in one fenced block.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _QUESTIONS = (
     "What is the default of `{argument}` in `{function}`?",
     "Which default value does `{argument}` have in the function `{function}`?",
 )
-_LONGEST = 1500  # characters of a function
+_LONGEST = 1500  # longest function, in characters
 
 
 def code(tokenizer: Any, draw: Draw) -> Example:
-    """The default of an argument, or a constant's value, asked for in turns."""
+    """Ask for the default of an argument and for the value of a constant, in turn."""
     rng = draw.rng("needle code")
     problem, others = draw_definitions(rng, is_constant=draw.index % 2 == 1)
     pieces = [*problem.statements, *others]
@@ -42,9 +42,9 @@ def code(tokenizer: Any, draw: Draw) -> Example:
     room = draw.num_tokens - frame - 8
     filler: list[str] = []
     for i in range(len(functions)):
-        # as many as fit; what is too long is passed over until little is left
+        # add functions that fit, and skip longer ones, until little room is left
         function = functions[(start + i) % len(functions)]
-        count = _count(tokenizer, function) + 3  # and the blank lines
+        count = _count(tokenizer, function) + 3  # blank lines after the function
         if count <= room:
             filler.append(function)
             room -= count
@@ -58,7 +58,7 @@ def code(tokenizer: Any, draw: Draw) -> Example:
 
 
 def draw_definitions(rng: Random, *, is_constant: bool) -> tuple[Problem, list[str]]:
-    """A definition that is asked about, and others with the same argument and other names."""
+    """The definition in question, and others of its form with other names."""
     total = 1 + DISTRACTORS
     argument = rng.choice(_ARGUMENTS)
     names = [
@@ -90,14 +90,14 @@ def draw_definitions(rng: Random, *, is_constant: bool) -> tuple[Problem, list[s
 def stdlib_functions() -> tuple[str, ...]:
     """The source of short functions of the standard library, in file order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: list[str] = []
+    functions: list[str] = []
     for name in _FILES:
         source = (root / f"{name}.py").read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             text = ast.get_source_segment(source, node)
             if isinstance(node, ast.FunctionDef) and text and len(text) <= _LONGEST:
-                found.append(text)
-    return tuple(dict.fromkeys(found))
+                functions.append(text)
+    return tuple(dict.fromkeys(functions))
 
 
 def _fence(pieces: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""An example: a prompt, what a right answer names, and the tokens an answer needs."""
+"""An example: a prompt, the expected answer, and the tokens that the answer needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gemserve.synthetic.problems import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One question with its document, as the model will see it.
+    """One question with its document, as the model reads it.
 
     `num_tokens`: the nominal length. `answers`: what the metric compares with. `gold`: half-open
-    token ranges that hold the answer; empty where no part of the document can be left out.
-    `depth`: where a single fact lies, 0 (start) to 1 (end). `is_one_line`: what follows the first
-    line of an answer does not count. `document`: its text, where it was made here.
+    token ranges that hold the answer; empty if no part of the document can be left out. `depth`:
+    where a single fact is, 0 (start) to 1 (end). `is_one_line`: only the first line of an answer
+    counts. `document`: the document's text, if a task made it.
     """
 
     subtask: str
@@ -32,14 +32,14 @@ class Example:
     depth: float | None = None
     metric: str = "contains"
     max_tokens: int = 48
-    labels: tuple[str, ...] = ()  # of a classification
+    labels: tuple[str, ...] = ()  # labels of a classification
     is_one_line: bool = False
     document: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """Which of `samples` examples of one length is wanted; everything random follows from it."""
+    """Which of the `samples` examples of one length this is. It determines everything random."""
 
     seed: int
     num_tokens: int
@@ -51,7 +51,7 @@ class Draw:
 
     @property
     def depth(self) -> float:
-        """Spread evenly over the samples, from the document's start to its end."""
+        """Depths are spread evenly over the samples, from the document's start to its end."""
         return self.index / max(1, self.samples - 1)
 
 
@@ -76,7 +76,7 @@ def make_example(
     is_question_first: bool = False,
     max_tokens: int = 48,
 ) -> Example:
-    """Document and question through the chat template, or plainly if the model has none."""
+    """Join document and question by the chat template, or plainly if the model has none."""
     parts = document, problem.question
     prompt = question_prompt(tokenizer, *(reversed(parts) if is_question_first else parts))
     return Example(
@@ -95,7 +95,7 @@ def make_example(
 
 
 def question_prompt(tokenizer: Any, document: str, question: str) -> Prompt:
-    """The document, then the question, ready for the answer."""
+    """The document and then the question, ready for the answer."""
     content = f"{document}\n\n{question}"
     if tokenizer.chat_template is None:
         return text_prompt(tokenizer, f"{content}\nAnswer:")
@@ -105,9 +105,9 @@ def question_prompt(tokenizer: Any, document: str, question: str) -> Prompt:
 def find_spans(
     prompt: Prompt, passages: Sequence[str], start: int = 0
 ) -> tuple[tuple[int, int], ...]:
-    """Token ranges of passages that stand in the prompt in this order, from character `start` on.
+    """Token ranges of passages that follow each other in the prompt, from character `start` on.
 
-    Raises `ValueError` if one of them does not.
+    Raises `ValueError` if it lacks one of them.
     """
     if not passages:
         return ()

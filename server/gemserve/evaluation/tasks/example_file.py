@@ -1,4 +1,4 @@
-"""Examples that are read from files, one a line, at the length that each has.
+"""Examples that are read from files, one a line, each at its own length.
 
 All outcomes of a file are averaged in one row, whose `prompt_tokens` is the mean of the lengths. A
 stored outcome is found again by its line, its length and the file's digest.
@@ -24,9 +24,9 @@ from gemserve.prompting.prompt import Prompt, text_prompt
 class FileExample:
     """One line of a file, as text.
 
-    The prompt is `document`, then `task`: through the chat template with a blank line between, or
-    exactly so if not `is_chat`. `question` is the part of the task that passages are ranked by.
-    `gold`: passages of the document that hold the answer, in order; empty if that is not known.
+    The prompt is `document`, then `task`: through the chat template with a blank line between them,
+    or joined as they are if not `is_chat`. `question` is the part of the task that passages are
+    ranked by. `gold`: passages of the document that hold the answer, in order; empty if not known.
     """
 
     document: str
@@ -49,7 +49,7 @@ class FileExample:
         """Token ranges of `gold`. Raises `ValueError` if the template changes the document."""
         if not self.gold:
             return ()
-        # what the template says before the document may hold the same words
+        # the template's text before the document may have the same words
         document = prompt.text.index(self.document.strip())
         return find_spans(prompt, self.gold, document)
 
@@ -105,7 +105,7 @@ class TooLong:
 
 
 def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[Draw], list[TooLong]]:
-    """The lines that fit, each at its real length, and those that are too long."""
+    """The lines that fit, each at its real length, and the lines that are too long."""
     draws: list[Draw] = []
     refused: list[TooLong] = []
     longest = core.config.max_prompt_tokens
@@ -128,7 +128,7 @@ def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[Draw], list[
 
 
 def read_answers(record: Record, metric: str) -> tuple[str, ...]:
-    """A line's `answers`, if `metric` can compare with them. Raises `ConfigError`."""
+    """A line's `answers`. Raises `ConfigError` if `metric` cannot compare with them."""
     answers = record.texts("answers")
     if metric == "number" and not all(re.search(r"\d", answer) for answer in answers):
         raise record.error("answers", "must have a number in each")

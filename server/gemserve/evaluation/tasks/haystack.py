@@ -10,7 +10,7 @@ from gemserve.evaluation.tasks.example import Draw, Example, make_example, quest
 from gemserve.synthetic.problems import Problem
 from gemserve.synthetic.prose import stdlib_sentences
 
-_OVERHEAD = 32  # tokens left for the template
+_OVERHEAD = 32  # tokens reserved for the template
 _BATCH = 64  # sentences encoded at once
 _LOOK_AHEAD = 256  # sentences
 _FEW = 8  # tokens
@@ -31,8 +31,9 @@ def hide(
 ) -> Example:
     """Hide a problem's statements and `others` in filler.
 
-    At random depths, or all at `depth`; a problem's statements keep their order. The filler is of
-    the standard library, or of the `sentences` given, which then fill the length to a few tokens.
+    They are at random depths, or all at `depth`. A problem's statements keep their order. The
+    filler comes from the standard library, or from the `sentences` given. Given sentences fill the
+    length up to a few tokens.
     """
     is_tight = sentences is not None
     frame = len(question_prompt(tokenizer, "", "").ids)
@@ -43,16 +44,16 @@ def hide(
     room = draw.num_tokens - used
     filler = draw_filler(tokenizer, sentences or stdlib_sentences(), room, rng, is_tight=is_tight)
     depths = [depth if depth is not None else rng.random() for _ in problem.statements]
-    placed = [*zip(sorted(depths), problem.statements, strict=True)]
-    placed += [(rng.random(), other) for other in others]
-    placed.sort(key=lambda pair: pair[0])
+    by_depth = [*zip(sorted(depths), problem.statements, strict=True)]
+    by_depth += [(rng.random(), other) for other in others]
+    by_depth.sort(key=lambda pair: pair[0])
     pieces: list[str] = []
-    done = 0
-    for at, statement in placed:
+    start = 0
+    for at, statement in by_depth:
         stop = round(at * len(filler))
-        pieces += [*filler[done:stop], statement]
-        done = stop
-    pieces += filler[done:]
+        pieces += [*filler[start:stop], statement]
+        start = stop
+    pieces += filler[start:]
     return make_example(
         tokenizer,
         subtask,
@@ -73,17 +74,17 @@ def draw_filler(
     *,
     is_tight: bool = False,
 ) -> list[str]:
-    """Consecutive sentences from a random place on, `num_tokens` tokens of them at most.
+    """Consecutive sentences from a random place on, at most `num_tokens` tokens of them.
 
-    `is_tight`: the sentence that is too long is passed over, and so on for a while, until no more
-    than a few tokens are left.
+    `is_tight`: a sentence that is too long is skipped, and so on for a while, until only a few
+    tokens are left.
     """
     start = rng.randrange(len(sentences))
     chosen: list[str] = []
-    seen = total = 0
-    stop: int | None = None  # how far to look for sentences that still fit
+    num_tried = total = 0
+    stop: int | None = None  # the last sentence to try
     while True:
-        picked = [sentences[(start + seen + i) % len(sentences)] for i in range(_BATCH)]
+        picked = [sentences[(start + num_tried + i) % len(sentences)] for i in range(_BATCH)]
         encoded = tokenizer.backend_tokenizer.encode_batch(
             [" " + s for s in picked], add_special_tokens=False
         )
@@ -94,7 +95,7 @@ def draw_filler(
             elif not is_tight:
                 return chosen
             elif stop is None:
-                stop = seen + _LOOK_AHEAD
-            seen += 1
-            if stop is not None and (seen >= stop or total + _FEW >= num_tokens):
+                stop = num_tried + _LOOK_AHEAD
+            num_tried += 1
+            if stop is not None and (num_tried >= stop or total + _FEW >= num_tokens):
                 return chosen

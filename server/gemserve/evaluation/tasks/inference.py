@@ -1,7 +1,7 @@
-"""Facts that have to be thought about: those that imply an answer, and those that lead to it.
+"""Facts that need thought: some imply the answer, some lead to it in steps.
 
-`associative` is NoLiMa's idea (what is asked shares no word with what is said) and `chain` is
-BABILong's (facts to follow through a long text), both with items and a generator of our own.
+`associative` follows NoLiMa's idea: question and fact share no word. `chain` follows BABILong's:
+several facts must be followed through a long text. Items and generators are gemserve's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gemserve.evaluation.tasks.words_associative import NAMES, PAIRS
 from gemserve.synthetic.problems import Answer, Problem
 from gemserve.synthetic.prose import topics_sentences
 
-DISTRACTORS = 3  # other persons
+DISTRACTORS = 3  # persons that the question is not about
 _PEOPLE = ("Jonas", "Miriam", "Oskar", "Elif", "Ruben", "Hanna", "Matteo", "Signe")
 _THINGS = ("lantern", "apple", "hammer", "letter", "candle", "basket", "trumpet", "mirror")
 _ROOMS = ("cellar", "kitchen", "garden", "attic", "hallway", "bathroom", "bedroom", "garage")
@@ -25,7 +25,7 @@ _GIVES = ("{p} gave the {t} to {q}.", "{p} handed the {t} to {q}.", "{p} passed 
 
 
 def associative(tokenizer: Any, draw: Draw) -> Example:
-    """Who is it of whom the document says something that implies what is asked?"""
+    """Ask whom the document describes by something that implies the question."""
     rng = draw.rng("needle associative")
     (fact, question), *rest = rng.sample(PAIRS, 1 + DISTRACTORS)
     name, *names = rng.sample(NAMES, 1 + DISTRACTORS)
@@ -44,9 +44,9 @@ def associative(tokenizer: Any, draw: Draw) -> Example:
 
 
 def chain(tokenizer: Any, draw: Draw) -> Example:
-    """Where is a thing that somebody took, perhaps gave away, and carried somewhere?
+    """Ask where a thing is that somebody took, perhaps gave away, and carried somewhere.
 
-    Two facts have to be followed where `draw.index` is even, three where it is odd.
+    Two facts have to be followed if `draw.index` is even, three if it is odd.
     """
     rng = draw.rng("needle chain")
     problem, others = draw_chain(rng, 2 + draw.index % 2)
@@ -54,9 +54,9 @@ def chain(tokenizer: Any, draw: Draw) -> Example:
 
 
 def draw_chain(rng: Random, num_facts: int) -> tuple[Problem, list[str]]:
-    """Facts to follow, in their order, and others about other persons, things and rooms.
+    """Facts to follow, in order, and others about other persons, things and rooms.
 
-    Nobody else goes where the answer is, and who has the thing goes nowhere else afterwards.
+    Nobody else goes to the room of the answer, and whoever has the thing does not move afterwards.
     """
     holder, receiver, *strangers = rng.sample(_PEOPLE, 4)
     thing, *things = rng.sample(_THINGS, 3)

@@ -1,11 +1,11 @@
-"""`jsonl`: a file of one's own, a JSON object a line.
+"""`jsonl`: a user's own file with one JSON object a line.
 
     {"context": "…", "question": "…", "answers": ["…", "…"]}
 
-Of several answers the best match counts; under `metric` "items" and "contains" all of them are
-expected. `metric` and `max_tokens` may be given too, and `gold`: the passage of the context that
-holds the answer, or a list of passages. Where a passage stands more than once, the first place
-counts.
+If there are several answers, the best match counts; with `metric` "items" or "contains" all of them
+are expected. `metric` and `max_tokens` may be given too, and `gold`: the passage of the context
+that holds the answer, or a list of passages. If the context has a passage more than once, the first
+place counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELDS = ("context", "question", "answers", "metric", "max_tokens", "gold")
 
 
 def read_files(data: Path, subtasks: Sequence[str] | None) -> list[ExampleFile]:
-    """The one file, whose subtask is its name without the ending. Raises `ConfigError`."""
+    """Read the one file; its subtask is its name without the ending. Raises `ConfigError`."""
     for name in subtasks or ():
         if name != data.stem:
             raise ConfigError(f"subtasks={name}: must be {data.stem}, the name of the file")
@@ -56,7 +56,7 @@ def read_case(record: Record) -> FileExample:
 
 
 def _gold(record: Record, context: str) -> tuple[str, ...]:
-    """The passages in the order they stand in the context, without white space around them."""
+    """The passages in the order of the context, without white space around them."""
     if "gold" not in record.fields:
         return ()
     is_list = isinstance(record.fields["gold"], list)

@@ -1,4 +1,4 @@
-"""Lines of JSONL files, and what is wrong with one of them: file, line, field and value."""
+"""Reads lines of JSONL files. Errors name file, line, field and value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Record:
     def _check_unicode(self, name: str, text: str) -> None:
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # JSON can name half of a surrogate pair
+        except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
             raise self.error(name, "is not valid Unicode") from error
 
 

@@ -1,9 +1,9 @@
-"""`longbench`: the English and code datasets of LongBench, from a local copy of its JSONL files.
+"""`longbench`: the English and code datasets of LongBench, from local JSONL files.
 
 Metrics and lengths of answers are LongBench's (Bai et al., *LongBench: A Bilingual, Multitask
-Benchmark for Long Context Understanding*, 2024), the wording of prompts is our own, and nothing is
-cut out of a prompt that is too long. LongBench-E's files are named with `_e`. The Chinese datasets
-are refused: their published scores depend on one word segmenter.
+Benchmark for Long Context Understanding*, 2024). The wording of prompts is gemserve's own, and
+prompts that are too long are not cut. LongBench-E's files are named with `_e`. The Chinese datasets
+are refused, because their published scores depend on one word segmenter.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from gemserve.evaluation.tasks.jsonl_records import Record, read_records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """What stands `before` and `after` the context, and how an answer is scored.
+    """The text `before` and `after` the context, and how an answer is scored.
 
-    `{input}` in `after` is the line's own question. Datasets whose context already shows how to go
-    on are not `is_chat`: their prompt is plain text. `is_one_line`: see `Example`.
+    `{input}` in `after` is the line's own question. Datasets whose context already shows the
+    expected form of an answer are not `is_chat`: their prompt is plain text. `is_one_line`: see
+    `Example`.
     """
 
     before: str
@@ -153,9 +154,10 @@ CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh
 
 
 def read_files(data: Path, subtasks: Sequence[str] | None) -> list[ExampleFile]:
-    """One file, or those of a folder: the ones asked for, or all that can be scored.
+    """One file, or those of a folder: the requested ones, or all that can be scored.
 
-    Of LongBench and LongBench-E in one folder the former. Raises `ConfigError`.
+    If a folder has a dataset of both LongBench and LongBench-E, LongBench's is read. Raises
+    `ConfigError`.
     """
     if not data.exists():
         raise ConfigError(f"data={data}: No such file or directory")
@@ -179,7 +181,7 @@ def read_files(data: Path, subtasks: Sequence[str] | None) -> list[ExampleFile]:
 
 
 def find_dataset(name: str) -> Dataset:
-    """Raises `ConfigError` for a dataset that is unknown or Chinese."""
+    """Find a dataset by name. Raises `ConfigError` if it is unknown or Chinese."""
     if name in CHINESE:
         raise ConfigError(f"subtasks={name}: Chinese datasets are not scored")
     dataset = DATASETS.get(name.removesuffix("_e"))
@@ -198,7 +200,7 @@ def read_file(path: Path, name: str) -> ExampleFile:
 
 
 def read_case(record: Record, dataset: Dataset) -> FileExample:
-    context, asked = record.text("context"), record.text("input")
+    context, question = record.text("context"), record.text("input")
     gap = "\n\n" if dataset.is_chat else ""
     answers = read_answers(record, dataset.metric)
     labels = record.texts("all_classes") if dataset.metric == "classification" else ()
@@ -207,8 +209,8 @@ def read_case(record: Record, dataset: Dataset) -> FileExample:
             raise record.error("answers", f"must be among all_classes, {len(labels)} labels")
     return FileExample(
         document=f"{dataset.before}{gap}{context}",
-        task=dataset.after.replace("{input}", asked),
-        question=asked if asked.strip() else dataset.after,
+        task=dataset.after.replace("{input}", question),
+        question=question if question.strip() else dataset.after,
         answers=answers,
         metric=dataset.metric,
         max_tokens=dataset.max_tokens,

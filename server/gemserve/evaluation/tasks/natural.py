@@ -1,8 +1,8 @@
-"""Natural facts: sentences of prose that say where, who, how many or why, and questions about them.
+"""Natural facts: sentences of prose that say where, who, how many or why, and questions.
 
-A document hides the fact asked for among others of its form: the same relation of other subjects to
-other values. Three vocabularies share no wording, subject or value: what is chosen on one can be
-confirmed on the second and measured on the third, in filler of another source.
+A document hides the fact in question among others of its form: the same relation of other subjects
+to other values. Three vocabularies share no wording, subject or value. So a choice that was made
+with one can be confirmed with the second and measured with the third, in filler of another source.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FILLERS: dict[VocabularyName, Callable[[], tuple[str, ...]]] = {
     "confirmation": stdlib_sentences,
     "evaluation": topics_sentences,
 }
-# How questions begin: small models need to be told where to look. Every third is asked plainly.
+# How questions begin, because small models need a hint where to look. Every third has no hint.
 LEADS: dict[VocabularyName, tuple[str, ...]] = {
     "calibration": ("According to the document, ", "Judging by the document, ", ""),
     "confirmation": ("According to the passage, ", "In this passage, ", ""),
     "evaluation": ("According to the text, ", "Going by the text, ", ""),
 }
-DISTRACTORS = 3  # facts of the same form beside those asked for
-SEVERAL = 2  # facts asked for at once
+DISTRACTORS = 3  # further facts of the same form
+SEVERAL = 2  # facts in one question
 _MAX_TOKENS = 64
 
 
@@ -48,9 +48,10 @@ def natural_maker(
     subtask: str = "natural",
     is_question_first: bool = False,
 ) -> Maker:
-    """Draws examples of one kind: one fact of that kind, or of any kind `SEVERAL` in one question.
+    """Draws examples of one kind of fact, or of any kind with `SEVERAL` facts at once.
 
-    A single fact walks through the depths as `draw.index` goes up, somewhere in its sample's share.
+    A single fact moves through the depths as `draw.index` goes up, at a random place within its
+    sample's share.
     """
 
     def make(tokenizer: Any, draw: Draw) -> Example:
@@ -79,17 +80,17 @@ def natural_maker(
 
 
 def natural(tokenizer: Any, draw: Draw) -> Example:
-    """One natural fact; places, persons, numbers and clauses take turns."""
+    """One natural fact. Places, persons, numbers and clauses take turns."""
     return natural_maker("evaluation", KINDS[draw.index % len(KINDS)])(tokenizer, draw)
 
 
 def natural_several(tokenizer: Any, draw: Draw) -> Example:
-    """Several natural facts of one relation, asked for in one question."""
+    """Several natural facts of one relation in one question."""
     return natural_maker("evaluation", "several", subtask="natural_several")(tokenizer, draw)
 
 
 def question_first(tokenizer: Any, draw: Draw) -> Example:
-    """As `natural`, but the question stands before the document, and nothing after it."""
+    """Like `natural`, but the question is before the document, and nothing follows it."""
     make = natural_maker(
         "evaluation",
         KINDS[draw.index % len(KINDS)],

@@ -1,6 +1,7 @@
-"""`needle`: facts in filler of a given length. `single` walks its fact through all depths.
+"""`needle`: facts in filler of a given length. The fact of `single` moves through all depths.
 
-The first four are the forms that the built-in model was taught; the others are for real models.
+The built-in model was trained on the forms of the first four subtasks. The others are for real
+models.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from gemserve.evaluation.tasks.inference import associative, chain
 from gemserve.evaluation.tasks.natural import natural, natural_several, question_first
 from gemserve.synthetic.problems import ProblemMaker
 
-DISTRACTORS = 7  # facts beside the one asked for, in `multikey`
-ITEMS = 4  # values asked for at once, in `multivalue` and `multiquery`
+DISTRACTORS = 7  # further facts in `multikey`
+ITEMS = 4  # values in one question of `multivalue` and `multiquery`
 
 
 def single(tokenizer: Any, draw: Draw) -> Example:

@@ -14,9 +14,9 @@ TASKS: dict[str, Subtasks] = {
     "ruler": ruler.SUBTASKS,
     "relevance": relevance.SUBTASKS,
 }
-# What a task runs unless told; the others run all they have.
+# The subtasks that a task runs by default. Other tasks run all of their subtasks.
 DEFAULT_SUBTASKS: dict[str, tuple[str, ...]] = {"needle": ("single",)}
-# Tasks whose examples are read: from `--data`, the subtasks given or all there are.
+# Tasks that read examples from `--data`: the given subtasks, or all of them.
 FILE_TASKS: dict[str, Callable[[Path, Sequence[str] | None], list[ExampleFile]]] = {
     "jsonl": jsonl.read_files,
     "longbench": longbench.read_files,

@@ -1,13 +1,14 @@
-"""`relevance`: what makes dropping tokens easy or hard, one axis at a time.
+"""`relevance`: what makes dropping tokens easy or hard, varied one property at a time.
 
-The axes of the token-sparsification theory of shallow vision transformers, in text: the fraction of
-tokens that say the answer (α*, `relevant_…`), that say nearly the same about something else (α#,
-`confusing_…`), and of filler words replaced by others (τ, `noise_…`). A selection is worth its name
-where it beats a random one and one by position alone.
+The properties come from the token-sparsification theory of shallow vision transformers: the share
+of tokens that say the answer (α*, `relevant_…`), the share that say nearly the same about something
+else (α#, `confusing_…`), and the share of filler words replaced by others (τ, `noise_…`). A
+selection is useful where it beats a random one and one by position alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -28,7 +29,7 @@ from gemserve.synthetic.words import ADJECTIVES, ATTRIBUTES, NOUNS
 RELEVANT = (1.0, 0.1, 0.01, 0.001)
 CONFUSING = (0.01, 0.1, 0.5)
 NOISE = (0.1, 0.5)
-_OVERHEAD = 64  # tokens of template and question
+_OVERHEAD = 64  # tokens reserved for template and question
 
 
 def _example(
@@ -40,44 +41,28 @@ def _example(
     confusing: float = 0.0,
     noise: float = 0.0,
 ) -> Example:
-    """A document of which the given shares of tokens are relevant, confusing, or noise."""
+    """A document with the given shares of relevant, confusing and noise tokens."""
     rng = draw.rng(f"relevance {subtask}")
     noun, attribute, value = rng.choice(NOUNS), rng.choice(ATTRIBUTES), draw_value(rng)
-    asked, *rest = rng.sample(ADJECTIVES, len(ADJECTIVES))
+    adjective, *other_adjectives = rng.sample(ADJECTIVES, len(ADJECTIVES))
     room = draw.num_tokens - _OVERHEAD
 
-    def statement(adjective: str, value: str) -> str:
-        form = rng.choice(STATEMENTS)
-        return form.format(subject=f"{adjective} {noun}", attribute=attribute, value=value)
+    def right_fact() -> tuple[str, str]:
+        return f"{adjective} {noun}", value
 
-    def statements(share: float, adjectives: list[str] | None) -> list[str]:
-        """At least one if any are wanted; `adjectives` None: the fact asked for."""
-        made: list[str] = []
-        total = 0
-        while total < share * room:
-            adjective = asked if adjectives is None else rng.choice(adjectives)
-            made.append(statement(adjective, value if adjectives is None else draw_value(rng)))
-            total += _count(tokenizer, made[-1])
-            if total > room:
-                made.pop()
-                break
-        return made
+    def wrong_fact() -> tuple[str, str]:
+        return f"{rng.choice(other_adjectives)} {noun}", draw_value(rng)
 
-    right = statements(relevant, None)
-    wrong = statements(confusing, rest)
-    used = sum(_count(tokenizer, s) for s in (*right, *wrong))
+    right = _statements(tokenizer, rng, attribute, right_fact, relevant * room, room)
+    wrong = _statements(tokenizer, rng, attribute, wrong_fact, confusing * room, room)
+    room -= sum(_count(tokenizer, s) for s in (*right, *wrong))
     sentences = stdlib_sentences()
     if noise > 0:
         sentences = tuple(_noisy(sentence, noise, rng) for sentence in sentences)
-    filler = draw_filler(tokenizer, sentences, max(0, room - used), rng)
-    pieces = [*filler, *wrong, *right]
-    order = list(range(len(pieces)))
-    rng.shuffle(order)
-    # filler stays in its order; statements go anywhere
-    places = sorted(order[: len(filler)]) + order[len(filler) :]
-    arranged = [piece for _, piece in sorted(zip(places, pieces, strict=True))]
+    filler = draw_filler(tokenizer, sentences, max(0, room), rng)
+    arranged = _arranged(filler, [*wrong, *right], rng)
     is_right = set(right)
-    question = rng.choice(QUESTIONS).format(subject=f"{asked} {noun}", attribute=attribute)
+    question = rng.choice(QUESTIONS).format(subject=f"{adjective} {noun}", attribute=attribute)
     prompt = question_prompt(tokenizer, " ".join(arranged), question)
     return Example(
         subtask=subtask,
@@ -88,6 +73,37 @@ def _example(
         answers=(value,),
         gold=find_spans(prompt, [piece for piece in arranged if piece in is_right]),
     )
+
+
+def _statements(
+    tokenizer: Any,
+    rng: Random,
+    attribute: str,
+    draw_fact: Callable[[], tuple[str, str]],
+    wanted: float,
+    room: int,
+) -> list[str]:
+    """Statements of drawn facts (subject and value): `wanted` tokens or more, at most `room`."""
+    statements: list[str] = []
+    total = 0
+    while total < wanted:
+        subject, value = draw_fact()
+        form = rng.choice(STATEMENTS)
+        statements.append(form.format(subject=subject, attribute=attribute, value=value))
+        total += _count(tokenizer, statements[-1])
+        if total > room:
+            statements.pop()
+            break
+    return statements
+
+
+def _arranged(filler: Sequence[str], statements: Sequence[str], rng: Random) -> list[str]:
+    """Filler in its order, and statements at random places in it."""
+    pieces = [*filler, *statements]
+    order = list(range(len(pieces)))
+    rng.shuffle(order)
+    places = sorted(order[: len(filler)]) + order[len(filler) :]
+    return [piece for _, piece in sorted(zip(places, pieces, strict=True))]
 
 
 def _noisy(sentence: str, share: float, rng: Random) -> str:

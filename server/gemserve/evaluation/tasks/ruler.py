@@ -1,23 +1,32 @@
-"""`ruler`: the task families of RULER that need no download, from generators of our own.
+"""`ruler`: the task families of RULER that need no download, with generators of our own.
 
-Retrieval in RULER's one wording (`niah_…`), variable tracking (`vt`), and two aggregation tasks
-(`cwe`, `fwe`), in which nothing can be left out of the document: no filter can do well there.
+The tasks are retrieval in RULER's one wording (`niah_…`), variable tracking (`vt`), and two
+aggregation tasks (`cwe`, `fwe`). No filter can do well in the aggregation tasks, because nothing
+can be left out of their documents.
 
-What is as in RULER: an answer counts if all that is expected stands in it (`--metric contains`);
-the haystacks of `niah_single_1` (a few sentences over and over), of `niah_multikey_2` (nothing but
-facts of the asked form) and of `niah_multikey_3` (the same with UUIDs as keys and values); four
-keys, values or queries in the other `niah` tasks with several; in `vt` one chain of four hops, all
-five variables of which are expected; in `fwe` the three most frequent words are asked for.
+These are as in RULER:
 
-What is not: an example is right or wrong as a whole, where RULER gives the share of the items
-found. There is no instruction before the document and no beginning of the answer after the
-question. Filler is the standard library's documentation, not essays. Values are of three to eight
-digits, but in `niah_multikey_2`, where they have RULER's seven. Variables in `vt` are words, and
-stand in the same filler as needles. `cwe` asks for three words, not ten, so that small models can
-be scored at all: they make up 45% of the list and are about equally frequent, and any other word
-stands there at most half as often as the rarest of them (RULER: 30 times against 3). In `fwe`
-frequencies fall by the factor 0.6 from one asked word to the next, and other words are at most half
-as frequent as the third (RULER draws coded words from a zeta distribution with exponent 2).
+- An answer counts if it contains all that is expected (`--metric contains`).
+- The haystacks of three tasks: `niah_single_1` has a few sentences that repeat, `niah_multikey_2`
+  has only facts of the form in question, and `niah_multikey_3` has the same with UUIDs as keys and
+  values.
+- The other `niah` tasks with several keys, values or queries have four.
+- `vt` has one chain of four hops, and all five of its variables are expected.
+- `fwe` asks for the three most frequent words.
+
+These are different:
+
+- An example is right or wrong as a whole. RULER gives the share of the items found.
+- There is no instruction before the document, and no beginning of the answer after the question.
+- Filler is the standard library's documentation, not essays.
+- Values have three to eight digits; only `niah_multikey_2` has RULER's seven.
+- Variables in `vt` are words, in the same filler as needles.
+- `cwe` asks for three words, not ten, because small models could not be scored otherwise. These
+  words make up 45% of the list and are about equally frequent. Any other word is at most half as
+  frequent as the rarest of them (RULER: 30 times against 3).
+- In `fwe` each expected word is 0.6 times as frequent as the one before, and other words are at
+  most half as frequent as the third. RULER draws coded words from a zeta distribution with
+  exponent 2.
 """
 
 from __future__ import annotations
@@ -33,10 +42,10 @@ from gemserve.synthetic.problems import RULER_WORDING, Answer, Problem, ProblemM
 from gemserve.synthetic.words import ADJECTIVES, NOUNS
 
 KEYS = 4  # facts in the document of `niah_multikey`
-ITEMS = 4  # values asked for at once
-HOPS = 4  # copies in the chain of `vt`
-COMMON = 3  # words asked for in `cwe` and `fwe`
-# Says nothing, over and over: the haystack of `niah_single_1`.
+ITEMS = 4  # values in one question
+HOPS = 4  # hops in the chain of `vt`
+COMMON = 3  # expected words in `cwe` and `fwe`
+# The haystack of `niah_single_1` repeats these sentences.
 NOISE = (
     "The road is long.",
     "The wind is cold.",
@@ -47,7 +56,7 @@ NOISE = (
 
 
 def niah_single_1(tokenizer: Any, draw: Draw) -> Example:
-    """One fact in sentences that are repeated over and over."""
+    """One fact in sentences that are repeated."""
     rng = draw.rng("ruler niah_single_1")
     problem = ProblemMaker(rng, wording=RULER_WORDING).single()
     return hide(tokenizer, "niah_single_1", draw, rng, problem, depth=draw.depth, sentences=NOISE)
@@ -68,7 +77,7 @@ def niah_multikey(tokenizer: Any, draw: Draw) -> Example:
 
 
 def niah_multikey_2(tokenizer: Any, draw: Draw) -> Example:
-    """One fact among nothing but facts of its form: words for keys, seven digits for values."""
+    """One fact among facts of its form: keys are words, values have seven digits."""
 
     def key(rng: Random) -> str:
         return f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
@@ -80,7 +89,7 @@ def niah_multikey_2(tokenizer: Any, draw: Draw) -> Example:
 
 
 def niah_multikey_3(tokenizer: Any, draw: Draw) -> Example:
-    """The same with UUIDs for keys and values."""
+    """Like `niah_multikey_2` with UUIDs for keys and values."""
 
     def uuid(rng: Random) -> str:
         return str(UUID(int=rng.getrandbits(128), version=4))
@@ -96,13 +105,13 @@ def _facts(
     draw_key: Callable[[Random], str],
     draw_value: Callable[[Random], str],
 ) -> Example:
-    """A document of as many facts as fit the length, of which one is asked for."""
+    """A document of as many facts as fit the length, and a question about one of them."""
     rng = draw.rng(f"ruler {subtask}")
     form = RULER_WORDING.statements[0]
     room = draw.num_tokens
     lines: list[str] = []
     facts: dict[str, str] = {}
-    asked = Problem(kind=subtask, statements=(), question="", answers=(), gold=())
+    problem = Problem(kind=subtask, statements=(), question="", answers=(), gold=())
     while True:
         key, value = draw_key(rng), draw_value(rng)
         if key in facts or value in facts.values():
@@ -111,7 +120,7 @@ def _facts(
         if not lines:
             question = RULER_WORDING.questions[0].format(subject=key, attribute=attribute)
             answer = Answer(value, 0, line.rindex(value))
-            asked = Problem(
+            problem = Problem(
                 kind=subtask, statements=(line,), question=question, answers=(answer,), gold=(0,)
             )
             room -= len(question_prompt(tokenizer, "", question).ids)
@@ -122,7 +131,7 @@ def _facts(
         facts[key] = value
         lines.append(line)
     lines.insert(rng.randrange(len(lines)), lines.pop(0))
-    return make_example(tokenizer, subtask, draw, document="\n".join(lines), problem=asked)
+    return make_example(tokenizer, subtask, draw, document="\n".join(lines), problem=problem)
 
 
 def niah_multivalue(tokenizer: Any, draw: Draw) -> Example:
@@ -138,25 +147,25 @@ def niah_multiquery(tokenizer: Any, draw: Draw) -> Example:
 
 
 def vt(tokenizer: Any, draw: Draw) -> Example:
-    """Which variables hold a value, through a chain of assignments."""
+    """Ask which variables hold a value, through a chain of assignments."""
     rng = draw.rng("ruler vt")
     return hide(tokenizer, "vt", draw, rng, ProblemMaker(rng).tracking(HOPS))
 
 
 def cwe(tokenizer: Any, draw: Draw) -> Example:
-    """The words that stand about equally often in a list, and more often than all others."""
+    """Ask for words that are about equally frequent in a list, and more frequent than others."""
     return _word_list(tokenizer, "cwe", draw, common_share=0.45, decay=0.95)
 
 
 def fwe(tokenizer: Any, draw: Draw) -> Example:
-    """The words that stand in a list most often, each much rarer than the one before."""
+    """Ask for the most frequent words in a list, each much rarer than the one before."""
     return _word_list(tokenizer, "fwe", draw, common_share=0.6, decay=0.6)
 
 
 def _word_list(
     tokenizer: Any, subtask: str, draw: Draw, *, common_share: float, decay: float
 ) -> Example:
-    """As many words as fit the length, whatever tokens the model has for them."""
+    """As many words as fit the length, however many tokens they have."""
     rng = draw.rng(f"ruler {subtask}")
     state = rng.getstate()
     num_words = draw.num_tokens

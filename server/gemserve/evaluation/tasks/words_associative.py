@@ -1,4 +1,4 @@
-"""Facts and questions that share no content word: one has to know what the fact implies.
+"""Facts and questions that share no content word, so that one must infer the answer.
 
 `{name}` is a person. Each fact has one question, and no fact answers the question of another.
 """

@@ -1,0 +1,232 @@
+"""gemserve beside other servers on this machine: vLLM's CPU build and llama.cpp, over HTTP.
+
+All servers have the same weights (SmolLM2-135M-Instruct) and get the same prompts in the same
+order. They are asked in turn, one at a time; a signal holds the others still meanwhile. Prefix
+caches are off, and every prompt is a document of its own. `make peers` installs the other servers.
+
+    make peers
+    python benchmarks/peers.py --lengths 1024,4096,6000 --streams 1,8,16 --mixed 8
+
+- ttft: seconds from the request to the first text of its answer, at each prompt length.
+- decode: output tokens per second of so many streams together: the sum of each stream's rate after
+  its first text.
+- mixed: requests per second of 4,096-token prompts with so many always in progress, and the gaps
+  between the pieces of their answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import results
+from peer_servers import CONTESTANTS, CONTEXT, MODEL, Contestant, Server
+
+from gemserve.config import ModelConfig
+from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.needle import SUBTASKS
+from gemserve.model.checkpoint import open_checkpoint
+from gemserve_client.load_test.streamed_request import Client, Record
+from gemserve_client.load_test.traffic import Job
+
+_FIRST_PORT = 8460
+_TIMEOUT_S = 600.0
+_MIXED_TOKENS = 4096
+_SHORT_TOKENS = 384
+_WARM_UP_TOKENS = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--contestants", default=",".join(CONTESTANTS))
+    parser.add_argument("--lengths", type=results.numbers, default=[1024, 2048, 4096, 6000, 7900])
+    parser.add_argument("--streams", type=results.numbers, default=[1, 8, 16])
+    parser.add_argument("--mixed", type=results.numbers, default=[4, 16])
+    parser.add_argument("--decode-tokens", type=int, default=128)
+    parser.add_argument("--answer-tokens", type=int, default=32, help="of a mixed request")
+    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "peers")
+    results.add_common(parser)
+    arguments = parser.parse_args()
+    names = arguments.contestants.split(",")
+    unknown = [name for name in names if name not in CONTESTANTS]
+    if unknown:
+        parser.error(f"--contestants: {unknown[0]!r} is none of {', '.join(CONTESTANTS)}")
+    arguments.models.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which stops the servers
+    contestants = [CONTESTANTS[name] for name in names]
+    with ExitStack() as stack:
+        servers: dict[str, Server] = {}
+        streams = max([*arguments.streams, *arguments.mixed])
+        for index, name in enumerate(dict.fromkeys(c.server for c in contestants)):
+            log = arguments.models / f"{name}.log"
+            results.note(f"starting {name}")
+            servers[name] = Server(name, arguments.models, _FIRST_PORT + index, streams, log)
+            stack.callback(servers[name].stop)
+        contest = Contest(contestants, servers, arguments.repeats)
+        rows = [
+            *contest.ttft(arguments.lengths),
+            *contest.decode(arguments.streams, arguments.decode_tokens),
+            *contest.mixed(arguments.mixed, arguments.answer_tokens),
+        ]
+    results.finish("peers", "cpu", rows, arguments.json)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """All contestants, each asked the same in every round."""
+
+    contestants: Sequence[Contestant]
+    servers: dict[str, Server]
+    repeats: int
+
+    def ttft(self, lengths: Sequence[int]) -> list[dict[str, Any]]:
+        prompts = Prompts()
+        rows = []
+        for length in lengths:
+
+            def read(contestant: Contestant, turn: int, length: int = length) -> Figures:
+                (record,) = self._ask(contestant, _jobs([prompts.make(length, turn)], 2))
+                return {"ttft_s": record.ttft_s or float("nan")}
+
+            rows += self._rounds({"measured": "ttft", "tokens": length}, read)
+        return rows
+
+    def decode(self, streams: Sequence[int], num_tokens: int) -> list[dict[str, Any]]:
+        prompts = Prompts()
+        rows = []
+        for count in streams:
+
+            def generate(contestant: Contestant, turn: int, count: int = count) -> Figures:
+                texts = [prompts.make(_SHORT_TOKENS, 100 * turn + i) for i in range(count)]
+                jobs = _jobs(texts, num_tokens)
+                return _decode_rate(self._ask(contestant, jobs, {"ignore_eos": True}))
+
+            rows += self._rounds({"measured": "decode", "streams": count}, generate)
+        return rows
+
+    def mixed(self, concurrencies: Sequence[int], num_tokens: int) -> list[dict[str, Any]]:
+        prompts = Prompts()
+        rows = []
+        for count in concurrencies:
+
+            def load(contestant: Contestant, turn: int, count: int = count) -> Figures:
+                texts = [prompts.make(_MIXED_TOKENS, 1000 * turn + i) for i in range(2 * count)]
+                jobs = _jobs(texts, num_tokens)
+                began_s = time.perf_counter()
+                records = self._ask(contestant, jobs, {"ignore_eos": True}, at_once=count)
+                seconds = time.perf_counter() - began_s
+                gaps = sorted(gap for record in records for gap in record.gaps_s)
+                return {
+                    "requests_per_s": len(jobs) / seconds,
+                    "gap_p99_s": gaps[len(gaps) * 99 // 100],
+                }
+
+            rows += self._rounds({"measured": "mixed", "streams": count}, load)
+        return rows
+
+    def _rounds(
+        self, labels: dict[str, Any], measure: Callable[[Contestant, int], Figures]
+    ) -> list[dict[str, Any]]:
+        """Medians of each contestant's figures, and of the first one also the spread."""
+        figures: dict[str, list[Figures]] = {c.name: [] for c in self.contestants}
+        for turn in range(self.repeats):
+            for contestant in self.contestants:
+                results.note(" ".join(map(str, [*labels.values(), turn, contestant.name])))
+                figures[contestant.name].append(measure(contestant, turn))
+        rows = []
+        for name, rounds in figures.items():
+            row: dict[str, Any] = {**labels, "contestant": name}
+            for index, key in enumerate(rounds[0]):
+                values = [measured[key] for measured in rounds]
+                row[key] = statistics.median(values)
+                if index == 0:
+                    row |= {"least": min(values), "most": max(values)}
+            rows.append(row)
+            results.note("")
+            print(row, flush=True)
+        return rows
+
+    def _ask(
+        self,
+        contestant: Contestant,
+        jobs: Sequence[Job],
+        fields: dict[str, Any] | None = None,
+        at_once: int | None = None,
+    ) -> list[Record]:
+        server = self.servers[contestant.server]
+        body = {**contestant.fields, **(fields or {})}
+        with server.running():
+            records = asyncio.run(_send(server.url, jobs, body, at_once or len(jobs)))
+        for record in records:
+            if record.error is not None:
+                raise RuntimeError(f"{contestant.name}: {record.error}: {record.message}")
+        return records
+
+
+Figures = dict[str, float]
+
+
+class Prompts:
+    """Questions about documents of natural prose, each different from all others."""
+
+    def __init__(self) -> None:
+        self._tokenizer = open_checkpoint(ModelConfig(model=MODEL)).load_tokenizer()
+
+    def make(self, num_tokens: int, index: int) -> str:
+        """A prompt of `num_tokens` tokens, with the chat template's."""
+        draw = Draw(seed=index, num_tokens=min(num_tokens, CONTEXT - 256), index=0, samples=1)
+        example = SUBTASKS["natural"](self._tokenizer, draw)
+        return f"{example.document}\n\n{example.question}"
+
+
+def _jobs(texts: Sequence[str], max_tokens: int) -> list[Job]:
+    return [Job(index=i, prompt=text, max_tokens=max_tokens) for i, text in enumerate(texts)]
+
+
+async def _send(
+    url: str, jobs: Sequence[Job], fields: dict[str, Any], at_once: int
+) -> list[Record]:
+    """Send all jobs, at most `at_once` in progress; return what was seen of each."""
+    common = {
+        "model": MODEL,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    turn = asyncio.Semaphore(at_once)
+    records = [Record(index=job.index) for job in jobs]
+    async with httpx.AsyncClient(base_url=url, timeout=None) as http:
+        client = Client(http, chat=True, timeout_s=_TIMEOUT_S, fields={**common, **fields})
+        origin_s = time.perf_counter()
+
+        async def send(job: Job, record: Record) -> None:
+            async with turn:
+                await client.send(job, record, origin_s)
+
+        await asyncio.gather(*map(send, jobs, records))
+    return records
+
+
+def _decode_rate(records: Sequence[Record]) -> Figures:
+    seconds = [(record.ended_s or 0.0) - _first_text_s(record) for record in records]
+    rates = [(record.output_tokens - 1) / s for record, s in zip(records, seconds, strict=True)]
+    return {"tokens_per_s": sum(rates)}
+
+
+def _first_text_s(record: Record) -> float:
+    return record.started_s + (record.ttft_s or 0.0)
+
+
+if __name__ == "__main__":
+    main()

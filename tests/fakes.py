@@ -57,6 +57,7 @@ class FakeCore:
     """Plays `script` for every request, one request at a time, a moment of it each step."""
 
     kv_usage_ratio = 0.0
+    cache_usage_ratio = 0.0
 
     def __init__(self, *script: Step) -> None:
         self.script: Sequence[Step] = script or (FILTERED, "Hé", "llo ", "🌍", "!")

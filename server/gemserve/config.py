@@ -60,10 +60,11 @@ class EngineConfig:
     model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request whose
     filter pass fails gets an error, or an answer to the whole prompt.
 
-    `kv_memory_bytes`: the pool for the keys and values of all requests. `max_running`: requests in
-    progress at once. `step_target_s`: target time of a step of prompt work; cancellations are
-    noticed between steps. `min_chunk_tokens`, `max_chunk_tokens`: how much of a prompt passes the
-    layers at once.
+    `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share
+    of it, from 0 to 1, that the document cache may hold as long as no request needs it.
+    `max_running`: requests in progress at once. `step_target_s`: target time of a step of prompt
+    work; cancellations are noticed between steps. `min_chunk_tokens`, `max_chunk_tokens`: how much
+    of a prompt passes the layers at once.
 
     `filter_precision`: that of the filter pass's matrix products. `offload_layers`: how many upper
     layers stay on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode steps
@@ -83,6 +84,7 @@ class EngineConfig:
     max_chunk_tokens: int = 2048
     max_queue: int = 128
     max_prompt_tokens: int | None = None
+    cache_memory: float = 0.5
     filter_precision: FilterPrecision = "model"
     offload_layers: int | Literal["auto"] = 0
     cuda_graphs: Switch = "auto"

@@ -206,6 +206,7 @@ class Request:
     question: tuple[tuple[int, int], ...] = ()
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
+    tenant: bytes = b""  # whose prompts it may share computed keys and values with
 
     @property
     def adapter_positions(self) -> int:

@@ -190,6 +190,17 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "RECHECK_S", 0.0)
 
 
+async def test_only_requests_with_one_key_share_documents(guarded: Api, api: Api) -> None:
+    """The document cache compares prompts of one tenant only."""
+    for key in (ALICE, BOB, ALICE):
+        assert (await ask(guarded, f"Bearer {key}")).status_code == 200
+    alice, bob, again = (request.tenant for request in guarded.core.requests)
+    assert alice == again
+    assert len({alice, bob, b""}) == 3
+    await api.post(CHAT)
+    assert api.core.requests[0].tenant == b""
+
+
 @pytest.mark.usefixtures("_impatient")
 async def test_keys_come_and_go_with_the_file(guarded: Api, key_file: Path) -> None:
     replace_file(key_file, "sk-carol")

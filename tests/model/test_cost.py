@@ -65,7 +65,9 @@ def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
     core = core_over(
         CausalModel(models.build("llama")),
         NoText(),
-        EngineConfig(kv_memory_bytes=1 << 22, filter_min_tokens=0, filter_layer=2),
+        EngineConfig(
+            kv_memory_bytes=1 << 22, filter_min_tokens=0, filter_layer=2, cache_memory=0.0
+        ),
         eos_ids=frozenset(),
     )
     (row,) = plan_methods(

@@ -85,6 +85,12 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "if a filter fails: reject ends the request, full reads the whole prompt",
     ),
     Option("--kv-memory", "kv_memory_bytes", read_bytes, "memory for all keys and values"),
+    Option(
+        "--cache-memory",
+        "cache_memory",
+        number(0, 1, float),
+        "share of the KV memory in which documents stay for further questions; 0: none",
+    ),
     Option("--min-chunk-tokens", "min_chunk_tokens", number(1), "smallest chunk of a prompt"),
     Option("--max-chunk-tokens", "max_chunk_tokens", number(1), "largest chunk of a prompt"),
     Option("--max-running", "max_running", number(1), "requests in progress at once"),

@@ -10,14 +10,16 @@ from gemserve.config import ResolvedEngineConfig
 from gemserve.decoding.detokenize import TextStream
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState
+from gemserve.engine.document_cache import CacheCounts
 from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.pace import Pace, StepLimits
 from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner import Runner
-from gemserve.engine.scheduler import Chunk, Plan, Scheduler
+from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.step_plan import Chunk, Plan
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.planner import FilterPlanner
@@ -64,6 +66,7 @@ class Core:
             self._pool,
             num_layers=model.num_layers,
             max_running=config.max_running,
+            cache_units=int(config.cache_memory * self.num_units) if model.is_rope_fixed else 0,
         )
         self._pace = Pace(target_s=config.step_target_s)
         self._events = EventMaker(model.shape, eos_ids)
@@ -87,11 +90,25 @@ class Core:
 
     @property
     def kv_usage_ratio(self) -> float:
-        return self._pool.used / self._pool.capacity
+        return self._held_units / self._pool.capacity
 
     @property
     def kv_bytes_used(self) -> int:
-        return self._pool.used * self.model.shape.unit_bytes
+        return self._held_units * self.model.shape.unit_bytes
+
+    @property
+    def cache_usage_ratio(self) -> float:
+        """How much of the KV memory the document cache holds. Requests may have it at any time."""
+        return self._scheduler.cache.used / self._pool.capacity
+
+    @property
+    def cache_counts(self) -> CacheCounts:
+        return self._scheduler.cache.counts
+
+    @property
+    def _held_units(self) -> int:
+        """Units that requests hold."""
+        return self._pool.used - self._scheduler.cache.used
 
     @property
     def is_idle(self) -> bool:

@@ -10,8 +10,8 @@ from gemserve.cost import ModelShape
 from gemserve.decoding.sampling import Draw
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.run_output import RunOutput
-from gemserve.engine.scheduler import Plan, StepOutput
 from gemserve.engine.sequence import Sequence
+from gemserve.engine.step_plan import Plan, StepOutput
 from gemserve.filtering.selector import Choice
 from gemserve.ranges import as_ranges
 from gemserve.types import (
@@ -128,6 +128,7 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
         is_chunk_done=out.is_chunk_done,
         tokens={sequence: drawn.token for sequence, drawn in out.draws.items()},
         kept={sequence: choice.positions.tolist() for sequence, choice in out.chosen.items()},
+        failed_filters=frozenset(s for s, choice in out.chosen.items() if choice.has_failed),
         finished=frozenset(ended - set(out.failures)),
         failures=frozenset(out.failures),
     )
@@ -152,7 +153,7 @@ def _filtered(
         layer=sequence.filter_layer,
         prompt_tokens=sequence.num_prompt,
         kept_tokens=sequence.num_kept if kept is None else len(kept),
-        cached_tokens=0,
+        cached_tokens=sequence.num_cached,
         filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
         selection=selection,
         coverage=coverage,

@@ -12,14 +12,15 @@ from typing import TypeVar
 import torch
 
 from gemserve.decoding.sampling import SamplerState, draw, score_tokens
+from gemserve.engine.document_copy import copy_documents
 from gemserve.engine.eviction import evict
 from gemserve.engine.pace import StepLimits
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner_state import ChunkPass, RunnerState
-from gemserve.engine.scheduler import Chunk, Plan
 from gemserve.engine.selection import choose_positions
 from gemserve.engine.sequence import Sequence
+from gemserve.engine.step_plan import Chunk, Plan
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.selector import Choice
 from gemserve.filtering.snapkv import SnapKV
@@ -57,6 +58,7 @@ class Runner:
     ) -> RunOutput:
         """Advance every sequence of the plan. A sequence that fails does not stop the others."""
         self._move(plan)
+        copy_documents(plan.copies, self._memory)
         out = RunOutput(started_s=time.monotonic())
         logits: Logits = []
         self._decode(plan, logits, out)

@@ -11,12 +11,12 @@ again.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
 
+from gemserve.engine.document_cache import FEWEST_TOKENS, CachedDocument, DocumentCache
 from gemserve.engine.memory import MemoryPool, Move
 from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.step_plan import Chunk, Copy, Plan, StepOutput
 
 # Once this many later requests have overtaken a waiting request, no further one may.
 MAX_TIMES_PASSED = 64
@@ -24,56 +24,15 @@ MAX_TIMES_PASSED = 64
 MAX_SCORED_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens start..start+count−1 of a sequence's filter or prefill pass."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    is_filter: bool
-    is_last: bool
-
-    @property
-    def filter_layer(self) -> int | None:
-        """The layer at which this chunk's pass ends. None: a prefill pass through all layers."""
-        return self.sequence.filter_layer if self.is_filter else None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step: either `decodes` or `chunk`. The moves of memory come first."""
-
-    moves: tuple[Move, ...]
-    decodes: tuple[Sequence, ...]
-    chunk: Chunk | None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decodes and self.chunk is None
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a step produced. Every sequence in `decodes` advances unless it is in `failures`.
-
-    `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
-    `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: the ascending
-    positions that a filter pass chose. `finished`: sequences that ended with this step.
-    """
-
-    is_chunk_done: bool = True
-    tokens: Mapping[Sequence, int] = field(default_factory=dict)
-    kept: Mapping[Sequence, Ids[int]] = field(default_factory=dict)
-    finished: frozenset[Sequence] = frozenset()
-    failures: frozenset[Sequence] = frozenset()
-
-
 class Scheduler:
     """Owns the states of all sequences and the bookkeeping of the memory pool."""
 
-    def __init__(self, pool: MemoryPool, *, num_layers: int, max_running: int) -> None:
+    def __init__(
+        self, pool: MemoryPool, *, num_layers: int, max_running: int, cache_units: int = 0
+    ) -> None:
+        """`cache_units`: how much of the pool the document cache may hold."""
         self.pool = pool
+        self.cache = DocumentCache(pool, cache_units)
         self._num_layers = num_layers
         self._max_running = max_running
         self._is_first_next = True
@@ -101,10 +60,10 @@ class Scheduler:
         at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
-        moves = tuple(self._admit())
+        moves, copies = self._admit()
         decodes = tuple(s for s in self.running if s.state is State.DECODING)
         chunk = None if decodes and is_decode_due else self._next_chunk(chunk_tokens)
-        return Plan(moves, decodes if chunk is None else (), chunk)
+        return Plan(tuple(moves), tuple(copies), decodes if chunk is None else (), chunk)
 
     def commit(self, plan: Plan, output: StepOutput) -> None:
         """Advance every sequence of the plan by what its step produced."""
@@ -148,20 +107,30 @@ class Scheduler:
         for sequence in self.waiting:
             assert sequence.state is State.WAITING
             assert sequence.span is None
-        assert held == self.pool.used, f"running sequences hold {held}, the pool {self.pool.used}"
+        self.cache.check_integrity()
+        held += self.cache.used
+        assert held == self.pool.used, f"sequences and cache hold {held}, the pool {self.pool.used}"
 
-    def _admit(self) -> list[Move]:
+    def _admit(self) -> tuple[list[Move], list[Copy]]:
         """Admit whatever fits, by priority and arrival. Later requests may overtake a large one.
 
-        If enough units are free but scattered, the pool is compacted. That waits until no chunk is
-        under way, because its pass holds views of the memory at its present place.
+        Documents in the cache give way. If enough units are free but scattered, the pool is
+        compacted. That waits until no chunk is under way, because its pass holds views of the
+        memory at its present place.
         """
         moves: list[Move] = []
+        copies: list[Copy] = []
+        copied: list[CachedDocument] = []  # which must stay until this plan has been carried out
         self._awaits_compaction = False
         for sequence in list(self.waiting):
             if len(self.running) >= self._max_running:
                 break
             size = sequence.reserved_units(self._num_layers)
+            document, num_cached = None, 0
+            if size <= self.pool.free + self.cache.used:
+                if self._awaits_leader(sequence):
+                    continue
+                document, num_cached = self._make_room(sequence, size, copied)
             if size > self.pool.free:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
                     break
@@ -185,7 +154,43 @@ class Scheduler:
             sequence.done = 0
             has_chosen = sequence.filter_layer is None or sequence.chosen is not None
             sequence.state = State.PREFILLING if has_chosen else State.FILTERING
-        return moves
+            if sequence.state is State.FILTERING:
+                self.cache.use(document, sequence.num_read, num_cached)
+                sequence.done = sequence.num_cached = num_cached
+            if document is not None:
+                copies.append(Copy(document.span, len(document.tokens), sequence, num_cached))
+                copied.append(document)
+        return moves, copies
+
+    def _make_room(
+        self, sequence: Sequence, size: int, spared: list[CachedDocument]
+    ) -> tuple[CachedDocument | None, int]:
+        """Evict documents until the sequence fits; return the one that it begins like, if any."""
+        document, num_cached = self._find_cached(sequence)
+        if document is not None:
+            self.cache.make_room(size, [*spared, document])
+            if size <= self.pool.free:
+                return document, num_cached
+        self.cache.make_room(size, spared)
+        return self._find_cached(sequence)
+
+    def _find_cached(self, sequence: Sequence) -> tuple[CachedDocument | None, int]:
+        key = sequence.cache_key
+        if key is None or sequence.chosen is not None:
+            return None, 0
+        return self.cache.find(key, sequence.tokens, sequence.most_cached)
+
+    def _awaits_leader(self, sequence: Sequence) -> bool:
+        """Will a filter pass under way leave more of this prompt in the cache than there is now?"""
+        key = sequence.cache_key
+        if key is None or sequence.chosen is not None:
+            return False
+        passes = (s for s in self.running if s.state is State.FILTERING and s.cache_key == key)
+        leader = next(passes, None)
+        if leader is None or not self.cache.has_room(leader.memory.size):
+            return False
+        num_common = sequence.num_common_with(leader)
+        return num_common >= FEWEST_TOKENS and num_common > self._find_cached(sequence)[1]
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the first unfinished prompt by rank, then of the one nearest its end, in turn.
@@ -220,7 +225,8 @@ class Scheduler:
         sequence.done += chunk.count
         sequence.open_tokens = 0
         if sequence in output.kept:  # a failed filter ends this even before its last chunk
-            self._keep(sequence, output.kept[sequence])
+            is_complete = chunk.is_last and sequence not in output.failed_filters
+            self._keep(sequence, output.kept[sequence], is_complete)
         elif chunk.is_last:
             sequence.generated.append(output.tokens[sequence])
             sequence.state = State.DECODING
@@ -228,10 +234,10 @@ class Scheduler:
                 sequence.done = sequence.num_kept
                 self.pool.shrink(sequence.memory, sequence.kept_units(self._num_layers))
 
-    def _keep(self, sequence: Sequence, kept: Ids[int]) -> None:
-        """Continue with the positions that a filter chose.
+    def _keep(self, sequence: Sequence, kept: Ids[int], is_complete: bool) -> None:
+        """Continue with the positions that a filter chose. Wait if they need more than is reserved.
 
-        Wait if they need more than is reserved.
+        `is_complete`: the filter pass has computed all that it should, so the cache may have it.
         """
         assert 0 < len(kept) <= sequence.plan.budget.limit
         sequence.chosen = kept
@@ -239,7 +245,10 @@ class Scheduler:
         sequence.ids = [sequence.request.prompt_ids[p] for p in kept]
         sequence.done = 0
         needed = sequence.kept_units(self._num_layers)
-        if needed <= sequence.memory.size:
+        is_fitting = needed <= sequence.memory.size
+        if is_complete:
+            self._leave_to_cache(sequence, needed if is_fitting else None)
+        if is_fitting:
             sequence.state = State.PREFILLING
             self.pool.shrink(sequence.memory, needed)
             return
@@ -247,6 +256,26 @@ class Scheduler:
         sequence.state = State.WAITING
         self.running.remove(sequence)
         insort(self.waiting, sequence, key=lambda s: s.rank)
+
+    def _leave_to_cache(self, sequence: Sequence, needed: int | None) -> None:
+        """Let the cache have a filter pass's memory, if the sequence can get `needed` units anew.
+
+        `needed` None: it waits for more than it has. In both cases it may keep what it had instead.
+        """
+        key, pass_units = sequence.cache_key, sequence.reading_units(self._num_layers)
+        if key is None or not self.cache.wants(key, sequence.tokens, pass_units):
+            return
+        span = sequence.memory
+        if needed is not None:
+            self.cache.make_room(needed)
+            sequence.span = self.pool.allocate(needed)
+            if sequence.span is None:
+                sequence.span = span
+                return
+        else:
+            sequence.span = None
+        self.pool.shrink(span, pass_units)
+        self.cache.add(key, sequence.tokens, span)
 
     def _release(self, sequence: Sequence) -> None:
         """Free a sequence's memory, if it has any."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gemserve.engine.document_cache import CacheKey, Tokens, as_tokens, num_common
 from gemserve.engine.memory import Span
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request
@@ -39,8 +40,11 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     chosen: Ids[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
     span: Span | None = None
+    num_cached: int = 0  # tokens of its filter pass that the document cache had
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
+    _tokens: Tokens | None = None
+    _in_common: tuple[Sequence, int] | None = None  # see `num_common_with`
 
     def __post_init__(self) -> None:
         prompt, chosen = self.request.prompt_ids, self.plan.chosen
@@ -79,6 +83,34 @@ class Sequence:
             return ids
         behind = max(0, start - self.num_prompt)
         return [*ids, *self.plan.repeated[behind : behind + count - len(ids)]]
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens of a pass over the whole prompt."""
+        if self._tokens is None:
+            self._tokens = as_tokens([*self.request.prompt_ids, *self.plan.repeated])
+        return self._tokens
+
+    @property
+    def cache_key(self) -> CacheKey | None:
+        """What the document cache finds its filter pass by; None: it has no filter pass."""
+        if self.filter_layer is None:
+            return None
+        adapter = self.request.adapter
+        of_adapter = None if adapter is None else (adapter.name, adapter.version)
+        return CacheKey(self.request.tenant, of_adapter, self.filter_layer)
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens that its filter pass may leave out: those before the rows it has to watch."""
+        return min(self.plan.rows, default=0)
+
+    def num_common_with(self, other: Sequence) -> int:
+        """How many tokens two filter passes have in common from their beginning on."""
+        if self._in_common is None or self._in_common[0] is not other:
+            count = min(self.most_cached, num_common(self.tokens, other.tokens))
+            self._in_common = other, count
+        return self._in_common[1]
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -41,6 +41,8 @@ class Steps(Protocol):
     @property
     def kv_usage_ratio(self) -> float: ...
     @property
+    def cache_usage_ratio(self) -> float: ...
+    @property
     def is_idle(self) -> bool: ...
     def plan(self, request: Request) -> Any: ...
     def add(self, request: Request, plan: Any) -> Any: ...
@@ -55,6 +57,7 @@ class Load:
     num_running: int = 0
     num_waiting: int = 0
     kv_usage_ratio: float = 0.0
+    cache_usage_ratio: float = 0.0
 
 
 class Stream:
@@ -127,6 +130,10 @@ class Engine:
     @property
     def kv_usage_ratio(self) -> float:
         return self._load.kv_usage_ratio
+
+    @property
+    def cache_usage_ratio(self) -> float:
+        return self._load.cache_usage_ratio
 
     @property
     def death(self) -> str | None:
@@ -248,7 +255,12 @@ class Engine:
 
     def _publish_load(self) -> None:
         core = self._core
-        self._load = Load(core.num_running, core.num_waiting, core.kv_usage_ratio)
+        self._load = Load(
+            num_running=core.num_running,
+            num_waiting=core.num_waiting,
+            kv_usage_ratio=core.kv_usage_ratio,
+            cache_usage_ratio=core.cache_usage_ratio,
+        )
 
     def _die(self, cause: str, reason: Literal["abort", "error"]) -> None:
         with self._changed:

@@ -42,6 +42,10 @@ class KVSpan:
         keys, values = self._layers[layer]
         return keys[:, :stop], values[:, :stop]
 
+    def take(self, source: KVSpan, count: int) -> None:
+        """Copy the first `count` tokens of `source`, which has as many layers."""
+        self._data[:, :, :, :count] = source._data[:, :, :, :count]
+
     def pack(self, source: KVSpan, chosen: torch.Tensor, backend: Backend) -> None:
         """Copy the chosen positions [layers, kv_heads, kept] of `source` to 0..kept−1 of this span.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from anyio import to_thread
@@ -61,7 +61,11 @@ class Submitter:
             if isinstance(requests, AdapterReference):
                 adapter = await self.models.load(requests)
                 requests = await to_thread.run_sync(build, body, request_id, adapter)
-            streams = self.engine.submit_all(requests.requests)
+            caller = http.scope["state"].get("caller")
+            tenant = b"" if caller is None else caller.key
+            streams = self.engine.submit_all(
+                [replace(request, tenant=tenant) for request in requests.requests]
+            )
         except (QueueFull, AdapterBusy, AdapterUnavailable) as error:
             self.metrics.rejections.labels(error.code).inc()
             raise

@@ -34,6 +34,9 @@ class Metrics:
         self._success = self._counter("request_success", "Requests ended", ["finish_reason"])
         self._prompt = self._counter("prompt_tokens", "Prompt tokens received")
         self._kept = self._counter("kept_prompt_tokens", "Prompt tokens left after filtering")
+        self._cached = self._counter(
+            "cached_prompt_tokens", "Prompt tokens that the filter found in the document cache"
+        )
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._ttft = self._seconds("time_to_first_token", "From arrival to first token")
         self._itl = self._seconds("inter_token_latency", "Between consecutive tokens")
@@ -61,6 +64,11 @@ class Metrics:
         self._gauge("num_requests_running", "Requests running", lambda: engine.num_running)
         self._gauge("num_requests_waiting", "Requests waiting", lambda: engine.num_waiting)
         self._gauge("kv_cache_usage_ratio", "KV memory in use", lambda: engine.kv_usage_ratio)
+        self._gauge(
+            "document_cache_usage_ratio",
+            "KV memory that holds documents for further questions",
+            lambda: engine.cache_usage_ratio,
+        )
         self._gauge("adapters_loaded", "Adapters in memory", lambda: adapters.num_loaded)
         self._gauge(
             "adapter_memory_bytes", "Of adapters loaded or in use", lambda: adapters.num_bytes
@@ -125,6 +133,7 @@ class RequestObserver:
             m._queue.observe(event.started_s - self._arrived_s)
             m._prompt.inc(event.report.prompt_tokens)
             m._kept.inc(event.report.kept_tokens)
+            m._cached.inc(event.report.cached_tokens)
             if event.report.filter_ms:
                 m._filter.observe(event.filtered_s - event.started_s)
             m.count_filter(event.report)

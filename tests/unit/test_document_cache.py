@@ -1,0 +1,287 @@
+"""The document cache under seeded random traces: what is copied is always what a pass would write.
+
+No torch: a list of numbers stands for the memory. A filter pass writes a fingerprint of everything
+that a token's keys depend on into the token's first unit.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from gemserve.engine.document_cache import FEWEST_TOKENS, as_tokens, num_common
+from gemserve.engine.memory import MemoryPool
+from gemserve.engine.scheduler import Scheduler
+from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.step_plan import Plan, StepOutput
+from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.types import FilterParams, Request, SamplingParams
+
+LAYERS = 8
+TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "80"))
+
+
+class FakeAdapter:
+    num_positions = 0
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name, self.version = name, version
+
+
+def sequence(
+    order: int,
+    ids: list[int],
+    *,
+    layer: int = 2,
+    tenant: bytes = b"",
+    adapter: FakeAdapter | None = None,
+    question: int = 8,
+    limit: int | None = None,
+) -> Sequence:
+    kept = min(16, len(ids))
+    return Sequence(
+        request=Request(
+            request_id=str(order),
+            prompt_ids=ids,
+            sampling=SamplingParams(max_tokens=4),
+            filter=FilterParams(method="sieve", keep=16),
+            tenant=tenant,
+            adapter=adapter,
+        ),
+        plan=FilterPlan(
+            reason=None,
+            num_kept=kept,
+            budget=Budget(low=1, high=kept, limit=limit or kept),
+            layer=layer,
+            rows=tuple(range(len(ids) - question, len(ids))),
+        ),
+        order=order,
+    )
+
+
+def fingerprint(s: Sequence, position: int) -> int:
+    adapter = s.request.adapter
+    version = None if adapter is None else (adapter.name, adapter.version)
+    prefix = tuple(s.request.prompt_ids[: position + 1])
+    return hash((prefix, s.request.tenant, version, s.filter_layer))
+
+
+class FakeMemory:
+    def __init__(self, size: int) -> None:
+        self.units = [0] * size
+
+    def move_and_copy(self, plan: Plan) -> None:
+        units = self.units
+        for move in plan.moves:
+            part = units[move.source : move.source + move.size]
+            units[move.target : move.target + move.size] = part
+        for copy in plan.copies:
+            start = copy.sequence.memory.start
+            part = units[copy.source.start : copy.source.start + copy.count]
+            units[start : start + copy.count] = part
+
+    def read(self, s: Sequence, start: int, count: int) -> None:
+        """A filter pass over some tokens: what it finds of those before must be right."""
+        at = s.memory.start
+        found = self.units[at : at + start]
+        assert found == [fingerprint(s, p) for p in range(start)], "not this prompt's"
+        self.units[at + start : at + start + count] = [
+            fingerprint(s, p) for p in range(start, start + count)
+        ]
+
+    def overwrite(self, s: Sequence) -> None:
+        """Generation uses all memory that the sequence has left."""
+        span = s.memory
+        self.units[span.start : span.start + span.size] = [-1] * span.size
+
+
+def perform(plan: Plan, memory: FakeMemory, rng: Random) -> StepOutput:
+    memory.move_and_copy(plan)
+    kept: dict[Sequence, tuple[int, ...]] = {}
+    tokens = dict.fromkeys(plan.decodes, 1)
+    failed: set[Sequence] = set()
+    chunk = plan.chunk
+    if chunk is not None:
+        s = chunk.sequence
+        if chunk.is_filter:
+            memory.read(s, chunk.start, chunk.count)
+            if rng.random() < 0.03:
+                failed.add(s)
+                kept[s] = tuple(range(min(s.num_prompt, s.plan.budget.limit)))
+            elif chunk.is_last:
+                count = rng.choice((s.plan.budget.high, s.plan.budget.limit))
+                kept[s] = tuple(range(min(count, s.num_prompt)))
+        else:
+            memory.overwrite(s)
+            if chunk.is_last:
+                tokens[s] = 1
+    finished = frozenset(s for s in tokens if len(s.generated) + 1 == s.request.sampling.max_tokens)
+    return StepOutput(tokens=tokens, kept=kept, finished=finished, failed_filters=frozenset(failed))
+
+
+def run_trace(seed: int) -> tuple[int, int]:
+    rng = Random(seed)
+    documents = [[d] * rng.randrange(300, 1200) for d in (1, 2, 3)]
+    tenants, layers = rng.choice(((b"",), (b"a", b"b"))), rng.choice(((2,), (2, 3)))
+    adapters = rng.choice(((None,), (None, FakeAdapter("x", "1"), FakeAdapter("x", "2"))))
+    capacity = rng.randrange(10_000, 60_000)
+    s = Scheduler(
+        MemoryPool(capacity),
+        num_layers=LAYERS,
+        max_running=rng.choice((1, 4, 64)),
+        cache_units=int(capacity * rng.choice((0.0, 0.2, 0.5, 1.0))),
+    )
+    memory = FakeMemory(capacity)
+    everyone = []
+    for order in range(rng.randrange(2, 14)):
+        turns = [rng.choice(documents)] + [[rng.randrange(9)] * 40] * rng.randrange(3)
+        ids = [token for turn in turns for token in turn] + [rng.randrange(10, 99)] * 12
+        made = sequence(
+            order,
+            ids,
+            layer=rng.choice(layers),
+            tenant=rng.choice(tenants),
+            adapter=rng.choice(adapters),
+            limit=rng.choice((None, 600)),
+        )
+        if s.fits_ever(made):
+            everyone.append(made)
+    pending = list(everyone)
+    for _ in range(20_000):
+        while pending and rng.random() < 0.3:
+            s.add(pending.pop(0))
+        if rng.random() < 0.02 and (s.running or s.waiting):
+            s.finish(rng.choice([*s.running, *s.waiting]))
+        plan = s.schedule(rng.choice((64, 300)), is_decode_due=rng.random() < 0.5)
+        s.check_integrity()
+        assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
+        s.commit(plan, perform(plan, memory, rng))
+        s.check_integrity()
+        if s.is_idle and not pending:
+            break
+    else:
+        raise AssertionError("the trace did not end")
+    assert s.pool.used == s.cache.used
+    return s.cache.counts.hits, s.cache.counts.evictions
+
+
+def test_random_traces() -> None:
+    hits = evictions = 0
+    for seed in range(TRACES):
+        some_hits, some_evictions = run_trace(seed)
+        hits, evictions = hits + some_hits, evictions + some_evictions
+    assert hits > TRACES // 4, "the traces hardly test the cache"
+    assert evictions > TRACES // 40
+
+
+def finish(s: Scheduler, memory: FakeMemory) -> list[Plan]:
+    plans = []
+    rng = Random(0)
+    rng.random = lambda: 0.9  # type: ignore[method-assign]  # nothing fails
+    for _ in range(1000):
+        plan = s.schedule(256, is_decode_due=True)
+        plans.append(plan)
+        s.commit(plan, perform(plan, memory, rng))
+        if s.is_idle:
+            return plans
+    raise AssertionError("it did not end")
+
+
+def cached(capacity: int = 100_000) -> tuple[Scheduler, FakeMemory]:
+    pool = MemoryPool(capacity)
+    s = Scheduler(pool, num_layers=LAYERS, max_running=8, cache_units=capacity // 2)
+    return s, FakeMemory(capacity)
+
+
+def test_a_second_question_reads_only_itself() -> None:
+    s, memory = cached()
+    document = [7] * 1000
+    for order, question in enumerate(([1] * 10, [2] * 10)):
+        s.add(sequence(order, document + question))
+        plans = finish(s, memory)
+    read = [p.chunk.count for p in plans if p.chunk is not None and p.chunk.is_filter]
+    assert read == [10]
+
+
+def test_ten_questions_at_once_read_the_document_once() -> None:
+    s, memory = cached()
+    for order in range(10):
+        s.add(sequence(order, [7] * 1000 + [order] * 10))
+    plans = finish(s, memory)
+    read = sum(p.chunk.count for p in plans if p.chunk is not None and p.chunk.is_filter)
+    assert read == 1010 + 9 * 10
+
+
+def test_one_document_is_kept_once_whatever_is_asked_of_it() -> None:
+    s, memory = cached()
+    for order in range(5):
+        s.add(sequence(order, [7] * 1000 + [order] * 10))
+        finish(s, memory)
+    assert s.cache.used == 1010 * 5  # layers 0 and 1 with values, and layer 2's keys
+
+
+def test_a_longer_conversation_takes_the_place_of_its_beginning() -> None:
+    s, memory = cached()
+    s.add(sequence(0, [7] * 1000))
+    finish(s, memory)
+    s.add(sequence(1, [7] * 1000 + [8] * 500))
+    finish(s, memory)
+    assert s.cache.used == 1500 * 5
+
+
+@pytest.mark.parametrize("other", ["tenant", "adapter", "version", "layer"])
+def test_nothing_is_shared_across(other: str) -> None:
+    s, memory = cached()
+    ids = [7] * 1000
+    s.add(sequence(0, ids, tenant=b"a", adapter=FakeAdapter("x", "1")))
+    finish(s, memory)
+    s.add(
+        sequence(
+            1,
+            ids,
+            tenant=b"b" if other == "tenant" else b"a",
+            adapter=FakeAdapter("y" if other == "adapter" else "x", "12"[other == "version"]),
+            layer=3 if other == "layer" else 2,
+        )
+    )
+    finish(s, memory)
+    assert s.cache.counts.hits == 0
+
+
+def test_a_cancelled_leader_does_not_hold_up_the_others() -> None:
+    s, memory = cached()
+    first, second = (sequence(order, [7] * 1000 + [order] * 10) for order in range(2))
+    s.add(first)
+    s.add(second)
+    s.commit(plan := s.schedule(256, is_decode_due=True), perform(plan, memory, Random(1)))
+    assert second.state is State.WAITING
+    s.finish(first)
+    finish(s, memory)
+    assert len(second.generated) == 4
+
+
+def test_requests_get_the_memory_that_documents_hold() -> None:
+    s, memory = cached(capacity=12_000)
+    for order in range(4):
+        s.add(sequence(order, [order] * 1000))
+        finish(s, memory)
+        s.check_integrity()
+    s.add(sequence(9, [9] * 2300))
+    finish(s, memory)
+    assert s.cache.counts.evictions > 0
+
+
+def test_short_beginnings_are_not_worth_it() -> None:
+    s, memory = cached()
+    for order in range(2):
+        s.add(sequence(order, [7] * (FEWEST_TOKENS - 1) + [order] * 300))
+        finish(s, memory)
+    assert s.cache.counts.hits == 0
+
+
+def test_common_beginnings() -> None:
+    assert num_common(as_tokens([1, 2, 3]), as_tokens([1, 2, 4, 5])) == 2
+    assert num_common(as_tokens([1, 2]), as_tokens([1, 2, 4])) == 2
+    assert num_common(as_tokens([]), as_tokens([1])) == 0

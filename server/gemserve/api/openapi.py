@@ -19,8 +19,13 @@ import gemserve
 from gemserve.api.access.gate import OPEN_PATHS
 from gemserve.api.error_replies import Error
 from gemserve.api.replies.reply_types import Selection
-from gemserve.api.replies.token_counts import KEPT_TOKENS_HEADER, PROMPT_TOKENS_HEADER
+from gemserve.api.replies.token_counts import (
+    FILTER_HEADER,
+    KEPT_TOKENS_HEADER,
+    PROMPT_TOKENS_HEADER,
+)
 from gemserve.api.requests.base_bodies import GenerationBody
+from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
@@ -42,8 +47,9 @@ def write_document(
     if config.api_key_file is not None:
         components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
     model = _model_schema(config, model_name)
-    for schema in components["schemas"].values():
-        _describe_model(schema, model)
+    for name, schema in components["schemas"].items():
+        if name != Moderation.__name__:  # another service's model
+            _describe_model(schema, model)
     writer = _Writer(config, model_name, schemas)
     paths: Json = {}
     for name, operation in operations.items():
@@ -158,10 +164,11 @@ class _Writer:
         content = {_JSON: {"schema": self._schemas[operation.reply]}}
         headers: Json = {}
         if operation.reply is Selection:
-            headers = _COUNTS
+            headers = {**_COUNTS, FILTER_HEADER: _REPORT}
         if operation.event is not None:
             content[_EVENTS] = {"schema": self._event(operation)}
             headers = {name: _optional(header) for name, header in _COUNTS.items()}
+            headers[FILTER_HEADER] = _REPORT
         reply = _reply("Done", content, headers)
         return reply if operation.links is None else {**reply, "links": operation.links}
 
@@ -197,6 +204,7 @@ _BEARER: Json = {"required": True, "schema": {"const": "Bearer"}}
 _SECONDS: Json = {"required": True, "schema": {"type": "integer", "minimum": 1}}
 _COUNT: Json = {"required": True, "schema": {"type": "integer", "minimum": 0}}
 _COUNTS: Json = {PROMPT_TOKENS_HEADER: _COUNT, KEPT_TOKENS_HEADER: _COUNT}
+_REPORT: Json = {"required": False, "schema": _TEXT, "description": "The filter object, as JSON."}
 _REPLY_ID: Json = {"required": True, "schema": {**_TEXT, "pattern": "^[!-~]{1,128}$"}}
 
 

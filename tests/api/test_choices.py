@@ -41,6 +41,7 @@ async def test_n_choices_count_the_prompt_once(api: Api, path: str) -> None:
         "prompt_tokens": num_prompt,
         "completion_tokens": 12,
         "total_tokens": num_prompt + 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert body["filter"]["prompt_tokens"] == num_prompt
     assert [r.sampling.seed for r in api.core.requests] == [7, 8, 9]

@@ -48,6 +48,7 @@ async def test_a_whole_reply_is_openai_s(api: Api, path: str) -> None:
         "prompt_tokens": num_prompt,
         "completion_tokens": 4,
         "total_tokens": num_prompt + 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

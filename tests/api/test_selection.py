@@ -29,7 +29,12 @@ async def test_the_reply_has_report_text_and_usage(api: Api, is_chat: bool) -> N
     (request,) = api.core.requests
     assert request.selects_only
     n = len(request.prompt_ids)
-    assert body["usage"] == {"prompt_tokens": n, "completion_tokens": 0, "total_tokens": n}
+    assert body["usage"] == {
+        "prompt_tokens": n,
+        "completion_tokens": 0,
+        "total_tokens": n,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert body["filter"]["kept_tokens"] == 32
     assert body["filter"]["selection"] is None
     assert body["text"].startswith("The river runs")

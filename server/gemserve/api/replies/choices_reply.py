@@ -139,11 +139,10 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
     def _usage_of(self, choice: Choice) -> Usage:
         """The usage of one choice until now."""
         assert choice.report is not None  # it comes first
-        return usage_object(choice.report.prompt_tokens, choice.completion_tokens)
+        return usage_object([choice.report], choice.completion_tokens)
 
     def _usage(self) -> Usage:
         """Each prompt counts once, however many choices it has."""
         return usage_object(
-            sum(report.prompt_tokens for report in self._reports()),
-            sum(choice.completion_tokens for choice in self.choices),
+            self._reports(), sum(choice.completion_tokens for choice in self.choices)
         )

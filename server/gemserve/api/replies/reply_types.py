@@ -21,12 +21,19 @@ FilterObject = Annotated[
 ]
 
 
+class PromptTokensDetails(TypedDict):
+    """`cached_tokens`: those that the filter pass found in the document cache."""
+
+    cached_tokens: NonNegative
+
+
 class Usage(TypedDict):
     """`prompt_tokens` counts what was sent, not what the filter kept."""
 
     prompt_tokens: NonNegative
     completion_tokens: NonNegative
     total_tokens: NonNegative
+    prompt_tokens_details: PromptTokensDetails
 
 
 class ReplyHead(TypedDict):

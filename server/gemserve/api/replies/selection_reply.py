@@ -40,6 +40,6 @@ async def selection_reply(
     content: Selection = {
         "filter": filter_object(report if shows_selection else replace(report, selection=None)),
         "text": await to_thread.run_sync(decode, kept),
-        "usage": usage_object(report.prompt_tokens, 0),
+        "usage": usage_object([report], 0),
     }
     return JSONResponse(content, headers=token_headers([report]))

@@ -17,12 +17,18 @@ def filter_object(report: FilterReport) -> FilterObject:
     return {**asdict(report), "filter_ms": round(report.filter_ms, 3)}
 
 
-def usage_object(prompt_tokens: int, completion_tokens: int) -> Usage:
-    """`prompt_tokens` counts what the client sent, not what the filter kept."""
+def usage_object(reports: Sequence[FilterReport], completion_tokens: int) -> Usage:
+    """Usage of a reply to prompts with these reports.
+
+    `prompt_tokens` counts what the client sent, not what the filter kept.
+    """
+    prompt_tokens = sum(report.prompt_tokens for report in reports)
+    cached_tokens = sum(report.cached_tokens for report in reports)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

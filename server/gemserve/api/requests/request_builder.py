@@ -15,8 +15,9 @@ from gemserve.api.requests.messages_body import CountedBody, MessagesBody
 from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
-from gemserve.api.requests.structured_output import check_grammar, response_grammar
-from gemserve.api.requests.tool_choice import call_grammar, call_rules, prompt_tools
+from gemserve.api.requests.structured_output import answer_format, answer_grammar
+from gemserve.api.requests.template_variables import check_no_variables
+from gemserve.api.requests.tool_choice import chat_call_rules, prompt_tools
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.methods import METHODS
@@ -63,7 +64,7 @@ class RequestBuilder:
             )
         prompts = _prompt_list(body.prompt)
         fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
-        grammar = response_grammar(body.response_format, self.grammars)
+        grammar = answer_grammar(answer_format(body.response_format), (), None, self.grammars)
         requests: list[Request] = []
         for prompt, field in zip(prompts, fields, strict=True):
             requests.append(
@@ -89,9 +90,11 @@ class RequestBuilder:
             raise RequestError(
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
             )
-        rules = call_rules(body)
+        rules = chat_call_rules(body)
         messages = [message.plain for message in body.messages]
-        prompt = self._chat_prompt(messages, "messages", prompt_tools(body))
+        prompt = self._chat_prompt(
+            messages, "messages", prompt_tools(body), body.chat_template_kwargs
+        )
         request = self._request(
             body,
             request_id,
@@ -100,11 +103,10 @@ class RequestBuilder:
             DEFAULT_CHAT_TOKENS,
             adapter=adapter,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=response_grammar(body.response_format, self.grammars),
+            grammar=answer_grammar(
+                answer_format(body.response_format), body.tools or (), rules, self.grammars
+            ),
         )
-        if rules is not None and rules.is_forced:
-            grammar, field = call_grammar(body.tools or [], rules)
-            request = replace(request, grammar=check_grammar(grammar, self.grammars, field))
         return repeat_for_choices([request], body.n or 1)
 
     def build_response(
@@ -125,7 +127,7 @@ class RequestBuilder:
         """How many tokens the prompt has. It may be longer than the context."""
         form = body.form
         with fields_renamed(form.names):
-            call_rules(form.chat)
+            chat_call_rules(form.chat)
             messages = [message.plain for message in form.chat.messages]
             return len(chat_prompt(self.tokenizer, messages, tools=prompt_tools(form.chat)).ids)
 
@@ -135,8 +137,10 @@ class RequestBuilder:
         """A request that ends once the filter has chosen, with its selection."""
         if body.messages is not None and body.prompt is None:
             field = "messages"
-            prompt = self._chat_prompt([message.plain for message in body.messages], field)
+            messages = [message.plain for message in body.messages]
+            prompt = self._chat_prompt(messages, field, variables=body.chat_template_kwargs)
         elif body.prompt is not None and body.messages is None:
+            check_no_variables(body.chat_template_kwargs)
             field, prompt = "prompt", self._plain_prompt(body.prompt, "prompt")
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
@@ -175,12 +179,23 @@ class RequestBuilder:
         return decode(self.tokenizer, prompt, skip_special_tokens=True)
 
     def _chat_prompt(
-        self, messages: Sequence[dict[str, Any]], field: str, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[dict[str, Any]],
+        field: str,
+        tools: Sequence[Tool] = (),
+        variables: dict[str, Any] | None = None,
     ) -> Prompt:
         if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
         self._check_chars(sum(len(m["content"]) for m in messages), field)
-        return chat_prompt(self.tokenizer, messages, self.max_prompt_tokens, tools, field=field)
+        return chat_prompt(
+            self.tokenizer,
+            messages,
+            self.max_prompt_tokens,
+            tools,
+            field=field,
+            variables=variables or {},
+        )
 
     def _check_filter(
         self,

@@ -119,10 +119,10 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
         MESSAGED,
         {"messages": MESSAGES, "max_tokens": 3, "system": [{"type": "text", "text": "Be."}]},
     ),
-    (MESSAGED, {"messages": MESSAGES, "max_tokens": 30, "tools": FINDER, "filter": "none"}),
+    (MESSAGED, {"messages": MESSAGES, "max_tokens": 20, "tools": FINDER, "filter": "none"}),
     (
         MESSAGED,
-        {"messages": MESSAGES, "max_tokens": 30, "tools": FINDER, "tool_choice": {"type": "any"}},
+        {"messages": MESSAGES, "max_tokens": 20, "tools": FINDER, "tool_choice": {"type": "any"}},
     ),
     (COUNTED, {"messages": MESSAGES, "tools": FINDER}),
     (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),

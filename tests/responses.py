@@ -41,6 +41,7 @@ async def streamed(api: Api, **fields: Any) -> list[dict[str, Any]]:
     """The stream's events; each is named by its type, and they are numbered without a gap."""
     reply = await post(api, stream=True, **fields)
     assert reply.status_code == 200, reply.text
+    assert "x-gemserve-filter" in reply.headers
     events = events_of(reply.text)
     data: list[dict[str, Any]] = [json.loads(event["data"]) for event in events]
     assert [event["event"] for event in events] == [event["type"] for event in data]

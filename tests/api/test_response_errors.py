@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,23 @@ pytestmark = pytest.mark.anyio
 UNHELD = {"type": "object", "not": {}}
 FORM = {"type": "json_schema", "name": "x", "strict": True}
 IMAGE = {"type": "input_image", "image_url": "data:,"}
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+async def test_a_number_that_replies_cannot_repeat_is_refused(api: Api, number: str) -> None:
+    """It is no error while the body is parsed, and would be one when the reply is written."""
+    schema = {"type": "object", "maxProperties": "?"}
+    tool = {**WEATHER, "parameters": schema}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    forced = {"tools": TOOLS, "tool_choice": "required", "text": form}
+    for fields, param in (
+        ({"tools": [tool]}, "tools.0.parameters"),
+        (forced, "text.format.schema"),
+    ):
+        body = json.dumps({"model": "fake", "input": "Hi", **fields}).replace('"?"', number)
+        reply = await api.client.post("/v1/responses", content=body)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "Hi", "adapter": ADAPTER}),
     (CHAT, {"messages": MESSAGES, "model": f"{MODEL}:{ADAPTER}", "max_tokens": 3}),
     (RESPONSES, {"input": "Where?", "adapter": ADAPTER, "model": f"{MODEL}:{ADAPTER}"}),
+    (MESSAGED, {"messages": MESSAGES, "max_tokens": 3, "adapter": ADAPTER}),
+    (COUNTED, {"messages": MESSAGES, "model": f"{MODEL}:{ADAPTER}"}),
     (SELECTION, {"prompt": "one two " * 14, "adapter": ADAPTER}),
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/tokenize", {"messages": MESSAGES}),

@@ -282,7 +282,8 @@ class PromptScored:
 class Finished:
     """The last event of a request. `error` is set exactly if the reason is `error`.
 
-    `peak_kv_bytes` includes the filter pass. `decode_kv_bytes` is what is held while decoding.
+    `stop`: the stop string that ended the answer, if one did. `peak_kv_bytes` includes the filter
+    pass. `decode_kv_bytes` is what is held while decoding.
     """
 
     reason: FinishReason
@@ -290,6 +291,7 @@ class Finished:
     peak_kv_bytes: int = 0
     decode_kv_bytes: int = 0
     error: str | None = None
+    stop: str | None = None
 
 
 Event = Filtered | PromptScored | TextDelta | Finished

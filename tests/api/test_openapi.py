@@ -27,14 +27,18 @@ from tests.fakes import (
 
 pytestmark = pytest.mark.anyio
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
+MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
+SAID = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
     **BODIES,
     RESPONSES: {"model": "fake", "input": "Hi"},
+    MESSAGED: {"model": "fake", "max_tokens": 9, "messages": [SAID]},
+    COUNTED: {"model": "fake", "messages": [SAID]},
     SELECTION: {"model": "fake", "prompt": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [50]},
 }
-STREAMED = (COMPLETIONS, CHAT, RESPONSES)
+STREAMED = (COMPLETIONS, CHAT, RESPONSES, MESSAGED)
 ANSWERED = (*STREAMED, SELECTION)
 BOOM = MemoryError("boom")
 
@@ -252,6 +256,17 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
     (RESPONSES, {"background": 0}, False),
     (RESPONSES, {"input": []}, False),
     (RESPONSES, {"tools": [{}]}, False),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "anything": None}]}, True),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "anything": 1}]}, False),
+    (RESPONSES, {"input": [{"type": None, "role": "user", "content": "x"}]}, True),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, False),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, False),
+    (MESSAGED, {"messages": [{**SAID, "id": None}], "thinking": {"type": "disabled"}}, True),
+    (MESSAGED, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, False),
+    (MESSAGED, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, False),
+    (MESSAGED, {"stop_sequences": [""]}, False),
+    (MESSAGED, {"max_tokens": None}, False),
+    (COUNTED, {"max_tokens": 9}, False),
 ]
 
 

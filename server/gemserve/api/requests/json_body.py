@@ -16,7 +16,6 @@ UNSUPPORTED = (
     "suffix",
     "previous_response_id",
     "conversation",
-    "reasoning",
     "audio",
     "functions",
     "web_search_options",

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
 from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.chat_form import HasForm, fields_renamed
 from gemserve.api.requests.completion_body import CompletionBody, Prompts
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
-from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_format, answer_grammar
@@ -107,14 +107,20 @@ class RequestBuilder:
         )
         return repeat_for_choices([request], body.n or 1)
 
-    def build_response(
-        self, body: ResponsesBody, request_id: str, adapter: LoadedAdapter | None = None
+    def build_as_chat(
+        self, body: HasForm, request_id: str, adapter: LoadedAdapter | None = None
     ) -> EngineRequests:
-        prompt = self._chat_prompt(body.messages, "input")
-        request = self._request(
-            body, request_id, prompt, "input", DEFAULT_CHAT_TOKENS, adapter=adapter
-        )
-        return repeat_for_choices([request], 1)
+        form = body.form
+        with fields_renamed(form.names):
+            return self.build_chat(form.chat, request_id, adapter)
+
+    def count_tokens(self, body: HasForm) -> int:
+        """How many tokens the prompt has. It may be longer than the context."""
+        form = body.form
+        with fields_renamed(form.names):
+            chat_call_rules(form.chat)
+            messages = [message.plain for message in form.chat.messages]
+            return len(chat_prompt(self.tokenizer, messages, tools=prompt_tools(form.chat)).ids)
 
     def build_selection(
         self, body: SelectionBody, request_id: str, adapter: LoadedAdapter | None = None

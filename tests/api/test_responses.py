@@ -181,7 +181,7 @@ async def test_the_same_conversation_is_the_same_prompt_as_a_chat_s(api: Api) ->
             "phase": None,
             "content": [
                 {"type": "output_text", "text": "I look.", "annotations": [{"type": "url"}]},
-                {"type": "refusal", "refusal": " Or not."},
+                {"type": "refusal", "refusal": "Or not."},
             ],
         },
         {**call, "id": "fc_1", "status": "completed", "namespace": None, "caller": None},
@@ -202,7 +202,7 @@ async def test_the_same_conversation_is_the_same_prompt_as_a_chat_s(api: Api) ->
         {"role": "user", "content": "Warm?"},
         {
             "role": "assistant",
-            "content": "I look. Or not.",
+            "content": "I look.\nOr not.",
             "tool_calls": [{"id": "c1", **chat_call}, {"id": "c2", **chat_call}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "17"},

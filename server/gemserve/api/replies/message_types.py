@@ -29,12 +29,12 @@ ContentBlock = Text | ToolUse
 
 
 class MessageUsage(TypedDict):
-    """`input_tokens` counts what was sent. Nothing is cached between requests at its order."""
+    """`input_tokens` counts what was sent without `cache_read_input_tokens`, as Anthropic does."""
 
     input_tokens: NonNegative
     output_tokens: NonNegative
     cache_creation_input_tokens: Literal[0]
-    cache_read_input_tokens: Literal[0]
+    cache_read_input_tokens: NonNegative
 
 
 class Message(TypedDict):

@@ -106,11 +106,14 @@ class _Answer:
 
     @property
     def usage(self) -> MessageUsage:
+        report = self.report
+        prompt_tokens = 0 if report is None else report.prompt_tokens
+        cached_tokens = 0 if report is None else report.cached_tokens
         return {
-            "input_tokens": 0 if self.report is None else self.report.prompt_tokens,
+            "input_tokens": prompt_tokens - cached_tokens,
             "output_tokens": 0 if self.finished is None else self.finished.completion_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": cached_tokens,
         }
 
 

@@ -27,6 +27,13 @@ class Answers(FakeCore):
         super().__init__(*scripts[0])
         self._scripts = list(scripts)
 
+    def play(self, *scripts: Sequence[Step]) -> None:
+        """Play these from the next request on."""
+        self._scripts = list(scripts)
+
+    def answer(self, *answers: str) -> None:
+        self.play(*([FILTERED, *_pieces(answer)] for answer in answers))
+
     def _play(self, request: Request) -> Iterator[Event | None]:
         self.script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
         yield from super()._play(request)

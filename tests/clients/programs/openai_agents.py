@@ -140,9 +140,9 @@ def cancel(server):
     async def read():
         result = Runner.run_streamed(agent(), "Hi", run_config=config(server))
         async for event in result.stream_events():
-            if event.type == "raw_response_event":
-                if event.data.type == "response.output_text.delta":
-                    result.cancel()
+            data = getattr(event, "data", None)
+            if getattr(data, "type", "") == "response.output_text.delta":
+                result.cancel()
 
     asyncio.run(read())
 

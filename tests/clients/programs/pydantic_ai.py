@@ -1,6 +1,7 @@
 """Pydantic AI."""
 
 import asyncio
+import contextlib
 from typing import Literal
 
 from pydantic import BaseModel, Field, TypeAdapter
@@ -155,10 +156,8 @@ def cancel(server):
                 break
 
     async def run():
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(leave(), 5)
-        except TimeoutError:
-            pass
 
     asyncio.run(run())
 

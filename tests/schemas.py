@@ -83,6 +83,10 @@ REFUSED: dict[str, tuple[Schema, str]] = {
     "if": ({"if": {"type": "string"}, "then": {"maxLength": 3}}, "if"),
     "overlapping oneOf": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
     "lenient": ({"x-guidance": {"lenient": True}, "not": {}}, "not"),
+    "property names": (
+        {"type": "object", "propertyNames": {"pattern": "^a"}, "maxProperties": 2},
+        "propertyNames",
+    ),
     "empty range": ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
     "self": ({"$ref": "#"}, "nothing"),
     "loop": (
@@ -117,3 +121,5 @@ REFUSED: dict[str, tuple[Schema, str]] = {
         "expressions",
     ),
 }  # fmt: skip
+# of these, the ones that are an error only if the client asks for strictness
+UNHELD = ("not", "unique", "if", "overlapping oneOf", "lookahead", "property names")

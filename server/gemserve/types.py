@@ -161,9 +161,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be: JSON that its schema describes. `schema`: that schema's JSON text."""
+    """What an answer must be: JSON that its schema describes. `schema`: that schema's JSON text.
+
+    `calls`: the same of a call of a function, which the answer may be instead; `is_parallel`: or of
+    several ones. `is_strict`: keywords that no answer can be held to are errors, not ignored.
+    """
 
     schema: str
+    is_strict: bool = True
+    calls: str | None = None
+    is_parallel: bool = True
 
 
 ANY_OBJECT = Grammar('{"type": "object"}')

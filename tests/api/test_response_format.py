@@ -10,7 +10,7 @@ import pytest
 
 from gemserve.types import ANY_OBJECT
 from tests.fakes import CHAT, COMPLETIONS, Api
-from tests.schemas import REFUSED, nested
+from tests.schemas import REFUSED, UNHELD, nested
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("path", [COMPLETIONS, CHAT])]
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["b"]}
@@ -28,7 +28,9 @@ async def test_a_schema_reaches_the_engine_as_written(api: Api, path: str, strea
     assert reply.status_code == 200, reply.text
     grammar = api.core.requests[0].grammar
     assert grammar is not None
-    assert grammar.schema == json.dumps(SCHEMA)  # the order of properties included
+    # the order of properties included, and no others
+    assert grammar.schema == json.dumps({**SCHEMA, "additionalProperties": False})
+    assert grammar.is_strict
 
 
 async def test_any_object_and_free_text(api: Api, path: str) -> None:
@@ -45,7 +47,7 @@ async def test_any_object_and_free_text(api: Api, path: str) -> None:
 async def test_a_schema_that_cannot_be_held_to_is_named(api: Api, path: str, name: str) -> None:
     schema, word = REFUSED[name]
     started = time.monotonic()
-    reply = await api.post(path, response_format=wanted(schema))
+    reply = await api.post(path, response_format=wanted(schema, strict=True))
     assert time.monotonic() - started < 30
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
@@ -54,6 +56,27 @@ async def test_a_schema_that_cannot_be_held_to_is_named(api: Api, path: str, nam
     assert len(reply.content) < 2048
     assert api.core.requests == []
     await api.assert_alive()
+
+
+@pytest.mark.parametrize("name", UNHELD)
+async def test_instructor_s_schemas_lose_what_cannot_be_held(
+    api: Api, path: str, name: str
+) -> None:
+    """A set's `uniqueItems` was an error, whether or not the client asked for strictness."""
+    for fields in ({}, {"strict": None}, {"strict": False}):
+        reply = await api.post(path, response_format=wanted(REFUSED[name][0], **fields))
+        assert reply.status_code == 200, reply.text
+        grammar = api.core.requests[-1].grammar
+        assert grammar is not None
+        assert not grammar.is_strict
+
+
+async def test_unknown_formats_are_annotations(api: Api, path: str) -> None:
+    for name in ("path", "binary", "uuid4", "int32", "password"):
+        schema = {"type": "string", "format": name}
+        for is_strict in (False, True):
+            reply = await api.post(path, response_format=wanted(schema, strict=is_strict))
+            assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize(

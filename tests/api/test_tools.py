@@ -156,7 +156,6 @@ CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": 
         ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": NAMED, "tools": []}, "tool_choice"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages.0.tool_calls"),
         ({"messages": [{**USER, "tool_calls": [CALLED]}]}, "messages.0.tool_calls"),
@@ -179,7 +178,8 @@ async def test_what_is_wrong_is_named(api: Api, fields: dict[str, Any], param: s
 @pytest.mark.parametrize("name", ["not", "lookahead", "unique", "remote"])
 async def test_parameters_that_cannot_be_held_to_are_named(api: Api, name: str) -> None:
     schema, word = REFUSED[name]
-    bad = tool("bad", parameters={"properties": {"x": schema}, "type": "object"})
+    parameters = {"properties": {"x": schema}, "type": "object"}
+    bad = tool("bad", parameters=parameters, strict=True)
     forced = {"type": "function", "function": {"name": "bad"}}
     for choice, param in ((forced, "tools.1.function.parameters"), ("required", "tools")):
         reply = await api.post(CHAT, tools=[WEATHER, bad], tool_choice=choice)
@@ -188,3 +188,74 @@ async def test_parameters_that_cannot_be_held_to_are_named(api: Api, name: str) 
         assert word in reply.json()["error"]["message"]
     # nothing is held to them where the model is free to answer
     assert (await api.post(CHAT, tools=[bad])).status_code == 200
+
+
+async def test_one_tool_that_is_not_strict_does_not_hide_a_strict_one_s_fault(api: Api) -> None:
+    unique = {"type": "object", "properties": {"x": REFUSED["unique"][0]}}
+    for tools, status in (
+        ([tool("a", parameters=unique), tool("b", parameters=unique, strict=True)], 400),
+        ([tool("a", parameters=unique), tool("b", parameters=PARAMETERS, strict=True)], 200),
+    ):
+        for fields in (
+            {"tool_choice": "required"},
+            {"response_format": {"type": "json_object"}},
+        ):
+            reply = await api.post(CHAT, tools=tools, **fields)
+            assert reply.status_code == status, reply.text
+            if status == 400:
+                assert reply.json()["error"]["param"] == "tools.1.function.parameters"
+
+
+ANSWER = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": ANSWER}}
+
+
+@pytest.mark.parametrize("given", [FORMAT, {"type": "json_object"}])
+async def test_openai_agents_sends_tools_and_a_format_on_every_turn(api: Api, given: Any) -> None:
+    """It was refused, so that no agent with a typed answer could use a tool."""
+    for choice, has_answer, has_call in (
+        (None, True, True),
+        ("auto", True, True),
+        ("none", True, False),
+        ("required", False, True),
+        (NAMED, False, True),
+    ):
+        reply = await api.post(CHAT, tools=TOOLS, tool_choice=choice, response_format=given)
+        assert reply.status_code == 200, reply.text
+        grammar = api.core.requests[-1].grammar
+        assert grammar is not None
+        assert ("weather" in grammar.schema) == (not has_answer)
+        assert (grammar.calls is not None) == (has_answer and has_call)
+    await api.post(CHAT, tools=TOOLS, response_format={"type": "text"})
+    assert api.core.requests[-1].grammar is None
+
+
+async def test_a_typed_answer_beside_tools_streams_as_it_comes(api: Api) -> None:
+    """All that begins with a brace was held back until the end, as it might be a call."""
+    body = {"tools": TOOLS, "response_format": FORMAT}
+    for said in (TEXT[1:], ('{"name": "we', 'ekly"', "}"), ('{"a"', ": 1", "}")):
+        api.core.script = (FILTERED, *said)
+        chunks = data_of(await api.post(CHAT, stream=True, **body))
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        contents = [d["content"] for d in deltas if d.get("content")]
+        if said == TEXT[1:]:
+            assert contents == []
+            assert any(d.get("tool_calls") for d in deltas)
+        else:
+            assert "".join(contents) == "".join(said)
+            assert len(contents) > 1
+
+
+async def test_which_of_tools_and_format_is_wrong_is_named(api: Api) -> None:
+    empty = REFUSED["empty range"][0]
+    bad_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": empty}}
+    bad_tool = tool(
+        "a", parameters={"type": "object", "properties": {"x": empty}, "required": ["x"]}
+    )
+    for tools, given, param in (
+        (TOOLS, bad_format, "response_format.json_schema.schema"),
+        ([bad_tool], FORMAT, "tools.0.function.parameters"),
+    ):
+        reply = await api.post(CHAT, tools=tools, response_format=given)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param

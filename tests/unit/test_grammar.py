@@ -149,9 +149,61 @@ def test_many_properties_are_no_error_after_the_first_brace(
     assert write(tokenizer, matcher, '{"p7": 3, "p9": 4}')
 
 
+CALLS = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"const": "find"},
+            "arguments": {"type": "object", "maxProperties": 0},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+)
+CALL = '{"name": "find", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        (CALL, True),
+        (f"<tool_call>\n{CALL}\n</tool_call>", True),
+        (f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", None),
+        ('{"a": 1}', True),
+        ('{"a": 1, "b": 2}', False),
+        ('{"name": "other"', False),
+        ('{"name": "find", "arguments": {"x"', False),
+        ("I find", False),
+        (f"{CALL} {CALL}", False),
+    ],
+)
+def test_an_answer_is_a_call_or_fits_the_format(
+    tokenizer: Any, grammars: Grammars, text: str, fits: bool | None
+) -> None:
+    """None: only where several calls are allowed."""
+    answer = json.dumps({"properties": {"a": {}}, "type": "object", "additionalProperties": False})
+    for is_parallel in (False, True):
+        both = Grammar(answer, calls=CALLS, is_parallel=is_parallel)
+        matcher = grammars.matcher(both)
+        assert write(tokenizer, matcher, text) == (is_parallel if fits is None else fits)
+        if fits:
+            assert EOS in allowed_ids(matcher)
+
+
+def test_what_cannot_be_held_is_left_out_if_the_schema_is_not_strict(
+    tokenizer: Any, grammars: Grammars
+) -> None:
+    for name in ("unique", "property names", "not", "if"):
+        schema = json.dumps(REFUSED[name][0])
+        for given in (Grammar(schema, False), Grammar('{"type": "null"}', False, calls=schema)):
+            assert grammars.matcher(given).allowed().any()
+
+
 def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
-    monkeypatch.setattr("gemserve.decoding.grammar.check", lambda schema, _: checked.append(schema))
+    monkeypatch.setattr(
+        "gemserve.decoding.grammar.check", lambda grammar, _: checked.append(grammar.schema)
+    )
     for _ in range(3):
         grammars.matcher(grammar({"const": "once"}))
     assert len(checked) == 1
@@ -160,8 +212,8 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monk
 def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def refuse(schema: str, _: object) -> None:
-        tried.append(schema)
+    def refuse(grammar: Grammar, _: object) -> None:
+        tried.append(grammar.schema)
         raise InvalidGrammar("takes too long to compile")
 
     monkeypatch.setattr("gemserve.decoding.grammar.check", refuse)

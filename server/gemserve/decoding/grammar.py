@@ -14,7 +14,7 @@ from gemserve.decoding.json_schema import (
     InvalidGrammar,
     Vocabulary,
     check,
-    compile_schema,
+    compile_grammar,
     reason,
 )
 from gemserve.types import ANY_OBJECT, Grammar
@@ -90,8 +90,8 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         vocabulary, tables = self._vocabulary_tables()
         if grammar != ANY_OBJECT:
-            check(grammar.schema, vocabulary)
-        return compile_schema(grammar.schema, tables)
+            check(grammar, vocabulary)
+        return compile_grammar(grammar, tables)
 
     def _vocabulary_tables(self) -> tuple[Vocabulary, LLTokenizer]:
         with self._lock:

@@ -1,4 +1,4 @@
-"""A JSON schema as a grammar for llguidance. A schema that takes too long to compile is refused.
+"""Grammars of JSON schemas, in llguidance's form. One that takes too long to compile is refused.
 
 The library limits most of what a schema can demand, but not the intersection of many patterns, nor
 the product of several `multipleOf`. So a separate process first compiles a schema and draws a few
@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gemserve.types import Grammar
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 MAX_SCHEMA_BYTES = 64 << 10
 _CPU_S = 2
@@ -28,6 +31,13 @@ _WALL_S = 30.0  # two seconds of processor time may take so long on a busy machi
 _MEMORY_BYTES = 1 << 30
 _SHOWN_CHARS = 300
 _TRIED_TOKENS = 32
+# The reader of replies finds the same forms of calls: see api/replies/tool_call_reader.py.
+_CALL_OR_ANSWER = r"""
+start: call | {tagged} | answer
+tagged: "<tool_call>" /\n?/ call /\n?/ "</tool_call>" /\n?/
+call: %json {call}
+answer: %json {answer}
+"""
 _TRIALS = threading.BoundedSemaphore(4)  # each may take a processor
 
 
@@ -50,12 +60,12 @@ class Vocabulary:
         return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.end_ids) or None)
 
 
-def check(schema: str, vocabulary: Vocabulary) -> None:
-    """Prove that compiling a schema's JSON text ends soon. Raises `InvalidGrammar`.
+def check(grammar: Grammar, vocabulary: Vocabulary) -> None:
+    """Prove that compiling a grammar ends soon. Raises `InvalidGrammar`.
 
     Takes 0.1 s for an ordinary schema, at most `_CPU_S` seconds, and the time of the tables.
     """
-    size = len(schema.encode())
+    size = len(grammar.schema.encode()) + len((grammar.calls or "").encode())
     if size > MAX_SCHEMA_BYTES:
         raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_SCHEMA_BYTES}")
     command = [sys.executable, "-P", "-m", __name__]
@@ -63,7 +73,7 @@ def check(schema: str, vocabulary: Vocabulary) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     try:
         with _TRIALS:
-            trial_input = json.dumps([schema, *astuple(vocabulary)]).encode()
+            trial_input = json.dumps([astuple(grammar), astuple(vocabulary)]).encode()
             trial = subprocess.run(
                 command, input=trial_input, capture_output=True, timeout=_WALL_S, env=environment
             )
@@ -77,11 +87,11 @@ def check(schema: str, vocabulary: Vocabulary) -> None:
         raise InvalidGrammar(trial.stdout.decode())
 
 
-def compile_schema(schema: str, tables: LLTokenizer) -> LLMatcher:
-    """A matcher at the start of a schema's JSON text. Raises `InvalidGrammar`."""
+def compile_grammar(grammar: Grammar, tables: LLTokenizer) -> LLMatcher:
+    """A matcher at the grammar's start. Raises `InvalidGrammar`."""
     from llguidance import LLMatcher
 
-    compiled = LLMatcher(tables, to_grammar(schema), log_level=0, limits=limits())
+    compiled = LLMatcher(tables, library_grammar(grammar), log_level=0, limits=limits())
     if not compiled.is_error():
         compiled.compute_bitmask()  # some errors only show at the first step
     if compiled.is_error():
@@ -90,24 +100,31 @@ def compile_schema(schema: str, tables: LLTokenizer) -> LLMatcher:
     return compiled
 
 
-def to_grammar(schema: str) -> str:
-    """A schema's JSON text in llguidance's format. Raises `InvalidGrammar`."""
+def library_grammar(grammar: Grammar) -> str:
+    """The grammar in llguidance's format. Raises `InvalidGrammar`."""
     from llguidance import LLMatcher
 
+    options: JsonCompileOptions = {
+        # with flexible whitespace even a bounded schema has answers of any length
+        "whitespace_flexible": False,
+        "item_separator": ", ?",
+        "key_separator": ": ?",
+        "lenient": not grammar.is_strict,
+        "coerce_one_of": not grammar.is_strict,
+    }
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema,
-            overrides={
-                # with flexible whitespace even a bounded schema has answers of any length
-                "whitespace_flexible": False,
-                "item_separator": ", ?",
-                "key_separator": ": ?",
-                "lenient": False,
-                "coerce_one_of": False,
-            },
+        if grammar.calls is None:
+            return LLMatcher.grammar_from_json_schema(grammar.schema, overrides=options)
+        # the library has options for such a grammar only within its schemas
+        answer, call = (
+            json.dumps({**json.loads(text), "x-guidance": options})
+            for text in (grammar.schema, grammar.calls)
         )
     except ValueError as error:
         raise InvalidGrammar(reason(str(error))) from error
+    tagged = "tagged+" if grammar.is_parallel else "tagged"
+    text = _CALL_OR_ANSWER.format(tagged=tagged, call=call, answer=answer)
+    return LLMatcher.grammar_from_lark(text)
 
 
 def limits() -> LLParserLimits:
@@ -119,21 +136,24 @@ def limits() -> LLParserLimits:
 
 def reason(message: str) -> str:
     """The library's message on one line."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:_SHOWN_CHARS]
+    line = " ".join(message.replace("<non-verbose/>", "").split())
+    if line.startswith("regex parse error"):
+        line = f"pattern: {line}"
+    return line[:_SHOWN_CHARS]
 
 
 def _main() -> None:
-    """Read a schema and a vocabulary; write what is wrong with it, or nothing."""
+    """Read a grammar and a vocabulary; write what is wrong with it, or nothing."""
     import resource
 
-    schema, tokenizer, size, end_ids = json.load(sys.stdin)
+    grammar, (tokenizer, size, end_ids) = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     tables = Vocabulary(tokenizer, size, tuple(end_ids)).tables()
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime) + _CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     try:
-        _walk(compile_schema(schema, tables), end_ids)
+        _walk(compile_grammar(Grammar(*grammar), tables), end_ids)
     except InvalidGrammar as error:
         sys.stdout.write(str(error))
 

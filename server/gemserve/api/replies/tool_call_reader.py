@@ -4,6 +4,7 @@ A call is JSON: `{"name": …, "arguments": {…}}`. If the answer is forced to 
 makes it exactly that, and the arguments are passed on piece by piece. Otherwise an answer counts as
 calls only if it consists of nothing else: one such object, or several, each in `<tool_call>` tags,
 as many models are trained to write them. Text that begins like a call is held back until its end.
+If a grammar makes the answer a call or JSON of a format, only the beginning of a call is held back.
 """
 
 from __future__ import annotations
@@ -71,8 +72,7 @@ class ToolCallReader:
         self._held += text
         if self._rules.is_forced:
             return self._push_forced()
-        start = self._held.lstrip()
-        if not self._is_text and (start.startswith(("{", _TAG)) or _TAG.startswith(start)):
+        if not self._is_text and self._may_be_calls():
             return {}
         self._is_text = True
         return self._release_text()
@@ -91,6 +91,17 @@ class ToolCallReader:
         """ "tool_calls" for calls, unless `tool_choice` names the function: this is as OpenAI's."""
         is_call = bool(self.calls) and reason == "stop" and not self._rules.is_named
         return "tool_calls" if is_call else reason
+
+    def _may_be_calls(self) -> bool:
+        start = self._held.lstrip()
+        if start.startswith(_TAG) or _TAG.startswith(start):
+            return True
+        if not self._rules.is_held:
+            return start.startswith("{")
+        # the grammar allows a space after a colon or a comma, and names have none
+        bare = start.replace(" ", "")
+        heads = (f'{{"name":"{name}","arguments":{{' for name in self._rules.names)
+        return any(bare.startswith(head) or head.startswith(bare) for head in heads)
 
     def _release_text(self) -> Delta:
         text, self._held = self._held, ""

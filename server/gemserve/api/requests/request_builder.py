@@ -13,8 +13,8 @@ from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_cho
 from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
-from gemserve.api.requests.structured_output import check_grammar, response_grammar
-from gemserve.api.requests.tool_choice import call_grammar, call_rules, prompt_tools
+from gemserve.api.requests.structured_output import answer_format, answer_grammar
+from gemserve.api.requests.tool_choice import chat_call_rules, prompt_tools
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError, shown
 from gemserve.filtering.methods import METHODS
@@ -61,7 +61,7 @@ class RequestBuilder:
             )
         prompts = _prompt_list(body.prompt)
         fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
-        grammar = response_grammar(body.response_format, self.grammars)
+        grammar = answer_grammar(answer_format(body.response_format), (), None, self.grammars)
         requests: list[Request] = []
         for prompt, field in zip(prompts, fields, strict=True):
             requests.append(
@@ -87,7 +87,7 @@ class RequestBuilder:
             raise RequestError(
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
             )
-        rules = call_rules(body)
+        rules = chat_call_rules(body)
         messages = [message.plain for message in body.messages]
         prompt = self._chat_prompt(messages, "messages", prompt_tools(body))
         request = self._request(
@@ -98,11 +98,10 @@ class RequestBuilder:
             DEFAULT_CHAT_TOKENS,
             adapter=adapter,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=response_grammar(body.response_format, self.grammars),
+            grammar=answer_grammar(
+                answer_format(body.response_format), body.tools or (), rules, self.grammars
+            ),
         )
-        if rules is not None and rules.is_forced:
-            grammar, field = call_grammar(body.tools or [], rules)
-            request = replace(request, grammar=check_grammar(grammar, self.grammars, field))
         return repeat_for_choices([request], body.n or 1)
 
     def build_response(

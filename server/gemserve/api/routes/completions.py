@@ -14,7 +14,7 @@ from gemserve.api.replies.tool_call_format import ToolCallFormat
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.completion_body import CompletionBody
 from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.api.requests.tool_choice import call_rules
+from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter
 
@@ -51,7 +51,7 @@ def completion_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     @routes.add("POST", "/v1/chat/completions", CHAT)
     async def post_chat(http: Request) -> Response:
         submission = await submitter.submit(http, ChatBody, builder.build_chat)
-        rules = call_rules(submission.body)
+        rules = chat_call_rules(submission.body)
         chat_format = ChatFormat(vocabulary)
         if rules is not None:
             chat_format = ToolCallFormat(vocabulary, rules)

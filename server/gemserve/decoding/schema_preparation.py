@@ -1,0 +1,202 @@
+"""A client's JSON schema as the grammar's compiler takes it.
+
+- Objects that list their `properties` get no others, unless the schema says otherwise: a small
+  model invents keys until `max_tokens`.
+- Formats that the compiler does not know are annotations, as JSON Schema says.
+- A `pattern` that no automaton can follow is left out, and so is a branch of an `anyOf` that has
+  one where other branches do without.
+
+The compiler itself leaves out further keywords of a schema that is not strict. Whatever fits a
+prepared schema fits the original one, but for what was left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+Json = dict[str, Any]
+_KNOWN_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_HEX = "[0-9a-f]"
+_UUID = f"^{_HEX}{{8}}-{_HEX}{{4}}-%s{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}$"
+_PATTERNS = {f"uuid{version}": _UUID % version for version in range(1, 9)}
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SINGLE = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "propertyNames",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+# these apply to the very value that their schema describes
+_IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+_IN_PLACE = ("not", "if", "then", "else")
+_IN_PLACE_OTHERS = ("$ref", "$dynamicRef", "dependentSchemas")
+_OPENING = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+
+
+def prepare_schema(schema: Json, *, is_strict: bool) -> Json:
+    """The schema to compile; the input is untouched. `is_strict`: no pattern may be left out."""
+    prepared: Json = _prepare(schema, _open_schemas(schema), is_strict)
+    return prepared
+
+
+def _prepare(schema: Any, stays_open: set[int], is_strict: bool) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+
+    def child(value: Any) -> Any:
+        return _prepare(value, stays_open, is_strict)
+
+    prepared: Json = {}
+    for name, value in schema.items():
+        if name in _BY_NAME and isinstance(value, dict):
+            prepared[name] = {key: child(member) for key, member in value.items()}
+        elif name in _LISTS and isinstance(value, list):
+            members = _held_branches(value) if name == "anyOf" else value
+            prepared[name] = [child(member) for member in members]
+        else:
+            prepared[name] = child(value) if name in _SINGLE else value
+    if id(schema) not in stays_open and _lists_all(schema):
+        prepared["additionalProperties"] = False
+    _replace_format(prepared)
+    if not is_strict and not _is_regular(prepared.get("pattern")):
+        del prepared["pattern"]
+    return prepared
+
+
+def _replace_format(schema: Json) -> None:
+    name = schema.get("format")
+    if not isinstance(name, str) or name in _KNOWN_FORMATS:
+        return
+    del schema["format"]
+    if name in _PATTERNS:
+        schema.setdefault("pattern", _PATTERNS[name])
+
+
+def _held_branches(branches: list[Any]) -> list[Any]:
+    """The branches without a pattern that cannot be held; all if there is no other branch."""
+    held = [b for b in branches if not isinstance(b, dict) or _is_regular(b.get("pattern"))]
+    return held or branches
+
+
+def _is_regular(pattern: object) -> bool:
+    """Does the pattern do without look-around and references back to its groups?"""
+    if not isinstance(pattern, str):
+        return True
+    is_in_class = is_escaped = False
+    for at, character in enumerate(pattern):
+        if is_escaped:
+            if not is_in_class and character in "123456789k":
+                return False
+            is_escaped = False
+        elif character == "\\":
+            is_escaped = True
+        elif is_in_class:
+            is_in_class = character != "]"
+        elif character == "[":
+            is_in_class = True
+        elif pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), at):
+            return False
+    return True
+
+
+def _lists_all(schema: Json) -> bool:
+    """Does the object say which properties it has, without a word about others?"""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or any(name in schema for name in _OPENING):
+        return False
+    required, fewest = schema.get("required", []), schema.get("minProperties", 0)
+    if not isinstance(required, list) or not isinstance(fewest, (int, float)):
+        return False
+    return len(properties) >= fewest and all(
+        isinstance(name, str) and name in properties for name in required
+    )
+
+
+def _open_schemas(root: Json) -> set[int]:
+    """The ids of the schemas that another schema adds to, so that they must not be closed."""
+    nodes = list(_subschemas(root))
+    everything = {id(node) for node in nodes}
+    if any("$id" in node for node in nodes[1:]):  # references within it are not from the root
+        return everything
+    found = {id(node) for node in nodes if _is_combined(node)}
+    waiting = [node for node in nodes if id(node) in found]
+    try:
+        while waiting:
+            for member in _in_place(waiting.pop(), root):
+                if id(member) not in found:
+                    found.add(id(member))
+                    waiting.append(member)
+    except LookupError:  # a reference leads elsewhere, which may be to any schema
+        return everything
+    return found
+
+
+def _is_combined(schema: Json) -> bool:
+    """Do several schemas say what properties this value has?"""
+    sources = (*_IN_PLACE_LISTS, *_IN_PLACE, *_IN_PLACE_OTHERS)
+    num_sources = sum(name in schema for name in sources)
+    is_object = "properties" in schema or any(name in schema for name in _OPENING)
+    return len(_items(schema.get("allOf"))) > 1 or num_sources + is_object > 1
+
+
+def _in_place(schema: Json, root: Json) -> Iterator[Json]:
+    """The schemas that apply to the same value. Raises `LookupError` for an unknown reference."""
+    members: list[Any] = [schema.get(name) for name in _IN_PLACE]
+    for name in _IN_PLACE_LISTS:
+        members += _items(schema.get(name))
+    members += _values(schema.get("dependentSchemas"))
+    if isinstance(schema.get("$ref"), str):
+        members.append(_resolve(root, schema["$ref"]))
+    yield from (member for member in members if isinstance(member, dict))
+
+
+def _subschemas(schema: Any) -> Iterator[Json]:
+    """The schema and all within it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for name, value in schema.items():
+        if name in _BY_NAME:
+            members = _values(value)
+        elif name in _LISTS and isinstance(value, list):
+            members = value
+        else:
+            members = [value] if name in _SINGLE else []
+        for member in members:
+            yield from _subschemas(member)
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _values(value: object) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else []
+
+
+def _resolve(root: Json, reference: str) -> Any:
+    """The schema that a reference within this document names. Raises `LookupError`."""
+    if reference != "#" and not reference.startswith("#/"):
+        raise LookupError(reference)
+    node: Any = root
+    for part in unquote(reference[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        elif isinstance(node, dict):
+            node = node[key]
+        else:
+            raise LookupError(reference)
+    return node

@@ -1,0 +1,150 @@
+"""What becomes of a client's schema before it is compiled."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gemserve.decoding.schema_preparation import prepare_schema
+from tests.schemas import random_schema
+
+A, B = {"properties": {"a": {"type": "string"}}}, {"properties": {"b": {"type": "string"}}}
+
+
+def prepared(schema: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
+    before = deepcopy(schema)
+    result = prepare_schema(schema, is_strict=is_strict)
+    assert schema == before
+    return result
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "additionalProperties": False}
+
+
+def test_smolagents_objects_are_closed_at_every_depth() -> None:
+    """A small model invented keys until `max_tokens`."""
+    inner = {"type": "object", **A}
+    schema = {
+        "type": "object",
+        "properties": {
+            "one": inner,
+            "many": {"type": "array", "items": inner},
+            "pair": {"type": "array", "prefixItems": [inner]},
+            "either": {"anyOf": [inner, {"type": "null"}]},
+            "named": {"$ref": "#/$defs/x"},
+            "map": {"type": "object", "additionalProperties": inner},
+        },
+        "$defs": {"x": inner},
+    }
+    done = prepared(schema)
+    assert done["additionalProperties"] is False
+    assert done["$defs"]["x"] == closed(inner)
+    fields = done["properties"]
+    assert fields["one"] == fields["many"]["items"] == closed(inner)
+    assert fields["pair"]["prefixItems"] == [closed(inner)]
+    assert fields["either"]["anyOf"] == [closed(inner), {"type": "null"}]
+    assert fields["map"]["additionalProperties"] == closed(inner)
+    assert prepared({"type": "object", "properties": {}}) == closed(
+        {"type": "object", "properties": {}}
+    )
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {**A, "additionalProperties": True},
+        {**A, "additionalProperties": {"type": "string"}},
+        {**A, "unevaluatedProperties": False},
+        {**A, "patternProperties": {"^x": {"type": "string"}}},
+        {**A, "required": ["b"]},
+        {**A, "minProperties": 2},
+        {"allOf": [A, B]},
+        {**A, "allOf": [B]},
+        {**A, "anyOf": [B, {"required": ["c"]}]},
+        {**A, "$ref": "#/$defs/b", "$defs": {"b": B}},
+        {"allOf": [{"$ref": "#/$defs/a"}, B], "$defs": {"a": A}},
+        {"allOf": [{"$ref": "#/$defs/c"}, B], "$defs": {"a": A, "c": {"$ref": "#/$defs/a"}}},
+        {**A, "if": A, "then": B},
+        {**A, "dependentSchemas": {"a": B}},
+        {"allOf": [{"$ref": "other.json"}, B]},
+        {"enum": [A], "const": A, "default": A, "examples": [A]},
+        {"$defs": {"a": {"$id": "urn:x", "allOf": [{"$ref": "#/$defs/b"}, A], "$defs": {"b": B}}}},
+    ],
+)
+def test_maps_and_objects_that_others_add_to_stay_open(schema: dict[str, Any]) -> None:
+    assert prepared(schema) == schema
+
+
+def test_one_member_of_all_of_adds_nothing() -> None:
+    """Older pydantic writes so where a reference has a description."""
+    schema = {"allOf": [{"$ref": "#/$defs/a"}], "description": "x", "$defs": {"a": A}}
+    assert prepared(schema)["$defs"]["a"] == closed(A)
+
+
+def test_a_schema_that_refers_to_itself_is_closed() -> None:
+    schema = {"properties": {"next": {"$ref": "#"}}, "type": "object"}
+    assert prepared(schema) == closed(schema)
+
+
+def test_a_property_may_have_the_name_of_a_keyword() -> None:
+    schema = {"properties": {"properties": A, "format": {"type": "string"}, "pattern": {}}}
+    assert prepared(schema) == closed(
+        {"properties": {**schema["properties"], "properties": closed(A)}}
+    )
+
+
+def test_pydantic_s_formats_are_annotations() -> None:
+    """`format: path` was refused."""
+    for name in ("path", "binary", "password", "int32", "unknown"):
+        assert prepared({"type": "string", "format": name}, is_strict=True) == {"type": "string"}
+    for name in ("date-time", "uuid", "email"):
+        assert prepared({"format": name})["format"] == name
+
+
+def test_a_version_of_uuid_is_held() -> None:
+    done = prepared({"type": "string", "format": "uuid4"})
+    jsonschema.validate("123e4567-e89b-42d3-a456-426614174000", done)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate("123e4567-e89b-12d3-a456-426614174000", done)
+
+
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stays"),
+    [
+        (DECIMAL, False),
+        (r"(?<!a)b", False),
+        (r"(?<=a)b", False),
+        (r"(a)\1", False),
+        (r"(?P<x>a)\k<x>", False),
+        (r"\(?=", True),
+        (r"[(?=]", True),
+        (r"[\](?=]", True),
+        (r"(?:a|b)(?P<x>c)(?i)\\1", True),
+        (r"(", True),
+    ],
+)
+def test_a_pattern_with_look_around_is_left_out(pattern: str, stays: bool) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert prepared(schema) == (schema if stays else {"type": "string"})
+    assert prepared(schema, is_strict=True) == schema
+
+
+def test_pydantic_s_decimal_is_a_number() -> None:
+    """Its other form is a text with look-ahead. Any text would do without, and none would parse."""
+    number, text = {"type": "number"}, {"type": "string", "pattern": DECIMAL}
+    for is_strict in (False, True):
+        assert prepared({"anyOf": [number, text]}, is_strict=is_strict) == {"anyOf": [number]}
+
+
+def test_a_schema_that_says_it_all_stays_as_it_is() -> None:
+    for seed in range(30):
+        schema = random_schema(seed)
+        assert prepared(schema) == schema

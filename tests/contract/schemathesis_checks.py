@@ -20,6 +20,7 @@ LIMITED = {
     },
     "/v1/responses": {
         *("input", "max_output_tokens", "min_tokens", "logit_bias", "stop_token_ids", "filter"),
+        *("text", "tools", "tool_choice", "top_logprobs"),
     },
     "/v1/filter": {"prompt", "messages", "filter"},
     "/tokenize": set(),

@@ -93,6 +93,26 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
     (RESPONSES, {"input": "Where?", "user": "me", "metadata": {"a": "1"}, "instructions": "Be."}),
     (RESPONSES, {"input": [{"role": "user", "content": "Where?"}], "max_output_tokens": 3}),
+    (RESPONSES, {"input": "Where?", "tools": [{"type": "function", "name": "find"}]}),
+    (
+        RESPONSES,
+        {
+            "input": "Where?",
+            "tools": [{"type": "function", "name": "find"}],
+            "tool_choice": "required",
+            "max_output_tokens": 30,
+        },
+    ),
+    (
+        RESPONSES,
+        {
+            "input": "Where?",
+            "text": {"format": {"type": "json_object"}},
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "max_output_tokens": 5,
+        },
+    ),
     (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),
     (SELECTION, {"messages": MESSAGES}),
     (COMPLETIONS, {"prompt": "Hi", "adapter": ADAPTER}),

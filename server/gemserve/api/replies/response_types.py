@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gemserve.api.replies.reply_types import FilterObject, NonNegative
+from gemserve.api.replies.reply_types import FilterObject, NonNegative, ScoredToken
 
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -17,7 +17,7 @@ class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
     annotations: EmptyList
-    logprobs: EmptyList
+    logprobs: list[ScoredToken]
 
 
 class OutputMessage(TypedDict):
@@ -26,6 +26,18 @@ class OutputMessage(TypedDict):
     status: Status
     role: Literal["assistant"]
     content: Annotated[list[OutputText], Field(max_length=1)]
+
+
+class OutputCall(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+
+
+OutputItem = OutputMessage | OutputCall
 
 
 class CachedTokens(TypedDict):
@@ -53,12 +65,18 @@ class ResponseError(TypedDict):
     message: str
 
 
-class PlainFormat(TypedDict):
-    type: Literal["text"]
+class TextConfig(TypedDict):
+    format: Annotated[dict[str, Any], Field(description="As it was sent, or of type text.")]
 
 
-class PlainText(TypedDict):
-    format: PlainFormat
+class EchoedTool(TypedDict):
+    """A tool as it was sent; null for what it does not say."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
 
 
 class Response(TypedDict):
@@ -71,22 +89,24 @@ class Response(TypedDict):
     status: Status
     error: ResponseError | None
     incomplete_details: Cut | None
-    output: Annotated[list[OutputMessage], Field(max_length=1)]
+    output: list[OutputItem]
     usage: ResponseUsage | None
     instructions: str | None
     max_output_tokens: NonNegative | None
+    max_tool_calls: NonNegative | None
     metadata: dict[str, Any]
-    parallel_tool_calls: Literal[False]
+    parallel_tool_calls: bool
     previous_response_id: None
     reasoning: None
     service_tier: None
     store: Literal[False]
     temperature: float
-    text: PlainText
-    tool_choice: Literal["none"]
-    tools: EmptyList
+    text: TextConfig
+    tool_choice: Annotated[str | dict[str, Any], Field(description="As it was sent, or auto.")]
+    tools: list[EchoedTool]
+    top_logprobs: NonNegative
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["disabled", "auto"]
     user: str | None
     filter: NotRequired[FilterObject]
 
@@ -108,13 +128,13 @@ class ResponseEvent(Event):
 
 class ItemEvent(Event):
     type: Literal["response.output_item.added", "response.output_item.done"]
-    output_index: Literal[0]
-    item: OutputMessage
+    output_index: NonNegative
+    item: OutputItem
 
 
 class Place(TypedDict):
     item_id: str
-    output_index: Literal[0]
+    output_index: NonNegative
     content_index: Literal[0]
 
 
@@ -126,14 +146,38 @@ class PartEvent(Event, Place):
 class DeltaEvent(Event, Place):
     type: Literal["response.output_text.delta"]
     delta: Annotated[str, Field(min_length=1)]
-    logprobs: EmptyList
+    logprobs: list[ScoredToken]
 
 
 class TextEvent(Event, Place):
     type: Literal["response.output_text.done"]
     text: str
-    logprobs: EmptyList
+    logprobs: list[ScoredToken]
+
+
+class CallPlace(TypedDict):
+    item_id: str
+    output_index: NonNegative
+
+
+class ArgumentsDeltaEvent(Event, CallPlace):
+    type: Literal["response.function_call_arguments.delta"]
+    delta: Annotated[str, Field(min_length=1)]
+
+
+class ArgumentsEvent(Event, CallPlace):
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
 
 
 # The last one is response.completed, response.incomplete or response.failed.
-AnyEvent = ResponseEvent | ItemEvent | PartEvent | DeltaEvent | TextEvent
+AnyEvent = (
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | DeltaEvent
+    | TextEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsEvent
+)

@@ -1,8 +1,7 @@
-"""The reply of /v1/responses in its plain text form: one answer, nothing stored, no tools."""
+"""The reply of /v1/responses, whole or as a stream of events. Nothing is stored."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from itertools import count
@@ -10,32 +9,24 @@ from itertools import count
 from fastapi import Response as HttpResponse
 from fastapi.responses import JSONResponse
 
-from gemserve.api.access.request_id import new_id
+from gemserve.api.replies.answer_parts import Change, Part
 from gemserve.api.replies.event_reader import EventReader
-from gemserve.api.replies.failures import (
-    ABORTED,
-    failure_body,
-    failure_response,
-    is_failure,
-)
-from gemserve.api.replies.response_types import (
-    AnyEvent,
-    OutputMessage,
-    OutputText,
-    Place,
-    Response,
-    ResponseUsage,
-    Status,
-)
-from gemserve.api.replies.server_sent_events import KEEP_ALIVE, data_event, event_stream
-from gemserve.api.replies.token_counts import filter_object, token_headers
+from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
+from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.response_object import Answer
+from gemserve.api.replies.response_types import AnyEvent, CallPlace, Place
+from gemserve.api.replies.server_sent_events import KEEP_ALIVE, event_stream, named_event
+from gemserve.api.replies.token_counts import token_headers
 from gemserve.api.requests.responses_body import ResponsesBody
-from gemserve.types import Event, Filtered, FilterReport, Finished, SamplingParams, TextDelta
+from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.types import Event, Filtered, Finished
 
 
-async def responses_reply(body: ResponsesBody, reader: EventReader) -> HttpResponse:
+async def responses_reply(
+    body: ResponsesBody, reader: EventReader, rules: ToolCallRules | None, vocabulary: Vocabulary
+) -> HttpResponse:
     (stream,) = reader.streams
-    answer = _Answer(body, stream.request.sampling)
+    answer = Answer(body, stream.request.sampling, rules, vocabulary)
     if body.stream:
         return event_stream(_events(reader, answer))
     async with aclosing(reader.events()) as arrivals:
@@ -47,102 +38,7 @@ async def responses_reply(body: ResponsesBody, reader: EventReader) -> HttpRespo
     return JSONResponse(answer.response, headers=token_headers([answer.report]))
 
 
-class _Answer:
-    """What is known of a response so far."""
-
-    def __init__(self, body: ResponsesBody, sampling: SamplingParams) -> None:
-        self.id, self.item_id = new_id("resp"), new_id("msg")
-        self.text = ""
-        self.report: FilterReport | None = None
-        self.finished: Finished | None = None
-        self._body, self._sampling = body, sampling
-        self._created_s = int(time.time())
-
-    def add(self, event: Event) -> None:
-        if isinstance(event, Filtered):
-            self.report = event.report
-        elif isinstance(event, TextDelta):
-            self.text += event.text
-        elif isinstance(event, Finished):
-            self.finished = event
-
-    @property
-    def part(self) -> OutputText:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
-
-    @property
-    def item(self) -> OutputMessage:
-        """The one message of the output."""
-        return {
-            "type": "message",
-            "id": self.item_id,
-            "status": self._status,
-            "role": "assistant",
-            "content": [self.part] if self.finished or self.text else [],
-        }
-
-    @property
-    def response(self) -> Response:
-        finished, report, body = self.finished, self.report, self._body
-        is_cut = self._status == "incomplete"
-        response: Response = {
-            "id": self.id,
-            "object": "response",
-            "created_at": self._created_s,
-            "model": body.model,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": False,
-            "previous_response_id": None,
-            "reasoning": None,
-            "service_tier": None,
-            "store": False,
-            "temperature": self._sampling.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
-            "top_p": self._sampling.top_p,
-            "truncation": "disabled",
-            "user": body.user,
-            "status": self._status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": [self.item] if finished else [],
-            "usage": _usage(report, finished) if report and finished else None,
-        }
-        if report:
-            response["filter"] = filter_object(report)
-        return response
-
-    @property
-    def unfinished_response(self) -> Response:
-        """The response as it was before its first event."""
-        return {
-            **self.response,
-            "status": "in_progress",
-            "output": [],
-            "usage": None,
-            "incomplete_details": None,
-        }
-
-    def failed_response(self, finished: Finished) -> Response:
-        message = failure_body(finished)["error"]["message"]
-        return {
-            **self.response,
-            "status": "failed",
-            "output": [],
-            "error": {"code": "server_error", "message": message},
-        }
-
-    @property
-    def _status(self) -> Status:
-        if self.finished is None:
-            return "in_progress"
-        return "incomplete" if self.finished.reason == "length" else "completed"
-
-
-async def _events(reader: EventReader, answer: _Answer) -> AsyncIterator[str]:
+async def _events(reader: EventReader, answer: Answer) -> AsyncIterator[str]:
     """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed."""
     numbers = count()
     is_created = False
@@ -152,100 +48,120 @@ async def _events(reader: EventReader, answer: _Answer) -> AsyncIterator[str]:
                 yield KEEP_ALIVE
                 continue
             _, event = arrival
-            answer.add(event)
+            changes = answer.add(event)
             if not is_created:
                 is_created = True
-                yield _line(
+                yield named_event(
                     {
                         "type": "response.created",
                         "sequence_number": next(numbers),
                         "response": answer.unfinished_response,
                     }
                 )
-            for response_event in _response_events(event, answer, numbers):
-                yield _line(response_event)
+            for written in _written(event, changes, answer, numbers):
+                yield named_event(written)
 
 
-def _response_events(event: Event, answer: _Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+def _written(
+    event: Event, changes: list[Change], answer: Answer, numbers: Iterator[int]
+) -> Iterator[AnyEvent]:
     """What an event of the engine means to the client."""
-    place: Place = {"item_id": answer.item_id, "output_index": 0, "content_index": 0}
+    if isinstance(event, Finished) and is_failure(event):
+        yield {
+            "type": "response.failed",
+            "sequence_number": next(numbers),
+            "response": answer.failed_response(event),
+        }
+        return
     if isinstance(event, Filtered):
         yield {
             "type": "response.in_progress",
             "sequence_number": next(numbers),
             "response": answer.response,
         }
+    for change in changes:
+        if change.kind == "opened":
+            yield from _opened(change.part, answer, numbers)
+        elif change.kind == "grown":
+            yield _grown(change, answer, numbers)
+        else:
+            yield from _closed(change.part, answer, numbers)
+    if isinstance(event, Finished):
         yield {
-            "type": "response.output_item.added",
+            "type": "response.incomplete" if event.reason == "length" else "response.completed",
             "sequence_number": next(numbers),
-            "output_index": 0,
-            "item": answer.item,
+            "response": answer.response,
         }
+
+
+def _opened(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+    yield {
+        "type": "response.output_item.added",
+        "sequence_number": next(numbers),
+        "output_index": part.index,
+        "item": answer.item(part, is_open=True),
+    }
+    if not part.is_call:
         yield {
             "type": "response.content_part.added",
             "sequence_number": next(numbers),
-            **place,
-            "part": answer.part,
+            **_place(part, answer),
+            "part": answer.text_of(Part(part.index)),
         }
-    elif isinstance(event, TextDelta):
-        if event.text:
-            yield {
-                "type": "response.output_text.delta",
-                "sequence_number": next(numbers),
-                **place,
-                "delta": event.text,
-                "logprobs": [],
-            }
-    elif isinstance(event, Finished):
-        yield from _last_events(event, answer, place, numbers)
 
 
-def _last_events(
-    finished: Finished, answer: _Answer, place: Place, numbers: Iterator[int]
-) -> Iterator[AnyEvent]:
-    if is_failure(finished):
-        yield {
-            "type": "response.failed",
+def _grown(change: Change, answer: Answer, numbers: Iterator[int]) -> AnyEvent:
+    if change.part.is_call:
+        return {
+            "type": "response.function_call_arguments.delta",
             "sequence_number": next(numbers),
-            "response": answer.failed_response(finished),
+            **_call_place(change.part, answer),
+            "delta": change.text,
         }
-        return
-    yield {
-        "type": "response.output_text.done",
+    return {
+        "type": "response.output_text.delta",
         "sequence_number": next(numbers),
-        **place,
-        "text": answer.text,
-        "logprobs": [],
+        **_place(change.part, answer),
+        "delta": change.text,
+        "logprobs": answer.scored(change.logprobs),
     }
-    yield {
-        "type": "response.content_part.done",
-        "sequence_number": next(numbers),
-        **place,
-        "part": answer.part,
-    }
+
+
+def _closed(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+    if part.is_call:
+        yield {
+            "type": "response.function_call_arguments.done",
+            "sequence_number": next(numbers),
+            **_call_place(part, answer),
+            "name": part.name,
+            "arguments": part.text,
+        }
+    else:
+        text = answer.text_of(part)
+        yield {
+            "type": "response.output_text.done",
+            "sequence_number": next(numbers),
+            **_place(part, answer),
+            "text": part.text,
+            "logprobs": text["logprobs"],
+        }
+        yield {
+            "type": "response.content_part.done",
+            "sequence_number": next(numbers),
+            **_place(part, answer),
+            "part": text,
+        }
     yield {
         "type": "response.output_item.done",
         "sequence_number": next(numbers),
-        "output_index": 0,
-        "item": answer.item,
-    }
-    is_cut = finished.reason == "length"
-    yield {
-        "type": "response.incomplete" if is_cut else "response.completed",
-        "sequence_number": next(numbers),
-        "response": answer.response,
+        "output_index": part.index,
+        "item": answer.item(part),
     }
 
 
-def _line(event: AnyEvent) -> str:
-    return f"event: {event['type']}\n{data_event(event)}"
+def _place(part: Part, answer: Answer) -> Place:
+    return {**_call_place(part, answer), "content_index": 0}
 
 
-def _usage(report: FilterReport, finished: Finished) -> ResponseUsage:
-    return {
-        "input_tokens": report.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": report.cached_tokens},
-        "output_tokens": finished.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": report.prompt_tokens + finished.completion_tokens,
-    }
+def _call_place(part: Part, answer: Answer) -> CallPlace:
+    return {"item_id": answer.item_id(part), "output_index": part.index}

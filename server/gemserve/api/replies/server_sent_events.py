@@ -15,6 +15,11 @@ def data_event(content: Mapping[str, object]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
+def named_event(content: Mapping[str, object]) -> str:
+    """An event that is named by the `type` of its data."""
+    return f"event: {content['type']}\n{data_event(content)}"
+
+
 def event_stream(events: AsyncIterator[str]) -> StreamingResponse:
     return StreamingResponse(
         events,

@@ -12,7 +12,7 @@ from gemserve.errors import RequestError, shown
 
 BodyT = TypeVar("BodyT", bound=Body)
 # Fields that OpenAI's API has, and of which this server serves no value but null.
-UNSUPPORTED = ("suffix", "previous_response_id", "conversation", "reasoning")
+UNSUPPORTED = ("suffix", "previous_response_id", "conversation")
 _MAX_PATH_CHARS = 200
 
 

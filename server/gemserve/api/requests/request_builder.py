@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
 from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.chat_form import fields_renamed
 from gemserve.api.requests.completion_body import CompletionBody, Prompts
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
 from gemserve.api.requests.responses_body import ResponsesBody
@@ -107,11 +108,9 @@ class RequestBuilder:
     def build_response(
         self, body: ResponsesBody, request_id: str, adapter: LoadedAdapter | None = None
     ) -> EngineRequests:
-        prompt = self._chat_prompt(body.messages, "input")
-        request = self._request(
-            body, request_id, prompt, "input", DEFAULT_CHAT_TOKENS, adapter=adapter
-        )
-        return repeat_for_choices([request], 1)
+        form = body.form
+        with fields_renamed(form.names):
+            return self.build_chat(form.chat, request_id, adapter)
 
     def build_selection(
         self, body: SelectionBody, request_id: str, adapter: LoadedAdapter | None = None

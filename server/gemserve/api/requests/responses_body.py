@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from gemserve.api.requests.base_bodies import Body, SamplingBody, TextOr
-from gemserve.api.requests.integers import INTEGRAL, Count
+from gemserve.api.requests.base_bodies import Body, NumTop, SamplingBody, TextOr
+from gemserve.api.requests.chat_body import MAX_TOOLS, Message
+from gemserve.api.requests.chat_form import ChatForm, as_chat, plain_message
+from gemserve.api.requests.integers import Count, Natural
+from gemserve.api.requests.response_items import Item, chat_messages
+from gemserve.api.requests.response_tools import (
+    AllowedTools,
+    ChosenFunction,
+    FunctionTool,
+    SchemaFormat,
+    ServedTool,
+    TextFormat,
+    TextOptions,
+    ToolChoice,
+)
+from gemserve.errors import RequestError, shown
+
+LOGPROBS = "message.output_text.logprobs"
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    r"response_format\.json_schema\.schema": "text.format.schema",
+    "response_format": "text.format",
+    r"tools\.(\d+)\.function": r"tools.\1",
+    r"tool_choice\.function": "tool_choice",
+}
 
 
 def _check_false(value: bool) -> bool:
@@ -17,63 +43,85 @@ def _check_false(value: bool) -> bool:
     return value
 
 
-class InputText(Body):
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: Annotated[list[Any], Field(max_length=0)] | None = None
+class ResponseStreamOptions(Body):
+    """Neither has an effect: the last event has the usage, and nothing is padded."""
 
-
-class InputMessage(Body):
-    """A message of the conversation; an earlier answer as the server gave it."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: TextOr[Annotated[list[InputText], Field(fail_fast=True)]]
-    id: str | None = None
-    phase: None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-    @property
-    def plain(self) -> dict[str, str]:
-        """The message in the form of chat templates."""
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
-
-
-class TextFormat(Body):
-    type: Literal["text"]
-
-
-class TextOptions(Body):
-    format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    include_obfuscation: bool | None = None
+    include_usage: bool | None = None
 
 
 class ResponsesBody(SamplingBody):
-    input: TextOr[Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]]
+    input: TextOr[Annotated[list[Item], Field(min_length=1, fail_fast=True)]]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: TextOptions | None = None
-    truncation: Literal["disabled"] | None = None
+    tools: Annotated[list[ServedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: NumTop | None = None
+    # what follows has no effect, or must be what it says
+    truncation: Literal["disabled", "auto"] | None = None
+    max_tool_calls: Natural | None = None  # of hosted tools: there are none
+    stream_options: ResponseStreamOptions | None = None
+    reasoning: dict[str, Any] | None = None
     background: (
         Annotated[bool, AfterValidator(_check_false), WithJsonSchema({"const": False})] | None
     ) = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    include: Annotated[list[Any], Field(max_length=0)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0), INTEGRAL] | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
-    reasoning: None = None
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation in the form of chat templates."""
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        return messages + [message.plain for message in self.input]
+    def has_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @cached_property
+    def form(self) -> ChatForm:
+        """The chat that means the same. Raises `RequestError`."""
+        if self.top_logprobs and not self.has_logprobs:
+            raise RequestError(
+                f'top_logprobs={self.top_logprobs}: needs "{LOGPROBS}" in include',
+                param="top_logprobs",
+            )
+        tools, choice, names = self.tools or [], self.tool_choice, _NAMES
+        if isinstance(choice, AllowedTools):
+            places = _allowed(choice, tools)
+            tools, choice = [tools[place] for place in places], choice.mode
+            moved = {rf"tools\.{to}\.function": f"tools.{at}" for to, at in enumerate(places)}
+            names = {**moved, **names}
+        chat = as_chat(
+            self,
+            messages=self._messages,
+            max_tokens=self.max_output_tokens,
+            tools=[tool.chat for tool in tools],
+            tool_choice=choice.chat if isinstance(choice, ChosenFunction) else choice,
+            response_format=None if self.format is None else self.format.chat,
+            logprobs=self.has_logprobs,
+            top_logprobs=self.top_logprobs if self.has_logprobs else None,
+            stream_options=None,
+        )
+        return ChatForm(chat, names)
+
+    @property
+    def format(self) -> TextFormat | SchemaFormat | None:
+        return None if self.text is None else self.text.format
+
+    @property
+    def _messages(self) -> list[Message]:
+        given = self.input
+        instructions = [("system", self.instructions)] if self.instructions else []
+        if isinstance(given, str):
+            return [plain_message(*said) for said in (*instructions, ("user", given))]
+        return [*(plain_message(*said) for said in instructions), *chat_messages(given)]
+
+
+def _allowed(choice: AllowedTools, tools: Sequence[FunctionTool]) -> list[int]:
+    """The places of the allowed tools. Raises `RequestError` for one that is not there."""
+    names = [tool.name for tool in tools]
+    for index, allowed in enumerate(choice.tools):
+        if allowed.name not in names:
+            field = f"tool_choice.tools.{index}.name"
+            raise RequestError(f"{field}={shown(allowed.name)}: not one of the tools", param=field)
+    allowed_names = {allowed.name for allowed in choice.tools}
+    return [place for place, name in enumerate(names) if name in allowed_names]

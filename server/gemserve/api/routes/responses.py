@@ -6,9 +6,11 @@ from fastapi import Request, Response
 
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import response_types
+from gemserve.api.replies.logprobs import Vocabulary
 from gemserve.api.replies.responses_reply import responses_reply
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.responses_body import ResponsesBody
+from gemserve.api.requests.tool_choice import call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter
@@ -25,10 +27,12 @@ RESPOND = Operation(
 
 def response_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     routes = Routes()
+    vocabulary = Vocabulary(builder.tokenizer)
 
     @routes.add("POST", "/v1/responses", RESPOND)
     async def post_response(http: Request) -> Response:
         submission = await submitter.submit(http, ResponsesBody, builder.build_response)
-        return await responses_reply(submission.body, submission.reader)
+        rules = call_rules(submission.body.form.chat)
+        return await responses_reply(submission.body, submission.reader, rules, vocabulary)
 
     return routes

@@ -1,0 +1,378 @@
+"""`/v1/responses`: tools, structured outputs, histories, and the events of its stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from gemserve.types import Finished, TextDelta, TokenLogprob
+from tests.described import events_of
+from tests.fakes import CHAT, FILTERED, Api
+
+pytestmark = pytest.mark.anyio
+RESPONSES = "/v1/responses"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"place": {"enum": ["here", "there"]}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "name": "weather", "description": "!", "parameters": PARAMETERS}
+STOP = {"type": "function", "name": "stop", "parameters": None, "strict": True}
+TOOLS = [WEATHER, STOP]
+NAMED = {"type": "function", "name": "weather"}
+FORCED = (FILTERED, '{"name": "weather", ', '"arguments": ', '{"place": "he', 're"}', "}")
+CALLS = '<tool_call>{"name": "weather", "arguments": {"place": "here"}}</tool_call>'
+LOGPROBS = "message.output_text.logprobs"
+
+
+async def post(api: Api, **fields: Any) -> httpx.Response:
+    return await api.client.post(RESPONSES, json={"model": "fake", "input": "Hi", **fields})
+
+
+async def whole(api: Api, **fields: Any) -> dict[str, Any]:
+    reply = await post(api, **fields)
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+async def streamed(api: Api, **fields: Any) -> list[dict[str, Any]]:
+    """The stream's events; each is named by its type, and they are numbered without a gap."""
+    reply = await post(api, stream=True, **fields)
+    assert reply.status_code == 200, reply.text
+    events = events_of(reply.text)
+    data: list[dict[str, Any]] = [json.loads(event["data"]) for event in events]
+    assert [event["event"] for event in events] == [event["type"] for event in data]
+    assert [event["sequence_number"] for event in data] == list(range(len(data)))
+    ends = ("response.completed", "response.incomplete", "response.failed")
+    assert [event["type"] in ends for event in data] == [*[False] * (len(data) - 1), True]
+    return data
+
+
+def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output that a client builds from the events; what is done must say the same."""
+    items: list[dict[str, Any]] = []
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert event["output_index"] == len(items)
+            assert event["item"]["status"] == "in_progress"
+            items.append(event["item"])
+        elif kind == "content_part.added":
+            items[event["output_index"]]["content"].append(event["part"])
+        elif kind == "output_text.delta":
+            items[event["output_index"]]["content"][0]["text"] += event["delta"]
+        elif kind == "function_call_arguments.delta":
+            assert event["item_id"] == items[event["output_index"]]["id"]
+            items[event["output_index"]]["arguments"] += event["delta"]
+        elif kind == "function_call_arguments.done":
+            assert event["arguments"] == items[event["output_index"]]["arguments"]
+        elif kind == "output_item.done":
+            items[event["output_index"]]["status"] = event["item"]["status"]
+            assert event["item"] == items[event["output_index"]]
+    return items
+
+
+def without_ids(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in output]
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_held"),
+    [
+        (None, False),
+        ("auto", False),
+        ("required", True),
+        (NAMED, True),
+        ({"type": "allowed_tools", "mode": "required", "tools": [NAMED]}, True),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}, False),
+    ],
+)
+async def test_a_call_whole_and_streamed(api: Api, choice: Any, is_held: bool) -> None:
+    api.core.script = FORCED
+    fields = {"tools": TOOLS, "tool_choice": choice}
+    response = await whole(api, **fields)
+    assert (api.core.requests[0].grammar is not None) == is_held
+    (call,) = response["output"]
+    assert call["type"] == "function_call"
+    assert call["id"].startswith("fc")
+    assert call["call_id"].startswith("call_")
+    assert (call["name"], call["status"]) == ("weather", "completed")
+    assert json.loads(call["arguments"]) == {"place": "here"}
+    assert response["status"] == "completed"
+    assert response["tool_choice"] == (choice or "auto")
+    assert response["tools"][0] == {**WEATHER, "strict": None}
+
+    events = await streamed(api, **fields)
+    assert without_ids(put_together(events)) == without_ids(response["output"])
+    last = events[-1]["response"]
+    assert without_ids(last["output"]) == without_ids(response["output"])
+    assert last["output"][0]["id"] == events[2]["item"]["id"]
+    assert last["usage"] == response["usage"]
+    deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
+    assert len(deltas) > 1 or not is_held  # arguments come as they are generated
+
+
+async def test_the_events_of_a_call_in_their_order(api: Api) -> None:
+    """Byte for byte but for ids, times and the whole responses."""
+    api.core.script = FORCED
+    events = await streamed(api, tools=TOOLS, tool_choice="required")
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        *["response.function_call_arguments.delta"] * 3,
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert events[3] == {
+        "type": "response.function_call_arguments.delta",
+        "sequence_number": 3,
+        "item_id": events[2]["item"]["id"],
+        "output_index": 0,
+        "delta": '{"place": "h',
+    }
+
+
+async def test_several_calls_have_an_item_each(api: Api) -> None:
+    api.core.script = (FILTERED, CALLS, "\n", CALLS.replace("here", "there"))
+    response = await whole(api, tools=TOOLS)
+    places = [json.loads(call["arguments"])["place"] for call in response["output"]]
+    assert places == ["here", "there"]
+    assert len({call["call_id"] for call in response["output"]}) == 2
+    events = await streamed(api, tools=TOOLS)
+    assert without_ids(put_together(events)) == without_ids(response["output"])
+    closed = [e["output_index"] for e in events if e["type"] == "response.output_item.done"]
+    assert closed == [0, 1]
+    one = await whole(api, tools=TOOLS, parallel_tool_calls=False)
+    assert len(one["output"]) == 1
+    assert one["parallel_tool_calls"] is False
+
+
+async def test_text_is_a_message_where_calls_were_possible(api: Api) -> None:
+    for choice in ("auto", "none"):
+        response = await whole(api, tools=TOOLS, tool_choice=choice)
+        (message,) = response["output"]
+        assert message["content"][0]["text"] == "Héllo 🌍!"
+        events = await streamed(api, tools=TOOLS, tool_choice=choice)
+        assert without_ids(put_together(events)) == without_ids([message])
+
+
+async def test_an_empty_answer_is_an_empty_message(api: Api) -> None:
+    api.core.script = (FILTERED,)
+    (message,) = (await whole(api))["output"]
+    assert message["content"][0]["text"] == ""
+    assert without_ids(put_together(await streamed(api))) == without_ids([message])
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 4])
+async def test_a_call_that_is_cut_off_is_incomplete(api: Api, num_steps: int) -> None:
+    api.core.script = (*FORCED[:num_steps], Finished(reason="length", completion_tokens=9))
+    response = await whole(api, tools=TOOLS, tool_choice="required")
+    assert response["status"] == "incomplete"
+    assert [item["status"] for item in response["output"]] == ["incomplete"] * (num_steps == 4)
+    events = await streamed(api, tools=TOOLS, tool_choice="required")
+    assert events[-1]["type"] == "response.incomplete"
+    assert without_ids(put_together(events)) == without_ids(response["output"])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "name": "w", "schema": PARAMETERS, "strict": True},
+        {"type": "text"},
+    ],
+)
+async def test_text_is_held_to_its_format(api: Api, form: dict[str, Any]) -> None:
+    response = await whole(api, text={"format": form, "verbosity": "low"})
+    grammar = api.core.requests[0].grammar
+    if form["type"] == "text":
+        assert grammar is None
+    else:
+        assert grammar is not None
+        assert ("place" in grammar.schema) == (form["type"] == "json_schema")
+    echoed = response["text"]["format"]
+    assert {name: value for name, value in echoed.items() if value is not None} == form
+
+
+async def test_the_same_conversation_is_the_same_prompt_as_a_chat_s(api: Api) -> None:
+    """Calls and results, in the forms in which clients send them back."""
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a": 1}'}
+    given: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Warm?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x" * 40},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "phase": None,
+            "content": [
+                {"type": "output_text", "text": "I look.", "annotations": [{"type": "url"}]},
+                {"type": "refusal", "refusal": " Or not."},
+            ],
+        },
+        {**call, "id": "fc_1", "status": "completed", "namespace": None, "caller": None},
+        {**call, "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": "17"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "18"}],
+        },
+    ]
+    reply = await post(api, input=given, instructions="Say how warm it is.", tools=TOOLS)
+    assert reply.status_code == 200, reply.text
+    chat_call = {"type": "function", "function": {"name": "weather", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "system", "content": "Say how warm it is."},
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Warm?"},
+        {
+            "role": "assistant",
+            "content": "I look. Or not.",
+            "tool_calls": [{"id": "c1", **chat_call}, {"id": "c2", **chat_call}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "17"},
+        {"role": "tool", "tool_call_id": "c2", "content": "18"},
+    ]
+    functions = [{k: v for k, v in t.items() if k != "type" and v is not None} for t in TOOLS]
+    tools = [{"type": "function", "function": function} for function in functions]
+    assert (await api.post(CHAT, messages=messages, tools=tools)).status_code == 200
+    first, second = api.core.requests
+    assert first.prompt_ids == second.prompt_ids
+    assert first.protected == second.protected
+
+
+async def test_only_the_allowed_tools_are_in_the_prompt(api: Api) -> None:
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{**NAMED, "name": "stop"}]}
+    await whole(api, tools=TOOLS, tool_choice=allowed)
+    said = api.serving.builder.tokenizer.decode(api.core.requests[0].prompt_ids)
+    assert '"stop"' in said
+    assert "weather" not in said
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"include": ["reasoning.encrypted_content", "file_search_call.results"]},
+        {"include": None, "reasoning": {"effort": "high", "summary": "auto"}},
+        {"truncation": "auto", "max_tool_calls": 3},
+        {"stream_options": {"include_obfuscation": False}},
+        {"text": {"format": None, "verbosity": None}, "top_logprobs": 0},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    ],
+)
+async def test_what_has_no_effect_is_accepted(api: Api, fields: dict[str, Any]) -> None:
+    response = await whole(api, **fields)
+    assert response["output"][0]["content"][0]["text"] == "Héllo 🌍!"
+    assert response["truncation"] == fields.get("truncation", "disabled")
+    assert response["max_tool_calls"] == fields.get("max_tool_calls")
+    assert (await streamed(api, **fields))[-1]["type"] == "response.completed"
+
+
+async def test_truncation_auto_does_not_truncate(api: Api) -> None:
+    reply = await post(api, input="x " * 3000, truncation="auto")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_log_probabilities_if_they_are_included(api: Api) -> None:
+    token = TokenLogprob(token_id=72, logprob=-0.5, top=((72, -0.5), (73, -1.5)))
+    delta = TextDelta(text="Hi", token_ids=(72,), drawn_s=0, logprobs=(token,))
+    last = TextDelta(text="", token_ids=(2,), drawn_s=0, logprobs=(token,))
+    api.core.script = (FILTERED, delta, last)
+    fields = {"include": [LOGPROBS], "top_logprobs": 2}
+    response = await whole(api, **fields)
+    assert api.core.requests[0].sampling.logprobs == 2
+    scored = response["output"][0]["content"][0]["logprobs"]
+    assert [entry["logprob"] for entry in scored] == [-0.5, -0.5]
+    assert len(scored[0]["top_logprobs"]) == 2
+    events = await streamed(api, **fields)
+    deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+    assert deltas[0]["logprobs"] == scored[:1]
+    (done,) = [e for e in events if e["type"] == "response.output_text.done"]
+    assert done["logprobs"] == scored
+
+
+IMAGE = {"type": "input_image", "image_url": "data:,"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"tools": [WEATHER, {"type": "web_search"}]}, "tools.1", "web_search is not served"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0", "runs no tools"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools.0", "as a function"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "required"),
+        ({"tools": [{**WEATHER, "more": 1}]}, "tools.0.more", "unknown"),
+        ({"tools": [{**WEATHER, "parameters": {"type": "string"}}]}, "tools.0.parameters", "obj"),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "2 functions"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "any"),
+        ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice", "not served"),
+        ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "x"}}, "tool_choice.name", "'x'"),
+        ({"tool_choice": "required"}, "tool_choice", "tools"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{**NAMED, "name": "x"}],
+                },
+            },
+            "tool_choice.tools.0.name",
+            "'x'",
+        ),
+        (
+            {
+                "tools": [STOP, {**WEATHER, "parameters": {"type": "object", "not": {}}}],
+                "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [NAMED]},
+            },
+            "tools.1.parameters",
+            "not",
+        ),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content.0", "text only"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]},
+            "input.0.output.0",
+            "text only",
+        ),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input.0", "nothing is stored"),
+        ({"input": [{"type": "computer_call", "id": "m"}]}, "input.0", "computer_call is not"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "required"),
+        ({"input": [{"role": "user", "content": "x", "more": 1}]}, "input.0.more", "unknown"),
+        ({"input": ["x"]}, "input.0", "object"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "empty"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format", "yaml"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "req"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
+            "text.format.schema",
+            "not",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
+        ({"max_output_tokens": 3000}, "max_output_tokens", "max_output_tokens=3000"),
+        ({"truncation": "most"}, "truncation", "most"),
+        ({"n": 2}, "n", "unknown"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    api: Api, fields: dict[str, Any], param: str, word: str
+) -> None:
+    reply = await post(api, **fields)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+    assert word in error["message"]
+    assert len(reply.content) < 2048
+    assert api.core.requests == []

@@ -299,8 +299,8 @@ def test_the_hook_is_short() -> None:
 def test_the_hook_forwards_what_the_question_needs(
     filtering: str, vendor: tuple[str, list[dict[str, Any]]], shape: str
 ) -> None:
-    """The vendor gets the fact and the question, and a fraction of the document."""
-    document = DOCUMENT + FACT + DOCUMENT
+    """The vendor gets the fact, the question once, and a fraction of the document."""
+    document = DOCUMENT * 2 + FACT + DOCUMENT * 2
     messages: Any = [{"role": "user", "content": f"{document}\n\n{QUESTION}"}]
     if shape == "two messages":
         messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]

@@ -157,10 +157,10 @@ CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": 
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": NAMED, "tools": []}, "tool_choice"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages"),
         ({"messages": [{**USER, "tool_calls": [CALLED]}]}, "messages.0.tool_calls"),
-        ({"messages": [{"role": "assistant"}]}, "messages.0.content"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{**CALLED, "id": 3}]}]},
             "messages.0.tool_calls.0.id",

@@ -21,6 +21,7 @@ from gemserve.api.error_replies import Error
 from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import KEPT_TOKENS_HEADER, PROMPT_TOKENS_HEADER
 from gemserve.api.requests.base_bodies import GenerationBody
+from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
@@ -42,8 +43,9 @@ def write_document(
     if config.api_key_file is not None:
         components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
     model = _model_schema(config, model_name)
-    for schema in components["schemas"].values():
-        _describe_model(schema, model)
+    for name, schema in components["schemas"].items():
+        if name != Moderation.__name__:  # another service's model
+            _describe_model(schema, model)
     writer = _Writer(config, model_name, schemas)
     paths: Json = {}
     for name, operation in operations.items():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemserve.errors import RequestError
 from gemserve.prompting.tools import Message, Tool
 
+NO_VARIABLES: Mapping[str, Any] = {}
 _MARK = re.compile("\ue000(\\d+)\ue001")
 
 
@@ -18,8 +19,9 @@ def render_chat(
     tools: Sequence[Tool] = (),
     *,
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> str:
-    """Messages through the model's chat template.
+    """Messages through the model's chat template, which may read further `variables`.
 
     With `add_generation_prompt` the text goes up to where the answer begins. Pass `tools` only for
     a template that takes them. Raises `RequestError` if there is no template, or
@@ -36,6 +38,7 @@ def render_chat(
             tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
+            **variables,
         )
     except Exception as error:  # templates raise whatever their author chose
         raise RequestError(
@@ -51,6 +54,7 @@ def find_messages(
     tools: Sequence[Tool] = (),
     *,
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> list[tuple[int, int, int]]:
     """(index, start, end) of every message that the template shows, in characters of `text`.
 
@@ -61,7 +65,13 @@ def find_messages(
     marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
     marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
     try:
-        frame = render_chat(tokenizer, marked, tools, add_generation_prompt=add_generation_prompt)
+        frame = render_chat(
+            tokenizer,
+            marked,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
     except RequestError:
         return []
     found = list(_MARK.finditer(frame))

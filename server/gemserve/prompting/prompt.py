@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gemserve.errors import PromptTooLong
-from gemserve.prompting.chat_template import find_messages, render_chat
+from gemserve.prompting.chat_template import NO_VARIABLES, find_messages, render_chat
 from gemserve.prompting.control_tokens import spell_out
 from gemserve.prompting.encoding import encode
 from gemserve.prompting.protected import chat_ranges, last_paragraphs, plain_ranges, with_question
@@ -80,18 +80,21 @@ def chat_prompt(
     tools: Sequence[Tool] = (),
     *,
     field: str = "messages",
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> Prompt:
     """Messages and tools through the model's chat template, ready for the answer.
+
+    The template may read further `variables`.
 
     Where a message spells a control token, this is text, if `find_messages` finds the message.
     Raises `RequestError` if there is no template, if it refuses the messages, or if the rendered
     chat has more than `max_tokens` tokens; that error names `field`.
     """
     messages, tools = for_template(tokenizer, messages, tools)
-    text = render_chat(tokenizer, messages, tools)
+    text = render_chat(tokenizer, messages, tools, variables=variables)
     encoding = encode(tokenizer, text, add_special_tokens=False)
     _check_length(encoding, max_tokens, field)
-    places = find_messages(tokenizer, text, messages, tools)
+    places = find_messages(tokenizer, text, messages, tools, variables=variables)
     encoding = spell_out(tokenizer, text, encoding, places)
     _check_length(encoding, max_tokens, field)
     question = chat_question(places, messages, text, encoding)

@@ -58,6 +58,7 @@ class Choice:
         elif isinstance(event, TextDelta):
             self.texts.append(event.text)
             self.logprobs += event.logprobs
+            self.completion_tokens += len(event.token_ids)
         else:
             self.completion_tokens = event.completion_tokens
 

@@ -18,7 +18,7 @@ from gemserve.api.replies.failures import failure_body, failure_response, is_fai
 from gemserve.api.replies.reply_types import ChunkExtras, ReplyHead, Usage
 from gemserve.api.replies.server_sent_events import DONE, KEEP_ALIVE, data_event, event_stream
 from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
-from gemserve.api.requests.base_bodies import GenerationBody
+from gemserve.api.requests.base_bodies import GenerationBody, StreamOptions
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.types import Filtered, FilterReport, Finished, PromptScored, TextDelta
 
@@ -49,8 +49,7 @@ async def choices_reply(
     )
     if not body.stream:
         return await reply.whole()
-    options = body.stream_options
-    return event_stream(reply.chunks(options is not None and options.include_usage))
+    return event_stream(reply.chunks(body.stream_options or StreamOptions()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +82,14 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         )
         return JSONResponse(content, headers=token_headers(reports))
 
-    async def chunks(self, include_usage: bool) -> AsyncIterator[str]:
+    async def chunks(self, options: StreamOptions) -> AsyncIterator[str]:
         """Server-sent events. A choice's first chunk has its filter report; `[DONE]` comes once."""
-        extras: ChunkExtras = {"usage": None} if include_usage else {}
 
-        def chunk(part: PartT, extras: ChunkExtras = extras) -> str:
-            return data_event(self.format.chunk(self.head, [part], extras))
+        def chunk(choice: Choice, part: PartT, extras: ChunkExtras | None = None) -> str:
+            usage: ChunkExtras = {"usage": None} if options.include_usage else {}
+            if options.has_usage_everywhere:
+                usage = {"usage": self._usage_of(choice)}
+            return data_event(self.format.chunk(self.head, [part], {**usage, **(extras or {})}))
 
         async with aclosing(self.reader.events_and_pauses()) as arrivals:
             async for arrival in arrivals:
@@ -99,19 +100,19 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 choice.add(event)
                 if isinstance(event, Filtered):
                     report = filter_object(event.report)
-                    yield chunk(self.format.first_part(choice), {**extras, "filter": report})
+                    yield chunk(choice, self.format.first_part(choice), {"filter": report})
                 elif isinstance(event, PromptScored):
-                    yield chunk(self.format.prompt_part(choice, event))
+                    yield chunk(choice, self.format.prompt_part(choice, event))
                 elif isinstance(event, TextDelta):
                     if event.text or event.logprobs:
-                        yield chunk(self.format.text_part(choice, event))
+                        yield chunk(choice, self.format.text_part(choice, event))
                 elif is_failure(event):
                     yield data_event(failure_body(event))
                     yield DONE
                     return
                 else:
-                    yield chunk(self.format.last_part(choice, event))
-        if include_usage:
+                    yield chunk(choice, self.format.last_part(choice, event))
+        if options.include_usage:
             yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}))
         yield DONE
 
@@ -119,6 +120,11 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         """One for each prompt."""
         reports = [choice.report for choice in self.choices[:: self.n]]
         return [report for report in reports if report is not None]
+
+    def _usage_of(self, choice: Choice) -> Usage:
+        """The usage of one choice until now."""
+        assert choice.report is not None  # it comes first
+        return usage_object(choice.report.prompt_tokens, choice.completion_tokens)
 
     def _usage(self) -> Usage:
         """Each prompt counts once, however many choices it has."""

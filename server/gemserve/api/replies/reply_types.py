@@ -66,7 +66,7 @@ class Completion(ReplyHead):
 
 
 class ChunkExtras(TypedDict):
-    """A choice's first chunk has its `filter`. Usage comes last, and only if it is requested."""
+    """A choice's first chunk has its `filter`. Usage comes if it is requested: last, or always."""
 
     usage: NotRequired[Usage | None]
     filter: NotRequired[FilterObject]

@@ -78,7 +78,20 @@ class FilterBody(Body):
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    """`continuous_usage_stats`: every chunk has its choice's usage so far, if usage is included."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = None  # without effect: nothing is padded
+
+    @property
+    def has_usage_everywhere(self) -> bool:
+        return bool(self.include_usage and self.continuous_usage_stats)
+
+
+class CacheOptions(Body):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
 
 
 class FieldsWithoutEffect(Body):
@@ -88,6 +101,8 @@ class FieldsWithoutEffect(Body):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: CacheOptions | None = None
 
 
 class FilteringBody(FieldsWithoutEffect):
@@ -110,7 +125,7 @@ class FilteringBody(FieldsWithoutEffect):
 
 
 class JsonSchema(Body):
-    """`strict` changes nothing: an answer is held to the schema either way."""
+    """An answer is held to the schema; with `strict`, keywords that cannot be held are errors."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -138,7 +153,7 @@ class ResponseFormat(Body):
 class SamplingBody(FilteringBody):
     """The fields of every endpoint that generates."""
 
-    stream: bool = False
+    stream: bool | None = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Natural | None = None
@@ -162,7 +177,7 @@ class SamplingBody(FilteringBody):
         str | Annotated[list[str], Field(fail_fast=True)] | None,
         WithJsonSchema(field_schemas.stops(MAX_STOPS)),
     ] = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), INTEGRAL] | None = None
 
     @field_validator("logit_bias", mode="before")

@@ -4,19 +4,73 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.api.requests import field_schemas
-from gemserve.api.requests.base_bodies import Body, GenerationBody, NumTop
-from gemserve.api.requests.integers import Count
+from gemserve.api.requests.base_bodies import Body, GenerationBody, NumTop, TextOr
+from gemserve.api.requests.chat_fields_without_effect import ChatFieldsWithoutEffect
+from gemserve.api.requests.integers import Count, Natural
+from gemserve.api.requests.template_variables import TemplateVariables
 
 MAX_TOOLS = 128
+_OTHER_PARTS = {
+    "image_url": "an image",
+    "input_image": "an image",
+    "image": "an image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "a video",
+    "file": "a file",
+}
+# a mark for other vendors' caches, which this server does without
+CacheMark = Annotated[dict[str, Any], Field(description="Without effect.")] | None
 
 
 class TextPart(Body):
     type: Literal["text"]
     text: str
+    cache_control: CacheMark = None
+    prompt_cache_breakpoint: CacheMark = None
+
+
+class RefusalPart(Body):
+    """An earlier answer of another server, which is its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _check_kind(part: object) -> object:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _OTHER_PARTS:
+        raise ValueError(f"is {_OTHER_PARTS[kind]}; this server's model takes text only")
+    return part
+
+
+def _kind_of(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "a refusal" if kind == "refusal" else "a text"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("a text")] | Annotated[RefusalPart, Tag("a refusal")],
+    Discriminator(_kind_of),
+    BeforeValidator(_check_kind),
+]
+Parts = Annotated[list[Part], Field(fail_fast=True)]
 
 
 class CalledFunction(Body):
@@ -28,6 +82,7 @@ class ToolCall(Body):
     id: str
     type: Literal["function"]
     function: CalledFunction
+    index: Natural | None = None  # of a stream's delta; it has no effect
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -44,22 +99,22 @@ class Message(Body):
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
             {"content": {}, "tool_calls": None},
-            {"role": {"enum": ["assistant"]}, "tool_calls": {}},
+            {"role": {"enum": ["assistant"]}},
         )
     )
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
-    content: Annotated[
-        str | Annotated[list[TextPart], Field(fail_fast=True)] | None,
-        Field(validate_default=True),
-    ] = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    content: Annotated[TextOr[Parts] | None, Field(validate_default=True)] = None
     name: str | None = None
     tool_call_id: str | None = None
-    # the SDKs write these nulls when they send a reply back as history
-    refusal: None = None
-    annotations: None = None
+    refusal: str | None = None  # an assistant's text if it has no content
+    # replies of this and other servers have these, and come back as history
+    annotations: list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     audio: None = None
     function_call: None = None
+    cache_control: CacheMark = None
 
     @field_validator("tool_calls")
     @classmethod
@@ -73,23 +128,25 @@ class Message(Body):
     @field_validator("content")
     @classmethod
     def _check_content(
-        cls, value: str | list[TextPart] | None, info: ValidationInfo
-    ) -> str | list[TextPart] | None:
-        if value is None and info.data.get("tool_calls") is None:
+        cls, value: str | list[TextPart | RefusalPart] | None, info: ValidationInfo
+    ) -> str | list[TextPart | RefusalPart] | None:
+        if value is None and info.data.get("role") != "assistant":
             raise PydanticCustomError("missing", "Field required")
         return value
 
     @property
     def text(self) -> str:
+        if self.content is None:
+            return self.refusal or ""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content or ())
+        return "".join(part.text for part in self.content)
 
     @property
     def plain(self) -> dict[str, Any]:
         """The message in the form of chat templates."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
-        if self.tool_calls is not None:
+        if self.tool_calls:
             message["tool_calls"] = [call.plain for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
@@ -97,7 +154,7 @@ class Message(Body):
 
 
 class Function(Body):
-    """`strict` changes nothing: forced arguments are held to `parameters` either way."""
+    """Forced arguments are held to `parameters`; `strict`: keywords that cannot be are errors."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
@@ -110,6 +167,12 @@ class Function(Body):
 class Tool(Body):
     type: Literal["function"]
     function: Function
+    cache_control: CacheMark = None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The tool in the form of chat templates."""
+        return self.model_dump(exclude_none=True, exclude={"cache_control"})
 
 
 class NamedFunction(Body):
@@ -121,7 +184,7 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ChatFieldsWithoutEffect):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -130,3 +193,4 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None

@@ -12,7 +12,14 @@ from gemserve.errors import RequestError, shown
 
 BodyT = TypeVar("BodyT", bound=Body)
 # Fields that OpenAI's API has, and of which this server serves no value but null.
-UNSUPPORTED = ("suffix", "previous_response_id", "conversation")
+UNSUPPORTED = (
+    "suffix",
+    "previous_response_id",
+    "conversation",
+    "audio",
+    "functions",
+    "web_search_options",
+)
 _MAX_PATH_CHARS = 200
 
 

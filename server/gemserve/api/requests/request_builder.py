@@ -15,6 +15,7 @@ from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_format, answer_grammar
+from gemserve.api.requests.template_variables import check_no_variables
 from gemserve.api.requests.tool_choice import chat_call_rules, prompt_tools
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError, shown
@@ -90,7 +91,9 @@ class RequestBuilder:
             )
         rules = chat_call_rules(body)
         messages = [message.plain for message in body.messages]
-        prompt = self._chat_prompt(messages, "messages", prompt_tools(body))
+        prompt = self._chat_prompt(
+            messages, "messages", prompt_tools(body), body.chat_template_kwargs
+        )
         request = self._request(
             body,
             request_id,
@@ -118,8 +121,10 @@ class RequestBuilder:
         """A request that ends once the filter has chosen, with its selection."""
         if body.messages is not None and body.prompt is None:
             field = "messages"
-            prompt = self._chat_prompt([message.plain for message in body.messages], field)
+            messages = [message.plain for message in body.messages]
+            prompt = self._chat_prompt(messages, field, variables=body.chat_template_kwargs)
         elif body.prompt is not None and body.messages is None:
+            check_no_variables(body.chat_template_kwargs)
             field, prompt = "prompt", self._plain_prompt(body.prompt, "prompt")
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
@@ -158,12 +163,23 @@ class RequestBuilder:
         return decode(self.tokenizer, prompt, skip_special_tokens=True)
 
     def _chat_prompt(
-        self, messages: Sequence[dict[str, Any]], field: str, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[dict[str, Any]],
+        field: str,
+        tools: Sequence[Tool] = (),
+        variables: dict[str, Any] | None = None,
     ) -> Prompt:
         if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
         self._check_chars(sum(len(m["content"]) for m in messages), field)
-        return chat_prompt(self.tokenizer, messages, self.max_prompt_tokens, tools, field=field)
+        return chat_prompt(
+            self.tokenizer,
+            messages,
+            self.max_prompt_tokens,
+            tools,
+            field=field,
+            variables=variables or {},
+        )
 
     def _check_filter(
         self,

@@ -46,7 +46,7 @@ def read_sampling(body: SamplingBody, max_tokens: int, vocab_size: int) -> Sampl
         logit_bias=tuple(bias),
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos,
+        ignore_eos=bool(body.ignore_eos),
         **{name: value for name, value in given.items() if value is not None},
     )
 

@@ -10,6 +10,7 @@ from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import Body
 from gemserve.api.requests.chat_body import Message
 from gemserve.api.requests.integers import TokenIds
+from gemserve.api.requests.template_variables import TemplateVariables
 
 
 class TokenizerBody(Body):
@@ -21,12 +22,18 @@ class TokenizerBody(Body):
 class TokenizeBody(TokenizerBody):
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
-            {"prompt": {}, "messages": None, "add_generation_prompt": None},
+            {
+                "prompt": {},
+                "messages": None,
+                "add_generation_prompt": None,
+                "chat_template_kwargs": None,
+            },
             {"messages": {}, "prompt": None},
         )
     )
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool = False

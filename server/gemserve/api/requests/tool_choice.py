@@ -92,4 +92,4 @@ def prompt_tools(body: ChatBody) -> list[dict[str, Any]]:
     """The tools in the form of chat templates; none if `tool_choice` is "none"."""
     if body.tool_choice == "none":
         return []
-    return [tool.model_dump(exclude_none=True) for tool in body.tools or []]
+    return [tool.plain for tool in body.tools or []]

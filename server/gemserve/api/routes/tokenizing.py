@@ -17,6 +17,7 @@ from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.sampling_options import check_ids
+from gemserve.api.requests.template_variables import check_no_variables
 from gemserve.api.requests.tokenizer_bodies import DetokenizeBody, TokenizeBody, TokenizerBody
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import read_body
@@ -126,15 +127,21 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> Any:
         plain = [message.plain for message in body.messages]
         messages, _ = for_template(tokenizer, plain, ())
         has_header = body.add_generation_prompt is not False
-        text = render_chat(tokenizer, messages, add_generation_prompt=has_header)
+        variables = body.chat_template_kwargs or {}
+        text = render_chat(
+            tokenizer, messages, add_generation_prompt=has_header, variables=variables
+        )
         encoding = encode(tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
-        places = find_messages(tokenizer, text, messages, add_generation_prompt=has_header)
+        places = find_messages(
+            tokenizer, text, messages, add_generation_prompt=has_header, variables=variables
+        )
         return spell_out(tokenizer, text, encoding, places)
     if body.add_generation_prompt is not None:
         raise RequestError(
             f"add_generation_prompt={shown(body.add_generation_prompt)}: only with messages",
             param="add_generation_prompt",
         )
+    check_no_variables(body.chat_template_kwargs)
     if body.prompt is None:
         raise RequestError(
             "prompt: required, unless there are messages", param="prompt", code="missing_field"

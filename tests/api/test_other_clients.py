@@ -1,0 +1,257 @@
+"""What other vendors' clients and servers write into requests. Each was a 400 once."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from gemserve.api.requests.template_variables import MAX_BYTES, MAX_VARIABLES
+from tests.described import Described
+from tests.fakes import CHAT, COMPLETIONS, Api, FakeCore, api_over, data_of
+
+pytestmark = pytest.mark.anyio
+USER = {"role": "user", "content": "How warm is it?"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+MARK = {"type": "ephemeral"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+# client → fields of a chat that it sends
+HABITS: dict[str, dict[str, Any]] = {
+    "guidellm": {
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+    "openai 3": {"stream": True, "stream_options": {"include_obfuscation": False}},
+    "pydantic-ai": {"reasoning_effort": "low", "verbosity": "high", "modalities": ["text"]},
+    "aider": {"prediction": {"type": "content", "content": "def f():"}},
+    "aider, in parts": {
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "def f():"}]}
+    },
+    "openai-agents": {
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"mode": "implicit"},
+        "moderation": {"model": "m", "policy": {"input": {"mode": "score"}, "output": None}},
+    },
+    "LangChain JS": dict.fromkeys(
+        [
+            *("stream", "ignore_eos", "stream_options", "audio", "functions", "function_call"),
+            *("reasoning_effort", "verbosity", "modalities", "prediction", "moderation"),
+            *("prompt_cache_retention", "web_search_options", "chat_template_kwargs"),
+        ]
+    ),
+    "autogen": {
+        "functions": [],
+        "function_call": "none",
+        "stream_options": {"include_usage": None},
+    },
+    "LiteLLM": {"tools": [{**TOOL, "cache_control": MARK}]},
+}
+# server or client → messages that it has put into a history
+HISTORIES: dict[str, list[dict[str, Any]]] = {
+    "vLLM": [USER, {"role": "assistant", "content": "17.", "tool_calls": [],
+                    "reasoning_content": "Hm.", "reasoning": None}],
+    "llama.cpp": [USER, {"role": "assistant", "content": "", "tool_calls": [{**CALL, "index": 0}]}],
+    "openai": [USER, {"role": "assistant", "content": "17.", "annotations": [], "audio": None,
+                      "refusal": None, "function_call": None}],
+    "web search": [USER, {"role": "assistant", "content": "17.",
+                          "annotations": [{"type": "url_citation", "url_citation": {}}]}],
+    "a refusal": [USER, {"role": "assistant", "content": None, "refusal": "No."}],
+    "a refusal as a part": [
+        USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    ],
+    "no text and no call": [USER, {"role": "assistant", "content": None}],
+    "Anthropic's caches": [
+        {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": MARK}],
+         "cache_control": MARK}
+    ],
+}  # fmt: skip
+
+
+async def test_fields_that_change_nothing(api: Api) -> None:
+    described = Described((await api.client.get("/openapi.json")).json())
+    for client, fields in HABITS.items():
+        reply = await api.post(CHAT, **fields)
+        assert reply.status_code == 200, (client, reply.text)
+        assert described.accepts(CHAT, {"model": "fake", "messages": [USER], **fields}), client
+    plain = await prompt_of(api, [USER], tools=[TOOL])
+    assert await prompt_of(api, [USER], tools=[{**TOOL, "cache_control": MARK}]) == plain
+
+
+async def test_histories_of_other_servers(api: Api) -> None:
+    described = Described((await api.client.get("/openapi.json")).json())
+    for server, messages in HISTORIES.items():
+        reply = await api.post(CHAT, messages=[*messages, USER])
+        assert reply.status_code == 200, (server, reply.text)
+        body = {"model": "fake", "messages": messages}
+        assert described.accepts(CHAT, body), server
+
+
+async def test_a_refusal_is_the_assistant_s_text(api: Api) -> None:
+    for server in ("a refusal", "a refusal as a part"):
+        assert "No." in await prompt_of(api, [*HISTORIES[server], USER])
+    both = {"role": "assistant", "content": "17.", "refusal": "No."}
+    assert "No." not in await prompt_of(api, [USER, both, USER])
+    assert "Hm." not in await prompt_of(api, [*HISTORIES["vLLM"], USER])
+
+
+async def prompt_of(api: Api, messages: list[dict[str, Any]], **fields: Any) -> str:
+    reply = await api.post(CHAT, messages=messages, **fields)
+    assert reply.status_code == 200, reply.text
+    text: str = api.serving.builder.tokenizer.decode(api.core.requests[-1].prompt_ids)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"modalities": ["audio"]}, "modalities.0"),
+        ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"moderation": {"model": "m", "policy": {"input": {"mode": "block"}}}},
+         "moderation.policy.input.mode"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        ({"messages": [{**USER, "tool_calls": []}]}, "messages.0.tool_calls"),
+        ({"stream_options": {"continuous_usage_stats": 1}},
+         "stream_options.continuous_usage_stats"),
+    ],
+)  # fmt: skip
+async def test_what_would_not_be_done_is_refused(
+    api: Api, fields: dict[str, Any], param: str
+) -> None:
+    reply = await api.post(CHAT, **fields)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == param
+    assert api.core.requests == []
+
+
+@pytest.mark.parametrize(
+    ("part", "word"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:" + "x" * 5000}}, "an image"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "audio"),
+        ({"type": "video_url", "video_url": {"url": "x"}}, "a video"),
+        ({"type": "file", "file": {"file_id": "x"}}, "a file"),
+    ],
+)
+async def test_an_image_part_is_named_with_the_reason(
+    api: Api, part: dict[str, Any], word: str
+) -> None:
+    content = [{"type": "text", "text": "What is this?"}, part]
+    reply = await api.post(CHAT, messages=[{"role": "user", "content": content}])
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "messages.0.content.1"
+    assert f"is {word}; this server's model takes text only" in error["message"]
+    assert len(reply.content) < 1024
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (3, "messages.0.content"),
+        ([{"type": "text"}], "messages.0.content.0.text"),
+        ([{"type": "text", "text": 3}], "messages.0.content.0.text"),
+        ([{"type": "other", "text": "a"}], "messages.0.content.0.type"),
+        ([{"type": "refusal"}], "messages.0.content.0.refusal"),
+        (["a"], "messages.0.content.0"),
+    ],
+)
+async def test_a_wrong_part_is_named(api: Api, content: Any, param: str) -> None:
+    reply = await api.post(CHAT, messages=[{"role": "user", "content": content}])
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_guidellm_gets_usage_in_every_chunk(api: Api, path: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = data_of(await api.post(path, stream=True, stream_options=options, n=2))
+    *said, last = chunks
+    for index in (0, 1):
+        counts = [
+            c["usage"]["completion_tokens"] for c in said if c["choices"][0]["index"] == index
+        ]
+        assert counts == [0, 1, 2, 3, 4, 4]
+    assert {c["usage"]["prompt_tokens"] for c in chunks} == {last["usage"]["prompt_tokens"]}
+    assert last["usage"]["completion_tokens"] == 8
+    for chunk in chunks:
+        assert chunk["usage"]["total_tokens"] == sum(list(chunk["usage"].values())[:2])
+    options = {"include_usage": False, "continuous_usage_stats": True}  # vLLM's rule
+    chunks = data_of(await api.post(path, stream=True, stream_options=options))
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+# chat_template_kwargs
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}Do not think.{% endif %}"
+    "{{ style | default('') }}<|assistant|>"
+)
+
+
+@pytest.fixture
+def switched(tokenizer: Any) -> Any:
+    changed = copy.copy(tokenizer)
+    changed.chat_template = TEMPLATE
+    return changed
+
+
+async def test_qwen_s_thinking_can_be_switched_off(switched: Any) -> None:
+    async with api_over(FakeCore(), switched) as api:
+        off = {"chat_template_kwargs": {"enable_thinking": False, "style": "Brief."}}
+        assert "Do not think.Brief." in await prompt_of(api, [USER], **off)
+        assert "think" not in await prompt_of(api, [USER])
+        counts = []
+        for fields in ({}, off):
+            body = {"model": "fake", "messages": [USER], **fields}
+            tokens = (await api.client.post("/tokenize", json=body)).json()["tokens"]
+            chosen = (await api.client.post("/v1/filter", json=body)).json()
+            assert chosen["usage"]["prompt_tokens"] == len(tokens)
+            counts.append(len(tokens))
+        assert counts[0] < counts[1]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        *({name: 1} for name in ("messages", "tools", "add_generation_prompt", "tokenize")),
+        *({name: "<|user|>"} for name in ("bos_token", "eos_token", "image_token")),
+        {str(i): i for i in range(MAX_VARIABLES + 1)},
+        {"long": "x" * MAX_BYTES},
+        "enable_thinking",
+        [],
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_variables_that_the_server_sets_and_too_many_are_refused(
+    api: Api, variables: Any
+) -> None:
+    messages = {"model": "fake", "messages": [USER], "chat_template_kwargs": variables}
+    for path in (CHAT, "/v1/filter", "/tokenize"):
+        reply = await api.client.post(path, json=messages)
+        assert reply.status_code == 400, reply.text
+        error = reply.json()["error"]
+        assert error["param"] == "chat_template_kwargs"
+        assert len(reply.content) < 1024
+        if isinstance(variables, dict) and len(variables) == 1 and "long" not in variables:
+            assert f"the server itself sets {next(iter(variables))}" in error["message"]
+
+
+async def test_a_template_that_fails_on_a_variable_is_a_400(switched: Any) -> None:
+    switched.chat_template = "{{ 1 + number }}"
+    async with api_over(FakeCore(), switched) as api:
+        reply = await api.post(CHAT, chat_template_kwargs={"number": "x"})
+        assert reply.status_code == 400
+        assert "template" in reply.json()["error"]["message"]
+        for path in ("/v1/filter", "/tokenize"):
+            body = json.dumps({"model": "fake", "prompt": "x", "chat_template_kwargs": {}})
+            reply = await api.client.post(path, content=body)
+            assert reply.json()["error"]["param"] == "chat_template_kwargs"

@@ -283,6 +283,7 @@ class PromptScored:
 class Finished:
     """The one terminal event of a request. `error` is set exactly if the reason is `error`.
 
+    `stop`: the stop string that ended the answer, if one did.
     `peak_kv_bytes` counts the filter pass too, `decode_kv_bytes` what is held while decoding.
     """
 
@@ -291,6 +292,7 @@ class Finished:
     peak_kv_bytes: int = 0
     decode_kv_bytes: int = 0
     error: str | None = None
+    stop: str | None = None
 
 
 Event = Filtered | PromptScored | TextDelta | Finished

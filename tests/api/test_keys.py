@@ -121,6 +121,29 @@ async def test_whoever_has_no_key_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("sent", "is_let_in"),
+    [
+        ([("x-api-key", ALICE)], True),
+        ([("X-API-Key", f" {BOB} ")], True),
+        ([("x-api-key", ALICE), ("Authorization", f"Bearer {ALICE}")], True),
+        ([("x-api-key", ALICE), ("Authorization", f"Bearer {BOB}")], False),
+        ([("x-api-key", ALICE), ("x-api-key", ALICE)], False),
+        ([("x-api-key", f"Bearer {ALICE}")], False),
+        ([("x-api-key", "")], False),
+        ([("x-api-key", "wrong")], False),
+    ],
+)
+async def test_anthropic_s_header_holds_a_key_too(
+    guarded: Api, sent: list[tuple[str, str]], is_let_in: bool
+) -> None:
+    reply = await guarded.client.post(CHAT, content=json.dumps(BODIES[CHAT]), headers=sent)
+    if is_let_in:
+        assert reply.status_code == 200
+    else:
+        assert_refused(reply)
+
+
+@pytest.mark.parametrize(
     ("method", "path"),
     [
         ("GET", "/v1/models"),

@@ -27,14 +27,18 @@ from tests.fakes import (
 
 pytestmark = pytest.mark.anyio
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
+MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
+SAID = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
     **BODIES,
     RESPONSES: {"model": "fake", "input": "Hi"},
+    MESSAGED: {"model": "fake", "max_tokens": 9, "messages": [SAID]},
+    COUNTED: {"model": "fake", "messages": [SAID]},
     SELECTION: {"model": "fake", "prompt": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [50]},
 }
-STREAMED = (COMPLETIONS, CHAT, RESPONSES)
+STREAMED = (COMPLETIONS, CHAT, RESPONSES, MESSAGED)
 ANSWERED = (*STREAMED, SELECTION)
 BOOM = MemoryError("boom")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import schemathesis
@@ -22,6 +23,10 @@ LIMITED = {
         *("input", "max_output_tokens", "min_tokens", "logit_bias", "stop_token_ids", "filter"),
         *("text", "tools", "tool_choice", "top_logprobs"),
     },
+    "/v1/messages": {
+        *("messages", "max_tokens", "filter", "output_config", "tools", "tool_choice"),
+    },
+    "/v1/messages/count_tokens": {"messages", "output_config", "tools", "tool_choice"},
     "/v1/filter": {"prompt", "messages", "filter"},
     "/tokenize": set(),
     "/detokenize": {"tokens"},
@@ -66,7 +71,11 @@ def a_refusal_names_a_limited_field(
     meta = case.meta
     if response.status_code != 400 or meta is None or not meta.generation.mode.is_positive:
         return
-    param = response.json()["error"]["param"]
+    error = response.json()["error"]
+    # /v1/messages has errors in Anthropic's form, whose messages begin with the field
+    param = error["param"] if "param" in error else re.split("[:=]", error["message"])[0]
     field = None if param is None else param.split(".")[0]
+    if param == "prompt is too long":
+        field = "messages"
     limited = LIMITED.get(case.path, set())
     assert field in limited, f"{case.path} refused {param}: {response.text[:300]}"

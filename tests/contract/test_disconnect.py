@@ -26,6 +26,12 @@ from tests.fakes import (
 )
 
 ABORTED = 'request_success_total{finish_reason="abort"}'
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+SENT = {
+    **BODIES,
+    RESPONSES: {"model": "fake", "input": "Hello there"},
+    MESSAGES: {**BODIES[CHAT], "max_tokens": 9},
+}
 both = pytest.mark.parametrize("stream", [True, False])
 
 
@@ -42,7 +48,7 @@ class Server:
 
     def send(self, *, path: str = CHAT, stream: bool, cut: int = 0) -> socket.socket:
         """Post a request, less its last `cut` bytes, and return the open connection."""
-        body = json.dumps({**BODIES[path], "stream": stream}).encode()
+        body = json.dumps({**SENT[path], "stream": stream}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
         self.connections.append(connection)
@@ -69,7 +75,7 @@ def read_until(connection: socket.socket, text: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_a_dropped_request_stops_within_a_second(
     server: Server, path: str, stream: bool, is_reset: bool

@@ -31,6 +31,7 @@ CASES = os.environ.get("GEMSERVE_TEST_CASES")
 SEED = 1
 KEY = "sk-described"
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
+MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
 HERE = Path(__file__).parent
 
 
@@ -82,6 +83,7 @@ CALLED = {
     "tools": [{"type": "function", "function": {"name": "find"}}],
     "tool_choice": "required",
 }
+FINDER = [{"name": "find", "input_schema": {"type": "object", "additionalProperties": False}}]
 ASKED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "Hi"}),
     (COMPLETIONS, {"prompt": ["Hi", "Ho"], "n": 2, "seed": 1}),
@@ -113,6 +115,16 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
             "max_output_tokens": 5,
         },
     ),
+    (
+        MESSAGED,
+        {"messages": MESSAGES, "max_tokens": 3, "system": [{"type": "text", "text": "Be."}]},
+    ),
+    (MESSAGED, {"messages": MESSAGES, "max_tokens": 30, "tools": FINDER, "filter": "none"}),
+    (
+        MESSAGED,
+        {"messages": MESSAGES, "max_tokens": 30, "tools": FINDER, "tool_choice": {"type": "any"}},
+    ),
+    (COUNTED, {"messages": MESSAGES, "tools": FINDER}),
     (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),
     (SELECTION, {"messages": MESSAGES}),
     (COMPLETIONS, {"prompt": "Hi", "adapter": ADAPTER}),
@@ -134,9 +146,9 @@ def test_replies_are_as_described(
     reply = client.post(path, json=whole)
     assert reply.status_code == 200, reply.text
     described.check(reply)
-    if path not in (COMPLETIONS, CHAT, RESPONSES):
+    if path not in (COMPLETIONS, CHAT, RESPONSES, MESSAGED):
         return
-    options = {} if path == RESPONSES else {"stream_options": {"include_usage": True}}
+    options = {} if path in (RESPONSES, MESSAGED) else {"stream_options": {"include_usage": True}}
     streamed = client.post(path, json={**whole, "stream": True, **options})
     assert streamed.headers["content-type"].startswith("text/event-stream")
     described.check(streamed)

@@ -16,6 +16,7 @@ import gemserve
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.gate import Gate
 from gemserve.api.access.keys import open_keys
+from gemserve.api.access.message_errors import MessageErrors
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
 from gemserve.api.error_replies import error_body, error_response
@@ -27,7 +28,9 @@ from gemserve.api.routes.adapters import adapter_routes
 from gemserve.api.routes.completions import completion_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
+from gemserve.api.routes.messages import message_routes
 from gemserve.api.routes.models import model_routes
+from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.responses import response_routes
 from gemserve.api.routes.submission import Submitter
@@ -81,6 +84,7 @@ def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
     return [
         completion_routes(submitter, builder),
         response_routes(submitter, builder),
+        message_routes(submitter, builder, models),
         filter_routes(submitter, builder),
         tokenizing_routes(builder, models),
         model_routes(models, builder.context_tokens),
@@ -111,6 +115,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
             expose_headers=EXPOSED_HEADERS,
         )
     app.add_middleware(RequestId)
+    app.add_middleware(MessageErrors)
 
 
 def _add_error_replies(app: FastAPI, document: Json) -> None:
@@ -120,8 +125,10 @@ def _add_error_replies(app: FastAPI, document: Json) -> None:
 
     @app.exception_handler(HTTPException)
     async def reply_to_http_error(http: Request, error: HTTPException) -> JSONResponse:
-        body = error_body(str(error.detail), kind="invalid_request_error")
-        headers = error.headers
+        message, headers = str(error.detail), error.headers
+        if error.status_code == 404:
+            message = not_served(http.scope["path"]) or message
+        body = error_body(message, kind="invalid_request_error")
         if error.status_code == 405:
             headers = _allow_header(document, http.scope["path"]) or headers
         return JSONResponse(body, status_code=error.status_code, headers=headers)

@@ -17,7 +17,6 @@ from pydantic_core import core_schema
 
 import gemserve
 from gemserve.api.access.gate import OPEN_PATHS
-from gemserve.api.error_replies import Error
 from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import KEPT_TOKENS_HEADER, PROMPT_TOKENS_HEADER
 from gemserve.api.requests.base_bodies import GenerationBody
@@ -28,7 +27,7 @@ from gemserve.config import ServerConfig
 from gemserve.types import ADAPTER_NAME
 
 _JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
-_KEY = "api_key"
+_KEY, _KEY_HEADER = "api_key", "api_key_header"
 
 
 def write_document(
@@ -41,7 +40,10 @@ def write_document(
     schemas, definitions = _schemas(_types_in(operations.values()))
     components: Json = {"schemas": deepcopy(definitions)}
     if config.api_key_file is not None:
-        components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {
+            _KEY: {"type": "http", "scheme": "bearer"},
+            _KEY_HEADER: {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
     model = _model_schema(config, model_name)
     for name, schema in components["schemas"].items():
         if name != Moderation.__name__:  # another service's model
@@ -61,9 +63,10 @@ def write_document(
 
 def _types_in(operations: Iterable[Operation]) -> tuple[Any, ...]:
     """Every type of a body or reply, once."""
-    types: dict[Any, None] = {Error: None}
+    types: dict[Any, None] = {}
     for operation in operations:
-        for kind in (operation.body, operation.reply, operation.event, operation.unavailable):
+        replies = (operation.reply, operation.event, operation.error, operation.unavailable)
+        for kind in (operation.body, *replies):
             if kind is not None:
                 types[kind] = None
     return tuple(types)
@@ -109,7 +112,7 @@ class _Writer:
             "parameters": [_REQUEST_ID, *self._path_parameters(path)],
         }
         if not is_open:
-            written["security"] = [{_KEY: []}]
+            written["security"] = [{_KEY: []}, {_KEY_HEADER: []}]
         if operation.body is not None:
             named = {"model": self._model_name} if _names_model(operation) else {}
             example = {**named, **operation.example}
@@ -133,17 +136,28 @@ class _Writer:
     ) -> Iterator[tuple[int, Json]]:
         yield 200, self._success(operation)
         if operation.body is not None:
-            yield 400, self._error("The body is wrong; `param` names the field, if it is one.")
-            yield 413, self._error("The body is too large.")
+            yield (
+                400,
+                self._error(operation, "The body is wrong; `param` names the field, if it is one."),
+            )
+            yield 413, self._error(operation, "The body is too large.")
         if _names_model(operation) or "{name}" in path:
-            yield 404, self._error("There is no such model or adapter.")
+            yield 404, self._error(operation, "There is no such model or adapter.")
         if not is_open:
-            yield 401, self._error("The key is missing or wrong.", {"WWW-Authenticate": _BEARER})
+            yield (
+                401,
+                self._error(
+                    operation, "The key is missing or wrong.", {"WWW-Authenticate": _BEARER}
+                ),
+            )
             if operation.body is not None and self._has_quota:
-                yield 429, self._error("The key has had its share.", {"Retry-After": _SECONDS})
+                yield (
+                    429,
+                    self._error(operation, "The key has had its share.", {"Retry-After": _SECONDS}),
+                )
         if operation.is_admin:
-            yield 403, self._error("The key is not an administrator's.")
-        yield 500, self._error("The server failed.")
+            yield 403, self._error(operation, "The key is not an administrator's.")
+        yield 500, self._error(operation, "The server failed.")
         if operation.unavailable is not None:
             headers = {} if operation.body is None else {"Retry-After": _optional(_SECONDS)}
             content = {_JSON: {"schema": self._schemas[operation.unavailable]}}
@@ -183,8 +197,8 @@ class _Writer:
             "required": ["data"],
         }
 
-    def _error(self, description: str, headers: Json | None = None) -> Json:
-        return _reply(description, {_JSON: {"schema": self._schemas[Error]}}, headers or {})
+    def _error(self, operation: Operation, said: str, headers: Json | None = None) -> Json:
+        return _reply(said, {_JSON: {"schema": self._schemas[operation.error]}}, headers or {})
 
 
 _TEXT: Json = {"type": "string"}

@@ -23,9 +23,10 @@ class TextStream:
         self._num_decoded = 0  # characters, before stop strings are looked for
         self._held = ""
         self.is_stopped = False
+        self.stopped_by: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Add a token; returns new final text, possibly empty. Sets `is_stopped`.
+        """Add a token; returns new final text, possibly empty. Sets `is_stopped`, `stopped_by`.
 
         Without `may_stop`, stop strings are ordinary text.
         """
@@ -51,11 +52,12 @@ class TextStream:
 
     def _release(self, new: str) -> str:
         text = self._held + new
-        hits = [at for at in (text.find(s) for s in self._stop) if at >= 0]
+        hits = [(at, s) for at, s in ((text.find(s), s) for s in self._stop) if at >= 0]
         if hits:
+            first, self.stopped_by = min(hits)
             self.is_stopped = True
             self._held = ""
-            return text[: min(hits)]
+            return text[:first]
         hold = max((_overlap(text, s) for s in self._stop), default=0)
         cut = len(text) - hold
         self._held = text[cut:]

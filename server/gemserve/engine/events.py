@@ -75,6 +75,7 @@ class EventMaker:
             peak_kv_bytes=job.sequence.most_held * unit,
             decode_kv_bytes=job.sequence.kept_units(layers) * unit if is_generating else 0,
             error=error,
+            stop=job.text.stopped_by,
         )
 
     def _of_first_step(self, job: Job, started_s: float) -> list[Event]:

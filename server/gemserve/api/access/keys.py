@@ -20,6 +20,7 @@ from gemserve.errors import ConfigError, InvalidKey, PermissionDenied
 log = logging.getLogger("gemserve.api")
 RECHECK_S = 1.0
 MAX_FILE_BYTES = 1 << 20
+_KEY_HEADERS = {b"authorization": "Authorization", b"x-api-key": "x-api-key"}
 _KEY = re.compile(rb"[\x21-\x7e]{1,512}")
 _HASHED = re.compile(rb"(?i:sha256:)([0-9a-fA-F]{64})")
 _Version = tuple[int, int, int]
@@ -77,21 +78,39 @@ class Keys:
 
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Raises `InvalidKey` unless the request has one valid key."""
-        given = [value for name, value in headers if name == b"authorization"]
-        if not given:
-            raise InvalidKey("No API key was given; send the header Authorization: Bearer KEY.")
-        if len(given) > 1:
-            raise InvalidKey("Several Authorization headers were sent; send one.")
-        scheme, _, key = given[0].strip().partition(b" ")
-        key = key.strip()
-        if scheme.lower() != b"bearer" or not _KEY.fullmatch(key):
-            raise InvalidKey("The Authorization header must be: Bearer KEY.")
-        key_hash = hashlib.sha256(key).digest()
+        key_hash = hashlib.sha256(_key_of(headers)).digest()
         is_user = self._users.has(key_hash)
         is_admin = self._admins is not None and self._admins.has(key_hash)
         if not (is_user or is_admin):
             raise InvalidKey("The API key is incorrect.")
         return Caller(key_hash, is_admin)
+
+
+def _key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The key that a request sends. Anthropic's clients send it as `x-api-key`.
+
+    If it is sent in both headers, these must agree. Raises `InvalidKey`.
+    """
+    given = [(name, value.strip()) for name, value in headers if name in _KEY_HEADERS]
+    if not given:
+        raise InvalidKey("No API key was given; send the header Authorization: Bearer KEY.")
+    for header in _KEY_HEADERS:
+        if [name for name, _ in given].count(header) > 1:
+            raise InvalidKey(f"Several {_KEY_HEADERS[header]} headers were sent; send one.")
+    keys = {_bearer(value) if name == b"authorization" else value for name, value in given}
+    if len(keys) > 1:
+        raise InvalidKey("Authorization and x-api-key hold different keys; send one of them.")
+    key = keys.pop()
+    if not _KEY.fullmatch(key):
+        raise InvalidKey("The key must be sent as Authorization: Bearer KEY, or x-api-key: KEY.")
+    return key
+
+
+def _bearer(authorization: bytes) -> bytes:
+    scheme, _, key = authorization.partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise InvalidKey("The Authorization header must be: Bearer KEY.")
+    return key.strip()
 
 
 def open_keys(config: ServerConfig) -> Keys | None:

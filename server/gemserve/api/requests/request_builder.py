@@ -11,6 +11,7 @@ from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.chat_form import fields_renamed
 from gemserve.api.requests.completion_body import CompletionBody, Prompts
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
+from gemserve.api.requests.messages_body import CountedBody, MessagesBody
 from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
@@ -114,6 +115,21 @@ class RequestBuilder:
         form = body.form
         with fields_renamed(form.names):
             return self.build_chat(form.chat, request_id, adapter)
+
+    def build_message(
+        self, body: MessagesBody, request_id: str, adapter: LoadedAdapter | None = None
+    ) -> EngineRequests:
+        form = body.form
+        with fields_renamed(form.names):
+            return self.build_chat(form.chat, request_id, adapter)
+
+    def count_message_tokens(self, body: CountedBody) -> int:
+        """How many tokens the prompt has. It may be longer than the context."""
+        form = body.form
+        with fields_renamed(form.names):
+            call_rules(form.chat)
+            messages = [message.plain for message in form.chat.messages]
+            return len(chat_prompt(self.tokenizer, messages, tools=prompt_tools(form.chat)).ids)
 
     def build_selection(
         self, body: SelectionBody, request_id: str, adapter: LoadedAdapter | None = None

@@ -109,11 +109,11 @@ class ResponsesBody(SamplingBody):
 
     @property
     def _messages(self) -> list[Message]:
-        given = self.input
-        instructions = [("system", self.instructions)] if self.instructions else []
+        instructions, given = self.instructions, self.input
+        messages = [plain_message("system", instructions)] if instructions else []
         if isinstance(given, str):
-            return [plain_message(*said) for said in (*instructions, ("user", given))]
-        return [*(plain_message(*said) for said in instructions), *chat_messages(given)]
+            return [*messages, plain_message("user", given)]
+        return messages + chat_messages(given)
 
 
 def _allowed(choice: AllowedTools, tools: Sequence[FunctionTool]) -> list[int]:

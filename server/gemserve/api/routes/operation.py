@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter
 
+from gemserve.api.error_replies import Error
 from gemserve.api.requests.base_bodies import Body
 from gemserve.api.requests.field_schemas import Json
 
@@ -20,8 +21,8 @@ class Operation:
 
     `body`: the model that parses the body. `example`: of a body, without its model. `reply`: the
     type of the reply; None for plain text. `event`: the type of the data of a stream's events.
-    `unavailable`: the type of the reply with status 503. `is_admin`: where there are keys, it needs
-    an administrator's.
+    `error`: the type of its errors. `unavailable`: the type of the reply with status 503.
+    `is_admin`: where there are keys, it needs an administrator's.
     """
 
     summary: str
@@ -29,6 +30,7 @@ class Operation:
     example: Json = field(default_factory=dict)
     reply: Any = None
     event: Any = None
+    error: Any = Error
     unavailable: Any = None
     links: Json | None = None
     is_admin: bool = False

@@ -1,0 +1,200 @@
+"""The reply of /v1/messages in Anthropic's form, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from gemserve.api.access.message_errors import message_error
+from gemserve.api.access.request_id import new_id
+from gemserve.api.replies.answer_parts import AnswerParts, Change, Part
+from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.failures import ABORTED, failure_body, failure_response, is_failure
+from gemserve.api.replies.message_types import (
+    AnyEvent,
+    ContentBlock,
+    Message,
+    MessageUsage,
+    StopReason,
+)
+from gemserve.api.replies.server_sent_events import event_stream, named_event
+from gemserve.api.replies.token_counts import filter_object, token_headers
+from gemserve.api.requests.messages_body import MessagesBody
+from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
+
+_PING = named_event({"type": "ping"})
+
+
+async def messages_reply(
+    body: MessagesBody, reader: EventReader, rules: ToolCallRules | None, request_id: str
+) -> Response:
+    answer = _Answer(body, rules)
+    if body.stream:
+        return event_stream(_events(reader, answer, request_id))
+    async with aclosing(reader.events()) as arrivals:
+        async for _, event in arrivals:
+            answer.add(event)
+    finished = answer.finished or ABORTED
+    if is_failure(finished) or answer.report is None:
+        return failure_response(finished)
+    return JSONResponse(answer.message, headers=token_headers([answer.report]))
+
+
+class _Answer:
+    """What is known of a message so far."""
+
+    def __init__(self, body: MessagesBody, rules: ToolCallRules | None) -> None:
+        self.report: FilterReport | None = None
+        self.finished: Finished | None = None
+        self._id = new_id("msg").replace("-", "_")
+        self._model = body.model
+        self._parts = AnswerParts(rules)
+
+    def add(self, event: Event) -> list[Change]:
+        """Take an event; return what it changes of the content."""
+        if isinstance(event, TextDelta):
+            return self._parts.push(event)
+        if isinstance(event, Filtered):
+            self.report = event.report
+        elif isinstance(event, Finished):
+            self.finished = event
+            return self._parts.finish()
+        return []
+
+    @property
+    def message(self) -> Message:
+        """The message with all that is known. Its content is there once it is whole."""
+        finished = self.finished
+        message: Message = {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [_block(part) for part in self._parts.parts] if finished else [],
+            "stop_reason": self.stop_reason if finished else None,
+            "stop_sequence": self.stop_sequence,
+            "usage": self.usage,
+        }
+        if self.report is not None:
+            message["filter"] = filter_object(self.report)
+        return message
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Of an answer that is whole."""
+        if self.finished is not None and self.finished.reason == "length":
+            return "max_tokens"
+        if self._parts.has_calls:
+            return "tool_use"
+        return "end_turn" if self.stop_sequence is None else "stop_sequence"
+
+    @property
+    def stop_sequence(self) -> str | None:
+        return None if self.finished is None else self.finished.stop
+
+    @property
+    def usage(self) -> MessageUsage:
+        return {
+            "input_tokens": 0 if self.report is None else self.report.prompt_tokens,
+            "output_tokens": 0 if self.finished is None else self.finished.completion_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        }
+
+
+async def _events(reader: EventReader, answer: _Answer, request_id: str) -> AsyncIterator[str]:
+    """Server-sent events. The last one is message_stop or error."""
+    async with aclosing(reader.events_and_pauses()) as arrivals:
+        async for arrival in arrivals:
+            if arrival is None:
+                yield _PING
+                continue
+            _, event = arrival
+            changes = answer.add(event)
+            if isinstance(event, Finished) and is_failure(event):
+                message = failure_body(event)["error"]["message"]
+                yield named_event(message_error(message, status=500, request_id=request_id))
+                return
+            for written in _written(event, changes, answer):
+                yield named_event(written)
+
+
+def _written(event: Event, changes: list[Change], answer: _Answer) -> Iterator[AnyEvent]:
+    """What an event of the engine means to the client."""
+    if isinstance(event, Filtered):
+        yield {"type": "message_start", "message": answer.message}
+    for change in changes:
+        yield _of_change(change)
+    if isinstance(event, Finished):
+        yield {
+            "type": "message_delta",
+            "delta": {"stop_reason": answer.stop_reason, "stop_sequence": answer.stop_sequence},
+            "usage": answer.usage,
+        }
+        yield {"type": "message_stop"}
+
+
+def _of_change(change: Change) -> AnyEvent:
+    index = change.part.index
+    if change.kind == "opened":
+        return {
+            "type": "content_block_start",
+            "index": index,
+            "content_block": _block(change.part, is_open=True),
+        }
+    if change.kind == "closed":
+        return {"type": "content_block_stop", "index": index}
+    if change.part.is_call:
+        return {
+            "type": "content_block_delta",
+            "index": index,
+            "delta": {"type": "input_json_delta", "partial_json": change.text},
+        }
+    return {
+        "type": "content_block_delta",
+        "index": index,
+        "delta": {"type": "text_delta", "text": change.text},
+    }
+
+
+def _block(part: Part, *, is_open: bool = False) -> ContentBlock:
+    """A part as a block of the content. An open block is as it was when it was opened."""
+    if not part.is_call:
+        return {"type": "text", "text": "" if is_open else part.text}
+    return {
+        "type": "tool_use",
+        "id": f"toolu_{part.call_id.removeprefix('call_')}",
+        "name": part.name,
+        "input": {} if is_open else _parse_input(part.text),
+    }
+
+
+def _parse_input(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object; what is cut off, or too deep for Python, is empty.
+
+    Numbers beyond what a double holds become its largest, and half characters become "?".
+    """
+    try:
+        value = json.loads(arguments, parse_int=_integer, parse_float=_double)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        value = json.loads(written)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= 300 else _double(digits)
+
+
+def _double(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)

@@ -1,0 +1,148 @@
+"""`messages` and `system` of /v1/messages: texts, calls of tools, and what the calls gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gemserve.api.requests.base_bodies import TextOr
+from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
+from gemserve.api.requests.chat_form import plain_message
+from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, refuse_others
+from gemserve.errors import RequestError
+
+_REASONS = dict.fromkeys(("image", "document", "search_result"), TEXT_ONLY)
+_OTHER_BLOCKS = "is not served: this server runs no tools, and reads texts and results of tools"
+_BETWEEN_BLOCKS = "\n\n"
+
+
+class Block(HistoryItem):
+    """`cache_control` has no effect."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+
+
+class ToolUse(Block):
+    """A call that an earlier answer asked for."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+
+
+Text = Annotated[TextBlock, refuse_others(("text",), _REASONS, otherwise=_OTHER_BLOCKS)]
+Texts = TextOr[Annotated[list[Text], Field(fail_fast=True)]]
+
+
+class ToolResult(Block):
+    """What a call gave."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts | None = None
+    is_error: bool | None = None
+
+
+class Thinking(Block):
+    """How another model came to an earlier answer. It is left out of the prompt."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+
+
+ContentBlock = Annotated[
+    TextBlock | ToolUse | ToolResult | Thinking,
+    Field(discriminator="type"),
+    refuse_others(
+        ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
+        _REASONS,
+        otherwise=_OTHER_BLOCKS,
+    ),
+]
+
+
+class ConversationMessage(HistoryItem):
+    role: Literal["user", "assistant", "system"]
+    content: TextOr[Annotated[list[ContentBlock], Field(fail_fast=True)]]
+
+
+def chat_messages(
+    system: str | Sequence[TextBlock] | None, said: Sequence[ConversationMessage]
+) -> list[Message]:
+    """The system prompt and the messages as those of a chat. Raises `RequestError`.
+
+    Each result of a tool is a message of its own, as in a chat.
+    """
+    messages = [plain_message("system", text_of(system))] if system else []
+    for index, message in enumerate(said):
+        messages += _of_message(message, f"messages.{index}")
+    if said[-1].role == "assistant":
+        field = f"messages.{len(said) - 1}"
+        raise RequestError(
+            f"{field}: the last message must not be the assistant's: this server does not continue "
+            "answers",
+            param=field,
+        )
+    return messages
+
+
+def text_of(content: str | Sequence[TextBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return _BETWEEN_BLOCKS.join(block.text for block in content)
+
+
+def _of_message(message: ConversationMessage, field: str) -> Iterator[Message]:
+    if isinstance(message.content, str):
+        yield plain_message(message.role, message.content)
+        return
+    texts: list[TextBlock] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(message.content):
+        _check_role(block, message.role, f"{field}.content.{index}")
+        if isinstance(block, TextBlock):
+            texts.append(block)
+        elif isinstance(block, ToolUse):
+            calls.append(_call(block))
+        elif isinstance(block, ToolResult):
+            if texts:
+                yield plain_message(message.role, text_of(texts))
+                texts = []
+            yield _result(block)
+    if texts or calls or not message.content:
+        said = plain_message(message.role, text_of(texts))
+        said.tool_calls = calls or None
+        yield said
+
+
+def _check_role(block: Block, role: str, field: str) -> None:
+    for kind, wanted in ((ToolUse, "assistant"), (ToolResult, "user")):
+        if isinstance(block, kind) and role != wanted:
+            raise RequestError(f"{field}: only in a message with role {wanted}", param=field)
+
+
+def _call(block: ToolUse) -> ToolCall:
+    function = CalledFunction.model_construct(name=block.name, arguments=json.dumps(block.input))
+    return ToolCall.model_construct(id=block.id, type="function", function=function)
+
+
+def _result(block: ToolResult) -> Message:
+    text = text_of(block.content)
+    return Message.model_construct(
+        role="tool",
+        content=f"Error: {text}" if block.is_error else text,
+        tool_call_id=block.tool_use_id,
+    )

@@ -1,0 +1,104 @@
+"""`tools`, `tool_choice` and `output_config` of /v1/messages, which a chat writes differently."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gemserve.api.requests import field_schemas
+from gemserve.api.requests.base_bodies import Body, JsonSchema, ResponseFormat
+from gemserve.api.requests.chat_body import Function, NamedFunction, NamedTool, Tool
+from gemserve.api.requests.served_types import HistoryItem, refuse_others
+
+_NO_THINKING = dict.fromkeys(
+    ("enabled", "between_tools"), "is not served: answers come without extended thinking"
+)
+
+
+class CustomTool(HistoryItem):
+    """A tool that the client runs. What follows `strict` has no effect."""
+
+    type: Literal["custom"] | None = "custom"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    description: str | None = None
+    input_schema: Annotated[dict[str, Any], Field(json_schema_extra=field_schemas.OBJECT)]
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    eager_input_streaming: bool | None = None
+
+    @property
+    def chat(self) -> Tool:
+        function = Function.model_construct(
+            name=self.name,
+            description=self.description,
+            parameters=self.input_schema,
+            strict=self.strict,
+        )
+        return Tool.model_construct(type="function", function=function)
+
+
+ServedTool = Annotated[
+    CustomTool,
+    refuse_others(
+        ("custom",),
+        {},
+        default="custom",
+        otherwise="is not served: this server runs no tools; give a tool with an input_schema",
+    ),
+]
+
+
+class FreeChoice(Body):
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def chat(self) -> Literal["auto", "required", "none"]:
+        return "required" if self.type == "any" else self.type
+
+
+class NamedChoice(Body):
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def chat(self) -> NamedTool:
+        function = NamedFunction.model_construct(name=self.name)
+        return NamedTool.model_construct(type="function", function=function)
+
+
+ToolChoice = Annotated[
+    FreeChoice | NamedChoice,
+    Field(discriminator="type"),
+    refuse_others(("auto", "any", "tool", "none"), {}),
+]
+
+
+class NoThinking(Body):
+    type: Literal["disabled", "adaptive"]
+    display: str | None = None
+
+
+ThinkingOptions = Annotated[NoThinking, refuse_others(("disabled", "adaptive"), _NO_THINKING)]
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+    @property
+    def chat(self) -> ResponseFormat:
+        schema = JsonSchema.model_validate({"name": "output", "schema": self.schema_})
+        return ResponseFormat.model_construct(type="json_schema", json_schema=schema)
+
+
+class OutputConfig(Body):
+    """`effort` has no effect."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None

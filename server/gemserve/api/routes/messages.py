@@ -1,0 +1,59 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, as Anthropic has them."""
+
+from __future__ import annotations
+
+from anyio import to_thread
+from fastapi import Request, Response
+
+from gemserve.api.access.message_errors import MessageError
+from gemserve.api.access.request_id import request_id_of
+from gemserve.api.replies import message_types
+from gemserve.api.replies.messages_reply import messages_reply
+from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.messages_body import CountedBody, MessagesBody
+from gemserve.api.requests.model_names import ModelNames
+from gemserve.api.requests.request_builder import RequestBuilder
+from gemserve.api.requests.tool_choice import call_rules
+from gemserve.api.routes.completions import EXAMPLE_MESSAGES
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.submission import Submitter, read_body
+
+ANSWER = Operation(
+    summary="Answer messages, in Anthropic's form",
+    body=MessagesBody,
+    example={"messages": EXAMPLE_MESSAGES, "max_tokens": 32},
+    reply=message_types.Message,
+    event=message_types.AnyEvent,
+    error=MessageError,
+    unavailable=MessageError,
+)
+COUNT = Operation(
+    summary="Count the tokens of messages, in Anthropic's form",
+    body=CountedBody,
+    example={"messages": EXAMPLE_MESSAGES},
+    reply=message_types.TokenCount,
+    error=MessageError,
+)
+
+
+def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelNames) -> Routes:
+    routes = Routes()
+
+    def count(raw: bytes) -> message_types.TokenCount:
+        body = parse_body(raw, CountedBody)
+        reference = models.find_reference(body)
+        if reference is not None:
+            models.find_in_memory(reference)  # it changes nothing about tokens, but must be there
+        return {"input_tokens": builder.count_message_tokens(body)}
+
+    @routes.add("POST", "/v1/messages", ANSWER)
+    async def post_message(http: Request) -> Response:
+        submission = await submitter.submit(http, MessagesBody, builder.build_message)
+        rules = call_rules(submission.body.form.chat)
+        return await messages_reply(submission.body, submission.reader, rules, request_id_of(http))
+
+    @routes.add("POST", "/v1/messages/count_tokens", COUNT)
+    async def post_count(http: Request) -> message_types.TokenCount:
+        return await to_thread.run_sync(count, await read_body(http))
+
+    return routes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.clients.environments import python_of
 from tests.fakes import FakeCore
 from tests.guide import examples, run_example
@@ -33,6 +35,7 @@ else:
 """
 
 
+@pytest.mark.capability("LangChain", "filter")
 def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     (code,) = examples("LangChain", "python")
     interpreter = python_of("langchain")
@@ -42,6 +45,7 @@ def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     assert (first.method, first.keep, second.method) == ("sieve", 512, "gemfilter")
 
 
+@pytest.mark.capability("LangChain", "chat", "stream", "errors")
 def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
     code = f"TEXT = {TEXT!r}\n{CODE}"
     run_example(code, "python", url=url, folder=folder, interpreter=python_of("langchain"))

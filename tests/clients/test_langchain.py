@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients.environments import python_of
+from tests.clients.servers import DOCUMENT
 from tests.fakes import FakeCore
-from tests.guide import examples, run_example
+from tests.guide import PAGE, examples, run_example
 
 TEXT = "Héllo 🌍!"
 CODE = """
@@ -51,3 +52,21 @@ def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
     run_example(code, "python", url=url, folder=folder, interpreter=python_of("langchain"))
     sampling = core.requests[0].sampling
     assert (sampling.max_tokens, sampling.stop) == (7, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("heading", "expected"),
+    [
+        ("Typed answers and tools", "Answer\nAnswer\n"),
+        ("The filter in front of another model", "48213"),
+    ],
+)
+def test_its_own_page(builtin_url: str, tmp_path: Path, heading: str, expected: str) -> None:
+    fact = "The code for the lantern is 48213. "
+    notes = DOCUMENT * 2 + fact + DOCUMENT * 2
+    (tmp_path / "notes.txt").write_text(notes, encoding="utf-8")
+    (code,) = examples(heading, "python", PAGE.with_name("langchain.md"))
+    interpreter = python_of("langchain")
+    printed = run_example(code, "python", url=builtin_url, folder=tmp_path, interpreter=interpreter)
+    assert expected in printed
+    assert len(printed) < len(notes) / 4

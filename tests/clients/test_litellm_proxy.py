@@ -1,18 +1,9 @@
-"""LiteLLM's proxy between OpenAI's SDK and this server, and the hook that filters for others."""
+"""LiteLLM's proxy between OpenAI's SDK and this server."""
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
-import socket
-import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,14 +12,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.clients import servers
-from tests.clients.environments import offline_environment, script_of
+from tests.clients.litellm_proxy import KEY, proxy
 from tests.clients.servers import CALL, DOCUMENT, FORECAST, TEXT, Answers, texts
-from tests.fakes import FILTERED, wait_for
+from tests.fakes import FILTERED
 
-HOOK = Path(__file__).parents[2] / "docs" / "examples" / "litellm_filter.py"
-FACT = "The code for the lantern is 48213. "
-KEY = f"sk-{secrets.token_hex(32)}"  # the proxy does not start without one
-QUESTION = "What is the code for the lantern?"
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -51,54 +38,6 @@ class Forecast(BaseModel):
 
 def proxied(*capabilities: str) -> Any:
     return pytest.mark.capability("LiteLLM proxy", *capabilities)
-
-
-@contextmanager
-def proxy(folder: Path, models: dict[str, str], **settings: Any) -> Iterator[str]:
-    """`litellm --config …`, with each model at its address."""
-    script = script_of("litellm", "litellm")
-    listed = [
-        {
-            "model_name": name,
-            "litellm_params": {"model": "openai/builtin", "api_base": url, "api_key": "none"},
-        }
-        for name, url in models.items()
-    ]
-    config = {"model_list": listed, "litellm_settings": {"num_retries": 0, **settings}}
-    (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [script, "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
-    environment = {**offline_environment(folder), "LITELLM_MASTER_KEY": KEY}
-    hook = {"GEMSERVE_URL": models["real"], "GEMSERVE_KEEP": "256", "GEMSERVE_LONG": "4000"}
-    path = f"{Path(script).parent}:{os.environ['PATH']}"
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--telemetry", "False"],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env={**environment, "PATH": path, **hook},
-        )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(lambda: process.poll() is not None or is_ready(address), 200)
-        assert process.poll() is None, (folder / "log").read_text()[-4000:]
-        yield address
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def is_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health/liveliness").is_success
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -232,97 +171,3 @@ def test_filter(client: openai.OpenAI, known: Answers) -> None:
     assert (known.requests[0].filter.method, known.requests[0].filter.keep) == ("sieve", 512)
     assert reply.model_extra is not None
     assert reply.model_extra["filter"]["kept_tokens"] == 512
-
-
-class Vendor(BaseHTTPRequestHandler):
-    """Another vendor's model: remembers what it was sent."""
-
-    bodies: list[dict[str, Any]]
-
-    def do_POST(self) -> None:
-        length = int(self.headers["Content-Length"])
-        self.bodies.append(json.loads(self.rfile.read(length)))
-        message = {"role": "assistant", "content": "48213"}
-        usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        reply = json.dumps(
-            {
-                "id": "chatcmpl-1",
-                "object": "chat.completion",
-                "created": 1,
-                "model": "vendor",
-                "choices": [choice],
-                "usage": usage,
-            }
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def vendor() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    bodies: list[dict[str, Any]] = []
-    stub = type("Stub", (Vendor,), {"bodies": bodies})
-    with ThreadingHTTPServer(("127.0.0.1", 0), stub) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", bodies
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(scope="module")
-def filtering(
-    vendor: tuple[str, list[dict[str, Any]]],
-    builtin_url: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    """The proxy with the hook of the guide in front of the other vendor's model."""
-    folder = tmp_path_factory.mktemp("hook")
-    shutil.copy(HOOK, folder)
-    models = {"vendor": vendor[0], "real": f"{builtin_url}/v1"}
-    with proxy(folder, models, callbacks="litellm_filter.handler") as started:
-        yield started
-
-
-def test_the_hook_is_short() -> None:
-    assert len(HOOK.read_text(encoding="utf-8").splitlines()) <= 60
-
-
-@pytest.mark.parametrize("shape", ["one message", "two messages", "parts"])
-def test_the_hook_forwards_what_the_question_needs(
-    filtering: str, vendor: tuple[str, list[dict[str, Any]]], shape: str
-) -> None:
-    """The vendor gets the fact, the question once, and a fraction of the document."""
-    document = DOCUMENT * 2 + FACT + DOCUMENT * 2
-    messages: Any = [{"role": "user", "content": f"{document}\n\n{QUESTION}"}]
-    if shape == "two messages":
-        messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]
-    if shape == "parts":
-        parts = [{"type": "text", "text": document}, {"type": "text", "text": QUESTION}]
-        messages = [{"role": "user", "content": parts}]
-    _, bodies = vendor
-    bodies.clear()
-    with openai.OpenAI(base_url=f"{filtering}/v1", api_key=KEY, max_retries=0) as client:
-        reply = client.chat.completions.create(model="vendor", messages=messages)
-    assert reply.choices[0].message.content == "48213"
-    sent = json.dumps(bodies[0]["messages"])
-    assert "48213" in sent
-    assert sent.count(QUESTION) == 1
-    assert len(sent) < len(document) / 4
-
-
-def test_the_hook_leaves_short_prompts(
-    filtering: str, vendor: tuple[str, list[dict[str, Any]]]
-) -> None:
-    _, bodies = vendor
-    bodies.clear()
-    with openai.OpenAI(base_url=f"{filtering}/v1", api_key=KEY, max_retries=0) as client:
-        client.chat.completions.create(model="vendor", messages=HI)
-    assert bodies[0]["messages"] == HI

@@ -134,7 +134,7 @@ def cancel(server):
     async def leave():
         messages = [ChatMessage.from_user("Hi")]
         asked = asyncio.create_task(generator(server).run_async(messages, streaming_callback=note))
-        while not parts:
+        while not parts and not asked.done():
             await asyncio.sleep(0.01)
         asked.cancel()
         await asyncio.wait([asked])

@@ -127,7 +127,7 @@ class RequestBuilder:
         """How many tokens the prompt has. It may be longer than the context."""
         form = body.form
         with fields_renamed(form.names):
-            call_rules(form.chat)
+            chat_call_rules(form.chat)
             messages = [message.plain for message in form.chat.messages]
             return len(chat_prompt(self.tokenizer, messages, tools=prompt_tools(form.chat)).ids)
 

@@ -13,7 +13,7 @@ from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.messages_body import CountedBody, MessagesBody
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.api.requests.tool_choice import call_rules
+from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
@@ -49,7 +49,7 @@ def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelN
     @routes.add("POST", "/v1/messages", ANSWER)
     async def post_message(http: Request) -> Response:
         submission = await submitter.submit(http, MessagesBody, builder.build_message)
-        rules = call_rules(submission.body.form.chat)
+        rules = chat_call_rules(submission.body.form.chat)
         return await messages_reply(submission.body, submission.reader, rules, request_id_of(http))
 
     @routes.add("POST", "/v1/messages/count_tokens", COUNT)

@@ -10,7 +10,7 @@ from gemserve.api.replies.logprobs import Vocabulary
 from gemserve.api.replies.responses_reply import responses_reply
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.responses_body import ResponsesBody
-from gemserve.api.requests.tool_choice import call_rules
+from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter
@@ -32,7 +32,7 @@ def response_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     @routes.add("POST", "/v1/responses", RESPOND)
     async def post_response(http: Request) -> Response:
         submission = await submitter.submit(http, ResponsesBody, builder.build_response)
-        rules = call_rules(submission.body.form.chat)
+        rules = chat_call_rules(submission.body.form.chat)
         return await responses_reply(submission.body, submission.reader, rules, vocabulary)
 
     return routes

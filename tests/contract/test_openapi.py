@@ -83,7 +83,7 @@ CALLED = {
     "tools": [{"type": "function", "function": {"name": "find"}}],
     "tool_choice": "required",
 }
-FINDER = [{"name": "find", "input_schema": {"type": "object", "additionalProperties": False}}]
+FINDER = [{"name": "find", "input_schema": {"type": "object"}}]
 ASKED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "Hi"}),
     (COMPLETIONS, {"prompt": ["Hi", "Ho"], "n": 2, "seed": 1}),

@@ -87,30 +87,24 @@ class Keys:
 
 
 def _key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The key that a request sends. Anthropic's clients send it as `x-api-key`.
+    """The key that a request sends: in `Authorization` or, without one, in Anthropic's `x-api-key`.
 
-    If it is sent in both headers, these must agree. Raises `InvalidKey`.
+    Raises `InvalidKey`.
     """
     given = [(name, value.strip()) for name, value in headers if name in _KEY_HEADERS]
     if not given:
         raise InvalidKey("No API key was given; send the header Authorization: Bearer KEY.")
-    for header in _KEY_HEADERS:
-        if [name for name, _ in given].count(header) > 1:
-            raise InvalidKey(f"Several {_KEY_HEADERS[header]} headers were sent; send one.")
-    keys = {_bearer(value) if name == b"authorization" else value for name, value in given}
-    if len(keys) > 1:
-        raise InvalidKey("Authorization and x-api-key hold different keys; send one of them.")
-    key = keys.pop()
+    header = min(name for name, _ in given)  # Authorization comes first
+    values = [value for name, value in given if name == header]
+    if len(values) > 1:
+        raise InvalidKey(f"Several {_KEY_HEADERS[header]} headers were sent; send one.")
+    key = values[0]
+    if header == b"authorization":
+        scheme, _, key = key.partition(b" ")
+        key = key.strip() if scheme.lower() == b"bearer" else b""
     if not _KEY.fullmatch(key):
-        raise InvalidKey("The key must be sent as Authorization: Bearer KEY, or x-api-key: KEY.")
+        raise InvalidKey("The header must be Authorization: Bearer KEY, or x-api-key: KEY.")
     return key
-
-
-def _bearer(authorization: bytes) -> bytes:
-    scheme, _, key = authorization.partition(b" ")
-    if scheme.lower() != b"bearer":
-        raise InvalidKey("The Authorization header must be: Bearer KEY.")
-    return key.strip()
 
 
 def open_keys(config: ServerConfig) -> Keys | None:

@@ -77,7 +77,7 @@ def said(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
         ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "object"),
         (
             {
-                "tools": [{**TOOL, "input_schema": {"type": "object", "not": {}}}],
+                "tools": [{**TOOL, "input_schema": {"type": "object", "not": {}}, "strict": True}],
                 "tool_choice": {"type": "tool", "name": "weather"},
             },
             "tools.0.input_schema",

@@ -201,6 +201,25 @@ async def test_text_is_held_to_its_format(api: Api, form: dict[str, Any]) -> Non
     assert {name: value for name, value in echoed.items() if value is not None} == form
 
 
+async def test_tools_and_a_format_together_allow_a_call_or_the_format(api: Api) -> None:
+    """Agents send both on every turn."""
+    form = {"type": "json_schema", "name": "w", "schema": PARAMETERS, "strict": True}
+    fields = {"tools": TOOLS, "text": {"format": form}}
+    for script, kind in (
+        ((FILTERED, '{"place": ', '"here"}'), "message"),
+        (FORCED, "function_call"),
+    ):
+        api.core.script = script
+        (item,) = (await whole(api, **fields))["output"]
+        assert item["type"] == kind
+        assert without_ids(put_together(await streamed(api, **fields))) == without_ids([item])
+    grammar = api.core.requests[0].grammar
+    assert grammar is not None
+    assert grammar.calls is not None
+    await whole(api, **fields, tool_choice="required")
+    assert api.core.requests[-1].grammar != grammar
+
+
 async def test_the_same_conversation_is_the_same_prompt_as_a_chat_s(api: Api) -> None:
     """Calls and results, in the forms in which clients send them back."""
     call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a": 1}'}
@@ -302,6 +321,8 @@ async def test_log_probabilities_if_they_are_included(api: Api) -> None:
     assert done["logprobs"] == scored
 
 
+UNHELD = {"type": "object", "not": {}}
+FORM = {"type": "json_schema", "name": "x", "strict": True}
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 
 
@@ -334,7 +355,7 @@ IMAGE = {"type": "input_image", "image_url": "data:,"}
         ),
         (
             {
-                "tools": [STOP, {**WEATHER, "parameters": {"type": "object", "not": {}}}],
+                "tools": [STOP, {**WEATHER, "parameters": UNHELD, "strict": True}],
                 "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [NAMED]},
             },
             "tools.1.parameters",
@@ -355,7 +376,7 @@ IMAGE = {"type": "input_image", "image_url": "data:,"}
         ({"text": {"format": {"type": "yaml"}}}, "text.format", "yaml"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "req"),
         (
-            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
+            {"text": {"format": {**FORM, "schema": UNHELD}}},
             "text.format.schema",
             "not",
         ),

@@ -93,8 +93,10 @@ class OutputFormat(Body):
 
     @property
     def chat(self) -> ResponseFormat:
-        schema = JsonSchema.model_validate({"name": "output", "schema": self.schema_})
-        return ResponseFormat.model_construct(type="json_schema", json_schema=schema)
+        schema = {"name": "output", "schema": self.schema_, "strict": True}
+        return ResponseFormat.model_construct(
+            type="json_schema", json_schema=JsonSchema.model_validate(schema)
+        )
 
 
 class OutputConfig(Body):

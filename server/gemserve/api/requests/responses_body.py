@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from gemserve.api.requests.base_bodies import Body, NumTop, SamplingBody, TextOr
 from gemserve.api.requests.chat_body import MAX_TOOLS, Message
+from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.chat_form import ChatForm, as_chat, plain_message
 from gemserve.api.requests.integers import Count, Natural
 from gemserve.api.requests.response_items import Item, chat_messages
@@ -65,6 +66,7 @@ class ResponsesBody(SamplingBody):
     max_tool_calls: Natural | None = None  # of hosted tools: there are none
     stream_options: ResponseStreamOptions | None = None
     reasoning: dict[str, Any] | None = None
+    moderation: Moderation | None = None
     background: (
         Annotated[bool, AfterValidator(_check_false), WithJsonSchema({"const": False})] | None
     ) = None

@@ -54,6 +54,7 @@ class AdapterError(GemserveError):
 
 class AdapterBusy(GemserveError):
     code = "adapter_memory_full"
+    retry_after_s = 1
 
     def __init__(self, *, name: str, needed: int, held: int, limit: int) -> None:
         super().__init__(
@@ -147,6 +148,7 @@ class QuotaExceeded(GemserveError):
 
 class QueueFull(GemserveError):
     code = "queue_full"
+    retry_after_s = 1
 
     def __init__(self, *, waiting: int, limit: int) -> None:
         super().__init__(f"The queue is full: {waiting} requests wait, the limit is {limit}.")

@@ -117,12 +117,6 @@ async def test_a_selection_comes_only_if_asked_for(api: Api) -> None:
     assert reply.json()["filter"]["selection"] == [[0, 32]]
 
 
-async def test_a_stream_s_headers_promise_no_counts(api: Api) -> None:
-    reply = await api.post(CHAT, stream=True)
-    assert not [h for h in reply.headers if h.startswith("x-gemserve")]
-    assert reply.headers["cache-control"] == "no-cache"
-
-
 @both
 async def test_usage_is_streamed_only_if_asked_for(api: Api, path: str) -> None:
     silent = data_of(await api.post(path, stream=True))

@@ -21,7 +21,11 @@ from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.openapi import write_document
-from gemserve.api.replies.token_counts import KEPT_TOKENS_HEADER, PROMPT_TOKENS_HEADER
+from gemserve.api.replies.token_counts import (
+    FILTER_HEADER,
+    KEPT_TOKENS_HEADER,
+    PROMPT_TOKENS_HEADER,
+)
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.routes.adapters import adapter_routes
@@ -41,7 +45,13 @@ from gemserve.config import ServerConfig
 from gemserve.errors import GemserveError
 
 # the reply's headers that a page of another origin may read
-EXPOSED_HEADERS = ("Retry-After", "X-Request-Id", PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER)
+EXPOSED_HEADERS = (
+    "Retry-After",
+    "X-Request-Id",
+    PROMPT_TOKENS_HEADER,
+    KEPT_TOKENS_HEADER,
+    FILTER_HEADER,
+)
 
 
 def create_app(serving: Serving) -> FastAPI:

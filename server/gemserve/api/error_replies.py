@@ -62,7 +62,8 @@ def error_response(error: GemserveError) -> JSONResponse:
         return JSONResponse(body, status_code=429, headers=headers)
     if isinstance(error, (QueueFull, AdapterBusy)):
         body = error_body(str(error), kind="overloaded_error", code=error.code)
-        return JSONResponse(body, status_code=503, headers={"Retry-After": "1"})
+        headers = {"Retry-After": str(error.retry_after_s)}
+        return JSONResponse(body, status_code=503, headers=headers)
     if isinstance(error, AdapterUnavailable):  # waiting does not help, so no Retry-After
         body = error_body(str(error), kind="server_error", param=error.param, code=error.code)
         return JSONResponse(body, status_code=503)

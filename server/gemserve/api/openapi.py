@@ -18,7 +18,11 @@ from pydantic_core import core_schema
 import gemserve
 from gemserve.api.access.gate import OPEN_PATHS
 from gemserve.api.replies.reply_types import Selection
-from gemserve.api.replies.token_counts import KEPT_TOKENS_HEADER, PROMPT_TOKENS_HEADER
+from gemserve.api.replies.token_counts import (
+    FILTER_HEADER,
+    KEPT_TOKENS_HEADER,
+    PROMPT_TOKENS_HEADER,
+)
 from gemserve.api.requests.base_bodies import GenerationBody
 from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.field_schemas import Json
@@ -174,10 +178,11 @@ class _Writer:
         content = {_JSON: {"schema": self._schemas[operation.reply]}}
         headers: Json = {}
         if operation.reply is Selection:
-            headers = _COUNTS
+            headers = {**_COUNTS, FILTER_HEADER: _REPORT}
         if operation.event is not None:
             content[_EVENTS] = {"schema": self._event(operation)}
             headers = {name: _optional(header) for name, header in _COUNTS.items()}
+            headers[FILTER_HEADER] = _REPORT
         reply = _reply("Done", content, headers)
         return reply if operation.links is None else {**reply, "links": operation.links}
 
@@ -213,6 +218,7 @@ _BEARER: Json = {"required": True, "schema": {"const": "Bearer"}}
 _SECONDS: Json = {"required": True, "schema": {"type": "integer", "minimum": 1}}
 _COUNT: Json = {"required": True, "schema": {"type": "integer", "minimum": 0}}
 _COUNTS: Json = {PROMPT_TOKENS_HEADER: _COUNT, KEPT_TOKENS_HEADER: _COUNT}
+_REPORT: Json = {"required": False, "schema": _TEXT, "description": "The filter object, as JSON."}
 _REPLY_ID: Json = {"required": True, "schema": {**_TEXT, "pattern": "^[!-~]{1,128}$"}}
 
 

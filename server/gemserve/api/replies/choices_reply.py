@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic
@@ -16,7 +16,12 @@ from gemserve.api.replies.choice import Choice, ChoiceFormat, ChoiceT, PartT
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import failure_body, failure_response, is_failure
 from gemserve.api.replies.reply_types import ChunkExtras, ReplyHead, Usage
-from gemserve.api.replies.server_sent_events import DONE, KEEP_ALIVE, data_event, event_stream
+from gemserve.api.replies.server_sent_events import (
+    DONE,
+    KEEP_ALIVE,
+    data_event,
+    event_stream_with,
+)
 from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
 from gemserve.api.requests.base_bodies import GenerationBody, StreamOptions
 from gemserve.api.requests.engine_requests import EngineRequests
@@ -49,7 +54,9 @@ async def choices_reply(
     )
     if not body.stream:
         return await reply.whole()
-    return event_stream(reply.chunks(body.stream_options or StreamOptions()))
+    return await event_stream_with(
+        reply.chunks(body.stream_options or StreamOptions()), reply.headers
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +87,9 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             self._usage(),
             [filter_object(report) for report in reports],
         )
-        return JSONResponse(content, headers=token_headers(reports))
+        return JSONResponse(content, headers=self.headers())
 
-    async def chunks(self, options: StreamOptions) -> AsyncIterator[str]:
+    async def chunks(self, options: StreamOptions) -> AsyncGenerator[str]:
         """Server-sent events. A choice's first chunk has its filter report; `[DONE]` comes once."""
 
         def chunk(choice: Choice, part: PartT, extras: ChunkExtras | None = None) -> str:
@@ -116,10 +123,18 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}))
         yield DONE
 
+    def headers(self) -> dict[str, str]:
+        """The headers that say what was kept; none until it is known of every prompt."""
+        reports = self._reports()
+        return token_headers(reports) if len(reports) * self.n == len(self.choices) else {}
+
     def _reports(self) -> list[FilterReport]:
-        """One for each prompt."""
-        reports = [choice.report for choice in self.choices[:: self.n]]
-        return [report for report in reports if report is not None]
+        """One for each prompt of which it is known, by any of its choices."""
+        reports: list[FilterReport] = []
+        for at in range(0, len(self.choices), self.n):
+            known = (choice.report for choice in self.choices[at : at + self.n])
+            reports += [report for report in known if report is not None][:1]
+        return reports
 
     def _usage_of(self, choice: Choice) -> Usage:
         """The usage of one choice until now."""

@@ -5,14 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from fastapi import Request
 
-from gemserve.api.telemetry.server_metrics import RequestObserver
 from gemserve.engine.worker import Stream
 from gemserve.types import Event
 
 Arrival = tuple[int, Event]  # a stream's index, and an event of it
+
+
+class Observer(Protocol):
+    """Sees every event of a stream, and `close` when the reading stops."""
+
+    def see(self, event: Event) -> None: ...
+    def close(self) -> None: ...
+
+
+class Observers:
+    """Several observers of one stream."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def see(self, event: Event) -> None:
+        for observer in self._observers:
+            observer.see(event)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            observer.close()
 
 
 class EventReader:
@@ -26,7 +48,7 @@ class EventReader:
         self,
         http: Request,
         streams: Sequence[Stream],
-        observers: Sequence[RequestObserver],
+        observers: Sequence[Observer],
         *,
         keep_alive_s: float,
     ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
 
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
+NO_HEADERS: Mapping[str, str] = {}
 
 
 def data_event(content: Mapping[str, object]) -> str:
@@ -20,9 +22,33 @@ def named_event(content: Mapping[str, object]) -> str:
     return f"event: {content['type']}\n{data_event(content)}"
 
 
-def event_stream(events: AsyncIterator[str]) -> StreamingResponse:
+def event_stream(
+    events: AsyncIterator[str], headers: Mapping[str, str] = NO_HEADERS
+) -> StreamingResponse:
     return StreamingResponse(
         events,
         media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
     )
+
+
+async def event_stream_with(
+    events: AsyncGenerator[str], headers: Callable[[], Mapping[str, str]]
+) -> StreamingResponse:
+    """A stream whose headers go out with its first event, and say what is known by then.
+
+    Nothing comes later than otherwise: a keep-alive comment is an event, too.
+    """
+    try:
+        first = await anext(events)
+        return event_stream(_resumed(first, events), headers())
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+async def _resumed(first: str, events: AsyncGenerator[str]) -> AsyncIterator[str]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -9,6 +10,7 @@ from gemserve.api.replies.reply_types import FilterObject, Usage
 from gemserve.types import FilterReport
 
 PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER = "X-Gemserve-Prompt-Tokens", "X-Gemserve-Kept-Tokens"
+FILTER_HEADER = "X-Gemserve-Filter"  # the `filter` object as JSON, without its selection
 
 
 def filter_object(report: FilterReport) -> FilterObject:
@@ -25,8 +27,12 @@ def usage_object(prompt_tokens: int, completion_tokens: int) -> Usage:
 
 
 def token_headers(reports: Sequence[FilterReport]) -> dict[str, str]:
-    """The headers of a reply to prompts with these reports."""
-    return {
+    """The headers of a reply to prompts with these reports; of one prompt, with its report."""
+    headers = {
         PROMPT_TOKENS_HEADER: str(sum(report.prompt_tokens for report in reports)),
         KEPT_TOKENS_HEADER: str(sum(report.kept_tokens for report in reports)),
     }
+    if len(reports) == 1:
+        # a selection may have thousands of ranges, and proxies limit headers
+        headers[FILTER_HEADER] = json.dumps({**filter_object(reports[0]), "selection": None})
+    return headers

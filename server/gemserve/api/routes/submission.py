@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from anyio import to_thread
@@ -12,8 +12,9 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.request_id import request_id_of
-from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.event_reader import EventReader, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
@@ -42,6 +43,7 @@ class Submitter:
     models: ModelNames
     metrics: Metrics
     keep_alive_s: float
+    backlog: Backlog = field(default_factory=Backlog)
 
     async def submit(
         self, http: Request, body_type: type[BodyT], build: Build[BodyT]
@@ -62,13 +64,20 @@ class Submitter:
                 adapter = await self.models.load(requests)
                 requests = await to_thread.run_sync(build, body, request_id, adapter)
             streams = self.engine.submit_all(requests.requests)
-        except (QueueFull, AdapterBusy, AdapterUnavailable) as error:
+        except (QueueFull, AdapterBusy) as error:
+            self.metrics.rejections.labels(error.code).inc()
+            error.retry_after_s = self.backlog.retry_after_s()
+            raise
+        except AdapterUnavailable as error:
             self.metrics.rejections.labels(error.code).inc()
             raise
         except RequestError as error:
             self.metrics.rejections.labels(_reason(error)).inc()
             raise
-        observers = [self.metrics.observer(arrived_s) for _ in streams]
+        observers = [
+            Observers(self.metrics.observer(arrived_s), self.backlog.enter(stream.request))
+            for stream in streams
+        ]
         reader = EventReader(http, streams, observers, keep_alive_s=self.keep_alive_s)
         return Submission(body, requests, reader)
 

@@ -1,0 +1,103 @@
+"""How long what is queued and running will still take, for `Retry-After`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from weakref import WeakSet
+
+from gemserve.types import Event, Filtered, Finished, Request, TextDelta
+
+LEAST_S, MOST_S = 1, 60
+_HALF_LIFE_S = 30.0  # of what is known about the rate, in time under load
+
+
+class Backlog:
+    """Counts the tokens that are still to be read and drawn, and those of each second.
+
+    It is used on the event loop only, so it needs no lock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # weak: a request whose reading never begins is not closed either
+        self._jobs: WeakSet[BacklogJob] = WeakSet()
+        self._busy_since_s = 0.0
+        self._done_tokens = 0.0
+        self._busy_s = 0.0
+        self._answers = 0
+        self._answer_tokens = 0.0  # of an answer, on average
+
+    def enter(self, request: Request) -> BacklogJob:
+        """Count a request until its job is closed."""
+        if not self._jobs:
+            self._busy_since_s = self._clock()
+        job = BacklogJob(self, len(request.prompt_ids), request.sampling.max_tokens)
+        self._jobs.add(job)
+        return job
+
+    def retry_after_s(self) -> int:
+        """When what is queued and running now will probably be done: 1 to 60 seconds."""
+        self._pass_time()
+        if self._done_tokens <= 0 or self._busy_s <= 0:
+            return LEAST_S
+        expected = self._answer_tokens if self._answers else math.inf
+        left = sum(job.tokens_left(expected) for job in self._jobs)
+        seconds = left * self._busy_s / self._done_tokens
+        return max(LEAST_S, math.ceil(min(seconds, MOST_S)))
+
+    def add_done(self, tokens: int) -> None:
+        self._pass_time()
+        self._done_tokens += tokens
+
+    def add_answer(self, tokens: int) -> None:
+        """Note the length of a whole answer."""
+        self._answers += 1
+        self._answer_tokens += (tokens - self._answer_tokens) / min(self._answers, 20)
+
+    def leave(self, job: BacklogJob) -> None:
+        self._pass_time()
+        self._jobs.discard(job)
+
+    def _pass_time(self) -> None:
+        """Count the time since the last look, if there was something to do, and forget the past."""
+        now_s = self._clock()
+        if self._jobs:
+            passed_s = now_s - self._busy_since_s
+            share = 0.5 ** (passed_s / _HALF_LIFE_S)
+            self._busy_s = self._busy_s * share + passed_s
+            self._done_tokens *= share
+        self._busy_since_s = now_s
+
+
+class BacklogJob:
+    """One request in the backlog."""
+
+    def __init__(self, backlog: Backlog, prompt_tokens: int, max_tokens: int) -> None:
+        self._backlog = backlog
+        self._prompt_tokens = prompt_tokens
+        self._max_tokens = max_tokens
+        self._is_read = False
+        self._drawn = 0
+
+    def tokens_left(self, expected_answer: float) -> float:
+        """Tokens to read and to draw, if the answer is as long as expected."""
+        answer = max(0.0, min(self._max_tokens, expected_answer) - self._drawn)
+        return answer + (0 if self._is_read else self._prompt_tokens)
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, Filtered):
+            self._is_read = True
+            self._backlog.add_done(self._prompt_tokens)
+        elif isinstance(event, TextDelta):
+            self._drawn += len(event.token_ids)
+            self._backlog.add_done(len(event.token_ids))
+        elif isinstance(event, Finished):
+            if event.reason not in ("abort", "error"):
+                self._backlog.add_answer(event.completion_tokens)
+            self.close()
+
+    def close(self) -> None:
+        """The request is no longer read. Idempotent."""
+        self._backlog.leave(self)

@@ -1,0 +1,100 @@
+"""`Retry-After` says how long what waits will take, from tokens and their rate."""
+
+from __future__ import annotations
+
+import gc
+
+from gemserve.api.access.backlog import Backlog, BacklogJob
+from gemserve.types import (
+    Filtered,
+    FilterParams,
+    FilterReport,
+    Finished,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
+from tests.fakes import Clock, report_for
+
+
+def request(prompt: int, answer: int) -> Request:
+    return Request(
+        request_id="r",
+        prompt_ids=[5] * prompt,
+        sampling=SamplingParams(max_tokens=answer),
+        filter=FilterParams(method="none", keep=64),
+    )
+
+
+def read(job: BacklogJob, asked: Request) -> None:
+    report: FilterReport = report_for(asked)
+    job.see(Filtered(report=report, started_s=0, filtered_s=0))
+
+
+def draw(job: BacklogJob, tokens: int) -> None:
+    job.see(TextDelta(text="", token_ids=(7,) * tokens, drawn_s=0))
+
+
+def test_without_a_measured_rate_it_is_a_second() -> None:
+    backlog = Backlog(Clock())
+    assert backlog.retry_after_s() == 1
+    job = backlog.enter(request(10_000, 4000))
+    assert backlog.retry_after_s() == 1
+    job.close()
+
+
+def test_it_grows_with_the_queue_and_shrinks_with_the_work() -> None:
+    """It was always one second, so that clients came back to a queue that was still full."""
+    clock = Clock()
+    backlog = Backlog(clock)
+    asked = request(900, 100)
+    first, *others = [backlog.enter(asked) for _ in range(10)]
+    clock.now_s += 3
+    read(first, asked)
+    clock.now_s += 1
+    draw(first, 100)  # 1,000 tokens in four seconds
+    first.see(Finished(reason="stop", completion_tokens=100))
+    full = backlog.retry_after_s()
+    assert 34 <= full <= 38  # nine others
+    for job in others[:6]:
+        job.close()
+        job.close()
+    assert backlog.retry_after_s() < full / 2
+    backlog.enter(request(1_000_000, 10)).close()
+    jobs = [backlog.enter(request(1_000_000, 10))]
+    assert backlog.retry_after_s() == 60
+    jobs[0].close()
+    for job in others:
+        job.close()
+    clock.now_s += 500  # nothing to do, which says nothing about the rate
+    job = backlog.enter(asked)
+    assert 3 <= backlog.retry_after_s() <= 5
+    job.close()
+
+
+def test_answers_are_expected_to_be_as_long_as_earlier_ones() -> None:
+    clock = Clock()
+    backlog = Backlog(clock)
+    asked = request(10, 4000)
+    job = backlog.enter(asked)
+    read(job, asked)
+    clock.now_s += 1
+    draw(job, 10)
+    assert backlog.retry_after_s() == 60
+    job.see(Finished(reason="stop", completion_tokens=10))
+    other = backlog.enter(asked)
+    assert backlog.retry_after_s() <= 2
+    other.see(Finished(reason="abort", completion_tokens=0))
+
+
+def test_a_request_that_is_never_read_is_forgotten() -> None:
+    clock = Clock()
+    backlog = Backlog(clock)
+    asked = request(10, 10)
+    job = backlog.enter(asked)
+    clock.now_s += 1
+    read(job, asked)
+    job.close()
+    backlog.enter(request(10_000, 10))
+    gc.collect()
+    assert backlog.retry_after_s() == 1

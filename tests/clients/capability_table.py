@@ -1,4 +1,7 @@
-"""Writes the table of docs/clients.md, client by capability, from a run of the tests."""
+"""Writes the table of docs/clients.md, client by capability, from a run of the tests.
+
+Only the rows of clients that were run are replaced: run all tests of a client together.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ CAPABILITIES = {
     "cancel": "cancellation",
     "filter": "filter",
 }
-SIGNS = {"passed": "yes", "failed": "**no**", "skipped": "not run"}
+YES, NO, SKIPPED, FAULT, NONE = "yes", "**no**", "not run", "no, see below", "–"
+FROM_OUTCOME = {"passed": YES, "failed": NO, "skipped": SKIPPED}
 
 
 class CapabilityTable:
@@ -29,8 +33,8 @@ class CapabilityTable:
 
     def __init__(self) -> None:
         self._marks: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._outcomes: dict[tuple[str, str], list[str]] = defaultdict(list)
-        self._faults: dict[str, str] = {}
+        self._outcomes: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._notes: set[str] = set()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
@@ -42,37 +46,36 @@ class CapabilityTable:
         if report.nodeid not in self._marks or (report.when != "call" and report.passed):
             return
         client, names = self._marks[report.nodeid]
-        reason = getattr(report, "wasxfail", None)
+        fault = getattr(report, "wasxfail", None) if report.skipped else None
         for name in names:
-            if reason is not None and report.skipped:
-                self._faults[reason] = self._faults.get(reason, str(len(self._faults) + 1))
-                self._outcomes[client, name].append(f"no ({self._faults[reason]})")
-            else:
-                self._outcomes[client, name].append(SIGNS[report.outcome])
+            self._outcomes[client, name].add(FAULT if fault else FROM_OUTCOME[report.outcome])
+            if fault:
+                self._notes.add(f"- {client}, {CAPABILITIES[name]}: {fault}")
 
     def pytest_sessionfinish(self) -> None:
         page = PAGE.read_text(encoding="utf-8")
-        assert BEGIN in page, f"{PAGE.name} has no {BEGIN}"
-        pattern = f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})"
-        new = re.sub(pattern, lambda _: self._table(), page, flags=re.DOTALL)
-        PAGE.write_text(new, encoding="utf-8")
+        before, rest = page.split(f"{BEGIN}\n")
+        old, after = rest.split(END)
+        PAGE.write_text(f"{before}{BEGIN}\n{self._table(old)}{END}{after}", encoding="utf-8")
 
-    def _table(self) -> str:
+    def _table(self, old: str) -> str:
         titles = ["client", *CAPABILITIES.values()]
-        rows = [titles, ["---"] * len(titles)]
-        for client in sorted({client for client, _ in self._outcomes}, key=str.casefold):
-            rows.append([client, *(self._cell(client, name) for name in CAPABILITIES)])
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        notes = [f"{number}. {reason}" for reason, number in self._faults.items()]
-        return "\n".join([*lines, *([""] if notes else []), *notes, ""])
+        clients = {client for client, _ in self._outcomes}
+        rows = {row.split(" | ")[0][2:]: row for row in re.findall(r"^\| .*\|$", old, re.M)[2:]}
+        rows |= {client: self._row(client) for client in clients}
+        notes = set(re.findall(r"^- .*$", old, re.M))
+        notes = {note for note in notes if not any(note.startswith(f"- {c}, ") for c in clients)}
+        lines = ["| " + " | ".join(row) + " |" for row in (titles, ["---"] * len(titles))]
+        lines += [rows[client] for client in sorted(rows, key=str.casefold)]
+        told = sorted(notes | self._notes)
+        return "\n".join([*lines, *([""] if told else []), *told, ""])
 
-    def _cell(self, client: str, name: str) -> str:
-        """The worst outcome; a client that cannot even be asked for something has none."""
-        outcomes = set(self._outcomes.get((client, name), ()))
-        for worst in (SIGNS["failed"], SIGNS["skipped"]):
-            if worst in outcomes:
-                return worst
-        partly = sorted(outcomes - {SIGNS["passed"]})
-        if partly and SIGNS["passed"] in outcomes:
-            return f"partly, {', '.join(partly).replace('no ', 'see ')}"
-        return partly[0] if partly else SIGNS["passed"] if outcomes else "–"
+    def _row(self, client: str) -> str:
+        cells = [self._cell(self._outcomes.get((client, name), set())) for name in CAPABILITIES]
+        return "| " + " | ".join([client, *cells]) + " |"
+
+    def _cell(self, outcomes: set[str]) -> str:
+        """The worst outcome; a client that has nothing of the kind has none."""
+        if outcomes == {FAULT, YES}:
+            return "partly, see below"
+        return next((each for each in (NO, SKIPPED, FAULT, YES) if each in outcomes), NONE)

@@ -15,6 +15,11 @@ from tests.fakes import FILTERED, FakeCore, Step, live_server, serving_over
 
 TEXT = "Héllo 🌍!"
 DOCUMENT = "The river runs past the houses. " * 150
+# A document with a fact, which the built-in model finds.
+QUESTION = "What is the code for the lantern?"
+FACT = "The code for the lantern is 48213. "
+FILLER = "The river runs past the houses, they say; nobody counts them. " * 100
+NOTES = FILLER + FACT + FILLER
 CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
 WEATHER = "21 degrees and dry"
 FORECAST = '{"city": "Paris", "degrees": 21}'

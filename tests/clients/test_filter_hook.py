@@ -14,11 +14,9 @@ import openai
 import pytest
 
 from tests.clients.litellm_proxy import KEY, proxy
-from tests.clients.servers import DOCUMENT
+from tests.clients.servers import NOTES, QUESTION
 
 HOOK = Path(__file__).parents[2] / "docs" / "examples" / "litellm_filter.py"
-FACT = "The code for the lantern is 48213. "
-QUESTION = "What is the code for the lantern?"
 HI: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -88,12 +86,11 @@ def test_the_hook_forwards_what_the_question_needs(
     filtering: str, vendor: tuple[str, list[dict[str, Any]]], shape: str
 ) -> None:
     """The vendor gets the fact, the question once, and a fraction of the document."""
-    document = DOCUMENT * 2 + FACT + DOCUMENT * 2
-    messages: Any = [{"role": "user", "content": f"{document}\n\n{QUESTION}"}]
+    messages: Any = [{"role": "user", "content": f"{NOTES}\n\n{QUESTION}"}]
     if shape == "two messages":
-        messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]
+        messages = [{"role": "system", "content": NOTES}, {"role": "user", "content": QUESTION}]
     if shape == "parts":
-        parts = [{"type": "text", "text": document}, {"type": "text", "text": QUESTION}]
+        parts = [{"type": "text", "text": NOTES}, {"type": "text", "text": QUESTION}]
         messages = [{"role": "user", "content": parts}]
     _, bodies = vendor
     bodies.clear()
@@ -103,7 +100,7 @@ def test_the_hook_forwards_what_the_question_needs(
     sent = json.dumps(bodies[0]["messages"])
     assert "48213" in sent
     assert sent.count(QUESTION) == 1
-    assert len(sent) < len(document) / 4
+    assert len(sent) < len(NOTES) / 4
 
 
 def test_the_hook_leaves_short_prompts(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.environments import python_of
-from tests.clients.servers import DOCUMENT
+from tests.clients.servers import NOTES
 from tests.fakes import FakeCore
 from tests.guide import PAGE, examples, run_example
 
@@ -62,11 +62,9 @@ def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
     ],
 )
 def test_its_own_page(builtin_url: str, tmp_path: Path, heading: str, expected: str) -> None:
-    fact = "The code for the lantern is 48213. "
-    notes = DOCUMENT * 2 + fact + DOCUMENT * 2
-    (tmp_path / "notes.txt").write_text(notes, encoding="utf-8")
+    (tmp_path / "notes.txt").write_text(NOTES, encoding="utf-8")
     (code,) = examples(heading, "python", PAGE.with_name("langchain.md"))
     interpreter = python_of("langchain")
     printed = run_example(code, "python", url=builtin_url, folder=tmp_path, interpreter=interpreter)
     assert expected in printed
-    assert len(printed) < len(notes) / 4
+    assert len(printed) < len(NOTES) / 4

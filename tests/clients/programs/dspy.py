@@ -86,7 +86,8 @@ def stream(server):
 
 
 def typed_json_adapter(server):
-    with dspy.context(lm=model(server, max_tokens=300), adapter=dspy.JSONAdapter()):
+    lm = model(server, max_tokens=300, engine="litellm")
+    with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
         found = dspy.Predict(Forecast)(question="What is the weather in Paris?")
     assert found.city in ("Paris", "London")
     assert found.is_dry in (True, False)

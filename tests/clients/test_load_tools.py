@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,18 @@ def core() -> Answers:
 
 def run_tool(tool: str, folder: Path, *arguments: str) -> None:
     script = script_of("load", tool)
-    path = f"{Path(script).parent}:{os.environ['PATH']}"
+    environment = offline_environment(folder)
+    environment["PATH"] = f"{Path(script).parent}:{environment['PATH']}"
+    if tool == "aiperf":
+        # with it, a tokenizer's folder is taken for the name of a repository
+        del environment["HF_HUB_OFFLINE"]
     done = subprocess.run(
         [script, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=folder,
-        env={**offline_environment(folder), "PATH": path},
+        env=environment,
         encoding="utf-8",
         timeout=280,
         check=False,

@@ -20,6 +20,12 @@ ANSWERS = {
         '{"next_thought": "Done.", "next_tool_name": "finish", "next_tool_args": {}}',
         '{"reasoning": "It was said.", "answer": "Héllo 🌍!"}',
     ],
+    "tools_and_schema": [
+        '{"next_thought": "Look.", "next_tool_name": "weather",'
+        ' "next_tool_args": {"city": "Paris"}}',
+        '{"next_thought": "Done.", "next_tool_name": "finish", "next_tool_args": {}}',
+        '{"reasoning": "It was said.", "city": "Paris", "degrees": 21}',
+    ],
 }
 
 
@@ -112,6 +118,13 @@ def tools(server):
         agent = dspy.ReAct(Ask, tools=[weather_of(server)], max_iters=3)
         found = agent(question="What is the weather in Paris?")
     assert found.answer == server.text
+
+
+def tools_and_schema(server):
+    with dspy.context(lm=model(server), adapter=dspy.JSONAdapter()):
+        agent = dspy.ReAct(Degrees, tools=[weather_of(server)], max_iters=3)
+        found = agent(question="What is the weather in Paris?")
+    assert found.degrees == 21
 
 
 def errors(server):

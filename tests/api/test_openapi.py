@@ -256,6 +256,17 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
     (RESPONSES, {"background": 0}, False),
     (RESPONSES, {"input": []}, False),
     (RESPONSES, {"tools": [{}]}, False),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "anything": None}]}, True),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "anything": 1}]}, False),
+    (RESPONSES, {"input": [{"type": None, "role": "user", "content": "x"}]}, True),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, False),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, False),
+    (MESSAGED, {"messages": [{**SAID, "id": None}], "thinking": {"type": "disabled"}}, True),
+    (MESSAGED, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, False),
+    (MESSAGED, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, False),
+    (MESSAGED, {"stop_sequences": [""]}, False),
+    (MESSAGED, {"max_tokens": None}, False),
+    (COUNTED, {"max_tokens": 9}, False),
 ]
 
 

@@ -5,80 +5,26 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from gemserve.types import Finished, TextDelta, TokenLogprob
-from tests.described import events_of
 from tests.fakes import CHAT, FILTERED, Api
+from tests.responses import (
+    CALLS,
+    FORCED,
+    LOGPROBS,
+    NAMED,
+    PARAMETERS,
+    TOOLS,
+    WEATHER,
+    post,
+    put_together,
+    streamed,
+    whole,
+    without_ids,
+)
 
 pytestmark = pytest.mark.anyio
-RESPONSES = "/v1/responses"
-PARAMETERS = {
-    "type": "object",
-    "properties": {"place": {"enum": ["here", "there"]}},
-    "required": ["place"],
-    "additionalProperties": False,
-}
-WEATHER = {"type": "function", "name": "weather", "description": "!", "parameters": PARAMETERS}
-STOP = {"type": "function", "name": "stop", "parameters": None, "strict": True}
-TOOLS = [WEATHER, STOP]
-NAMED = {"type": "function", "name": "weather"}
-FORCED = (FILTERED, '{"name": "weather", ', '"arguments": ', '{"place": "he', 're"}', "}")
-CALLS = '<tool_call>{"name": "weather", "arguments": {"place": "here"}}</tool_call>'
-LOGPROBS = "message.output_text.logprobs"
-
-
-async def post(api: Api, **fields: Any) -> httpx.Response:
-    return await api.client.post(RESPONSES, json={"model": "fake", "input": "Hi", **fields})
-
-
-async def whole(api: Api, **fields: Any) -> dict[str, Any]:
-    reply = await post(api, **fields)
-    assert reply.status_code == 200, reply.text
-    body: dict[str, Any] = reply.json()
-    return body
-
-
-async def streamed(api: Api, **fields: Any) -> list[dict[str, Any]]:
-    """The stream's events; each is named by its type, and they are numbered without a gap."""
-    reply = await post(api, stream=True, **fields)
-    assert reply.status_code == 200, reply.text
-    events = events_of(reply.text)
-    data: list[dict[str, Any]] = [json.loads(event["data"]) for event in events]
-    assert [event["event"] for event in events] == [event["type"] for event in data]
-    assert [event["sequence_number"] for event in data] == list(range(len(data)))
-    ends = ("response.completed", "response.incomplete", "response.failed")
-    assert [event["type"] in ends for event in data] == [*[False] * (len(data) - 1), True]
-    return data
-
-
-def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The output that a client builds from the events; what is done must say the same."""
-    items: list[dict[str, Any]] = []
-    for event in events:
-        kind = event["type"].removeprefix("response.")
-        if kind == "output_item.added":
-            assert event["output_index"] == len(items)
-            assert event["item"]["status"] == "in_progress"
-            items.append(event["item"])
-        elif kind == "content_part.added":
-            items[event["output_index"]]["content"].append(event["part"])
-        elif kind == "output_text.delta":
-            items[event["output_index"]]["content"][0]["text"] += event["delta"]
-        elif kind == "function_call_arguments.delta":
-            assert event["item_id"] == items[event["output_index"]]["id"]
-            items[event["output_index"]]["arguments"] += event["delta"]
-        elif kind == "function_call_arguments.done":
-            assert event["arguments"] == items[event["output_index"]]["arguments"]
-        elif kind == "output_item.done":
-            items[event["output_index"]]["status"] = event["item"]["status"]
-            assert event["item"] == items[event["output_index"]]
-    return items
-
-
-def without_ids(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in output]
 
 
 @pytest.mark.parametrize(
@@ -319,81 +265,3 @@ async def test_log_probabilities_if_they_are_included(api: Api) -> None:
     assert deltas[0]["logprobs"] == scored[:1]
     (done,) = [e for e in events if e["type"] == "response.output_text.done"]
     assert done["logprobs"] == scored
-
-
-UNHELD = {"type": "object", "not": {}}
-FORM = {"type": "json_schema", "name": "x", "strict": True}
-IMAGE = {"type": "input_image", "image_url": "data:,"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "word"),
-    [
-        ({"tools": [WEATHER, {"type": "web_search"}]}, "tools.1", "web_search is not served"),
-        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0", "runs no tools"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools.0", "as a function"),
-        ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "required"),
-        ({"tools": [{**WEATHER, "more": 1}]}, "tools.0.more", "unknown"),
-        ({"tools": [{**WEATHER, "parameters": {"type": "string"}}]}, "tools.0.parameters", "obj"),
-        ({"tools": [WEATHER, WEATHER]}, "tools", "2 functions"),
-        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "any"),
-        ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice", "not served"),
-        ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "x"}}, "tool_choice.name", "'x'"),
-        ({"tool_choice": "required"}, "tool_choice", "tools"),
-        (
-            {
-                "tools": TOOLS,
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "auto",
-                    "tools": [{**NAMED, "name": "x"}],
-                },
-            },
-            "tool_choice.tools.0.name",
-            "'x'",
-        ),
-        (
-            {
-                "tools": [STOP, {**WEATHER, "parameters": UNHELD, "strict": True}],
-                "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [NAMED]},
-            },
-            "tools.1.parameters",
-            "not",
-        ),
-        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content.0", "text only"),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]},
-            "input.0.output.0",
-            "text only",
-        ),
-        ({"input": [{"type": "item_reference", "id": "m"}]}, "input.0", "nothing is stored"),
-        ({"input": [{"type": "computer_call", "id": "m"}]}, "input.0", "computer_call is not"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "required"),
-        ({"input": [{"role": "user", "content": "x", "more": 1}]}, "input.0.more", "unknown"),
-        ({"input": ["x"]}, "input.0", "object"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "empty"),
-        ({"text": {"format": {"type": "yaml"}}}, "text.format", "yaml"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "req"),
-        (
-            {"text": {"format": {**FORM, "schema": UNHELD}}},
-            "text.format.schema",
-            "not",
-        ),
-        ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
-        ({"max_output_tokens": 3000}, "max_output_tokens", "max_output_tokens=3000"),
-        ({"truncation": "most"}, "truncation", "most"),
-        ({"n": 2}, "n", "unknown"),
-    ],
-)
-async def test_what_is_wrong_is_named(
-    api: Api, fields: dict[str, Any], param: str, word: str
-) -> None:
-    reply = await post(api, **fields)
-    assert reply.status_code == 400, reply.text
-    error = reply.json()["error"]
-    assert error["param"] == param
-    assert error["message"].startswith(param)
-    assert word in error["message"]
-    assert len(reply.content) < 2048
-    assert api.core.requests == []

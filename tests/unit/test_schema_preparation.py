@@ -102,8 +102,34 @@ def test_pydantic_s_formats_are_annotations() -> None:
     """`format: path` was refused."""
     for name in ("path", "binary", "password", "int32", "unknown"):
         assert prepared({"type": "string", "format": name}, is_strict=True) == {"type": "string"}
-    for name in ("date-time", "uuid", "email"):
+    for name in ("uri", "uuid", "email"):
         assert prepared({"format": name})["format"] == name
+    both = {"format": "date", "pattern": "^2"}
+    assert prepared(both) == both
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "date",
+            ["2024-02-28", "1999-12-31", "2001-04-30"],
+            ["2024-02-30", "2024-04-31", "0000-01-01"],
+        ),
+        ("time", ["23:59:59Z", "01:00:00.25+02:00"], ["24:00:00Z", "01:41:60Z", "1:00:00Z"]),
+        ("date-time", ["2024-02-28T23:59:59Z"], ["2024-02-28", "2024-02-28T23:59:60Z"]),
+        ("duration", ["P1D", "P2W", "PT5M", "P1Y2M3DT4H5M6S"], ["P", "PT", "P1DT", "P12345678D"]),
+    ],
+)
+def test_dates_are_ones_that_libraries_read(name: str, good: list[str], bad: list[str]) -> None:
+    """The compiler's own formats have the second 60, which datetime refuses."""
+    done = prepared({"type": "string", "format": name})
+    assert "format" not in done
+    for text in good:
+        jsonschema.validate(text, done)
+    for text in bad:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(text, done)
 
 
 def test_a_version_of_uuid_is_held() -> None:

@@ -155,3 +155,14 @@ def test_a_stop_string_before_min_tokens_is_text(tokenizer: Any) -> None:
             break
     assert text + stream.flush() == "aXb"
     assert stream.is_stopped
+
+
+def test_the_stop_string_that_ended_the_text_is_known(tokenizer: Any) -> None:
+    """Anthropic's protocol names it; the first one in the text counts, not in the list."""
+    text = TextStream(tokenizer, ["never", "two", "ONE"])
+    for token in byte_ids(tokenizer, "zero ONE two"):
+        assert text.stopped_by is None
+        text.push(token)
+        if text.is_stopped:
+            break
+    assert text.stopped_by == "ONE"

@@ -21,8 +21,24 @@ _KNOWN_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 _HEX = "[0-9a-f]"
-_UUID = f"^{_HEX}{{8}}-{_HEX}{{4}}-%s{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}$"
-_PATTERNS = {f"uuid{version}": _UUID % version for version in range(1, 9)}
+_UUID = f"{_HEX}{{8}}-{_HEX}{{4}}-%s{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}"
+_DATE = (
+    "[1-9][0-9]{3}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)"
+    "|(0[13578]|1[02])-31)"
+)
+_HOURS = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_HOURS}:[0-5][0-9](\\.[0-9]{{1,6}})?(Z|[+-]{_HOURS})"
+_COUNT = "[0-9]{1,4}"
+_CLOCK = f"T({_COUNT}H({_COUNT}M)?({_COUNT}S)?|{_COUNT}M({_COUNT}S)?|{_COUNT}S)"
+_DAYS = f"({_COUNT}Y({_COUNT}M)?({_COUNT}D)?|{_COUNT}M({_COUNT}D)?|{_COUNT}D)"
+# The compiler's own have the second 60 and numbers of any length, which no library reads.
+_PATTERNS = {
+    **{f"uuid{version}": _UUID % version for version in range(1, 9)},
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P({_COUNT}W|{_DAYS}({_CLOCK})?|{_CLOCK})",
+}
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = (
@@ -77,11 +93,13 @@ def _prepare(schema: Any, stays_open: set[int], is_strict: bool) -> Any:
 
 def _replace_format(schema: Json) -> None:
     name = schema.get("format")
-    if not isinstance(name, str) or name in _KNOWN_FORMATS:
+    if not isinstance(name, str):
         return
-    del schema["format"]
-    if name in _PATTERNS:
-        schema.setdefault("pattern", _PATTERNS[name])
+    if name in _PATTERNS and "pattern" not in schema:
+        schema["pattern"] = f"^{_PATTERNS[name]}$"
+        del schema["format"]
+    elif name not in _KNOWN_FORMATS:
+        del schema["format"]
 
 
 def _held_branches(branches: list[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -24,7 +24,7 @@ from gemserve.api.replies.message_types import (
     MessageUsage,
     StopReason,
 )
-from gemserve.api.replies.server_sent_events import event_stream, named_event
+from gemserve.api.replies.server_sent_events import event_stream_with, named_event
 from gemserve.api.replies.token_counts import filter_object, token_headers
 from gemserve.api.requests.messages_body import MessagesBody
 from gemserve.api.requests.tool_choice import ToolCallRules
@@ -38,14 +38,14 @@ async def messages_reply(
 ) -> Response:
     answer = _Answer(body, rules)
     if body.stream:
-        return event_stream(_events(reader, answer, request_id))
+        return await event_stream_with(_events(reader, answer, request_id), answer.headers)
     async with aclosing(reader.events()) as arrivals:
         async for _, event in arrivals:
             answer.add(event)
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
         return failure_response(finished)
-    return JSONResponse(answer.message, headers=token_headers([answer.report]))
+    return JSONResponse(answer.message, headers=answer.headers())
 
 
 class _Answer:
@@ -68,6 +68,10 @@ class _Answer:
             self.finished = event
             return self._parts.finish()
         return []
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say what was kept; none until it is known."""
+        return {} if self.report is None else token_headers([self.report])
 
     @property
     def message(self) -> Message:
@@ -110,7 +114,7 @@ class _Answer:
         }
 
 
-async def _events(reader: EventReader, answer: _Answer, request_id: str) -> AsyncIterator[str]:
+async def _events(reader: EventReader, answer: _Answer, request_id: str) -> AsyncGenerator[str]:
     """Server-sent events. The last one is message_stop or error."""
     async with aclosing(reader.events_and_pauses()) as arrivals:
         async for arrival in arrivals:

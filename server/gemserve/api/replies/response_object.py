@@ -18,7 +18,7 @@ from gemserve.api.replies.response_types import (
     ResponseUsage,
     Status,
 )
-from gemserve.api.replies.token_counts import filter_object
+from gemserve.api.replies.token_counts import filter_object, token_headers
 from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import (
@@ -63,6 +63,10 @@ class Answer:
         for part in self._parts.parts[len(self._item_ids) :]:
             self._item_ids.append(new_id("fc" if part.is_call else "msg"))
         return changes
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say what was kept; none until it is known."""
+        return {} if self.report is None else token_headers([self.report])
 
     def item_id(self, part: Part) -> str:
         return self._item_ids[part.index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from itertools import count
 
@@ -15,8 +15,7 @@ from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.logprobs import Vocabulary
 from gemserve.api.replies.response_object import Answer
 from gemserve.api.replies.response_types import AnyEvent, CallPlace, Place
-from gemserve.api.replies.server_sent_events import KEEP_ALIVE, event_stream, named_event
-from gemserve.api.replies.token_counts import token_headers
+from gemserve.api.replies.server_sent_events import KEEP_ALIVE, event_stream_with, named_event
 from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import Event, Filtered, Finished
@@ -28,17 +27,17 @@ async def responses_reply(
     (stream,) = reader.streams
     answer = Answer(body, stream.request.sampling, rules, vocabulary)
     if body.stream:
-        return event_stream(_events(reader, answer))
+        return await event_stream_with(_events(reader, answer), answer.headers)
     async with aclosing(reader.events()) as arrivals:
         async for _, event in arrivals:
             answer.add(event)
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
         return failure_response(finished)
-    return JSONResponse(answer.response, headers=token_headers([answer.report]))
+    return JSONResponse(answer.response, headers=answer.headers())
 
 
-async def _events(reader: EventReader, answer: Answer) -> AsyncIterator[str]:
+async def _events(reader: EventReader, answer: Answer) -> AsyncGenerator[str]:
     """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed."""
     numbers = count()
     is_created = False

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.chat_body import ChatBody, Message
@@ -21,6 +21,13 @@ class ChatForm:
 
     chat: ChatBody
     names: Mapping[str, str]
+
+
+class HasForm(Protocol):
+    """A body of another protocol."""
+
+    @property
+    def form(self) -> ChatForm: ...
 
 
 def as_chat(body: FilteringBody, **fields: Any) -> ChatBody:

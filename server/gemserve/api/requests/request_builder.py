@@ -8,11 +8,9 @@ from typing import Any, cast
 
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
 from gemserve.api.requests.chat_body import ChatBody
-from gemserve.api.requests.chat_form import fields_renamed
+from gemserve.api.requests.chat_form import HasForm, fields_renamed
 from gemserve.api.requests.completion_body import CompletionBody, Prompts
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
-from gemserve.api.requests.messages_body import CountedBody, MessagesBody
-from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_format, answer_grammar
@@ -109,21 +107,14 @@ class RequestBuilder:
         )
         return repeat_for_choices([request], body.n or 1)
 
-    def build_response(
-        self, body: ResponsesBody, request_id: str, adapter: LoadedAdapter | None = None
+    def build_as_chat(
+        self, body: HasForm, request_id: str, adapter: LoadedAdapter | None = None
     ) -> EngineRequests:
         form = body.form
         with fields_renamed(form.names):
             return self.build_chat(form.chat, request_id, adapter)
 
-    def build_message(
-        self, body: MessagesBody, request_id: str, adapter: LoadedAdapter | None = None
-    ) -> EngineRequests:
-        form = body.form
-        with fields_renamed(form.names):
-            return self.build_chat(form.chat, request_id, adapter)
-
-    def count_message_tokens(self, body: CountedBody) -> int:
+    def count_tokens(self, body: HasForm) -> int:
         """How many tokens the prompt has. It may be longer than the context."""
         form = body.form
         with fields_renamed(form.names):

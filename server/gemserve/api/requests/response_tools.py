@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import Body, JsonSchema, ResponseFormat
@@ -14,6 +15,15 @@ from gemserve.api.requests.served_types import HistoryItem, by_type, refuse_othe
 _HOSTED = "is not served: this server runs no tools, it only asks for calls of functions"
 _CUSTOM = "is not served: describe it as a function, whose arguments are JSON"
 _REASONS = {"custom": _CUSTOM}
+
+
+def _check_numbers(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Replies repeat the schema, and JSON has no infinity."""
+    try:
+        json.dumps(schema, allow_nan=False)
+    except ValueError as error:
+        raise ValueError("has a number that is no double") from error
+    return schema
 
 
 class FunctionTool(HistoryItem):
@@ -26,6 +36,7 @@ class FunctionTool(HistoryItem):
         None
     )
     strict: bool | None = None
+    _check_parameters = field_validator("parameters")(_check_numbers)
 
     @property
     def chat(self) -> Tool:
@@ -85,6 +96,7 @@ class TextFormat(Body):
 
 class SchemaFormat(JsonSchema):
     type: Literal["json_schema"]
+    _check_schema = field_validator("schema_")(_check_numbers)
 
     @property
     def chat(self) -> ResponseFormat:

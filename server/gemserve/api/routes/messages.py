@@ -44,11 +44,11 @@ def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelN
         reference = models.find_reference(body)
         if reference is not None:
             models.find_in_memory(reference)  # it changes nothing about tokens, but must be there
-        return {"input_tokens": builder.count_message_tokens(body)}
+        return {"input_tokens": builder.count_tokens(body)}
 
     @routes.add("POST", "/v1/messages", ANSWER)
     async def post_message(http: Request) -> Response:
-        submission = await submitter.submit(http, MessagesBody, builder.build_message)
+        submission = await submitter.submit(http, MessagesBody, builder.build_as_chat)
         rules = chat_call_rules(submission.body.form.chat)
         return await messages_reply(submission.body, submission.reader, rules, request_id_of(http))
 

@@ -31,7 +31,7 @@ def response_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
 
     @routes.add("POST", "/v1/responses", RESPOND)
     async def post_response(http: Request) -> Response:
-        submission = await submitter.submit(http, ResponsesBody, builder.build_response)
+        submission = await submitter.submit(http, ResponsesBody, builder.build_as_chat)
         rules = chat_call_rules(submission.body.form.chat)
         return await responses_reply(submission.body, submission.reader, rules, vocabulary)
 

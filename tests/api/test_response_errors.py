@@ -1,0 +1,106 @@
+"""What `/v1/responses` refuses: errors name the field as it was sent, and say why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fakes import Api
+from tests.responses import LOGPROBS, NAMED, STOP, TOOLS, WEATHER, post
+
+pytestmark = pytest.mark.anyio
+UNHELD = {"type": "object", "not": {}}
+FORM = {"type": "json_schema", "name": "x", "strict": True}
+IMAGE = {"type": "input_image", "image_url": "data:,"}
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+async def test_a_number_that_replies_cannot_repeat_is_refused(api: Api, number: str) -> None:
+    """It is no error while the body is parsed, and would be one when the reply is written."""
+    schema = {"type": "object", "maxProperties": "?"}
+    tool = {**WEATHER, "parameters": schema}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    forced = {"tools": TOOLS, "tool_choice": "required", "text": form}
+    for fields, param in (
+        ({"tools": [tool]}, "tools.0.parameters"),
+        (forced, "text.format.schema"),
+    ):
+        body = json.dumps({"model": "fake", "input": "Hi", **fields}).replace('"?"', number)
+        reply = await api.client.post("/v1/responses", content=body)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"tools": [WEATHER, {"type": "web_search"}]}, "tools.1", "web_search is not served"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0", "runs no tools"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools.0", "as a function"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "required"),
+        ({"tools": [{**WEATHER, "more": 1}]}, "tools.0.more", "unknown"),
+        ({"tools": [{**WEATHER, "parameters": {"type": "string"}}]}, "tools.0.parameters", "obj"),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "2 functions"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "any"),
+        ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice", "not served"),
+        ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "x"}}, "tool_choice.name", "'x'"),
+        ({"tool_choice": "required"}, "tool_choice", "tools"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{**NAMED, "name": "x"}],
+                },
+            },
+            "tool_choice.tools.0.name",
+            "'x'",
+        ),
+        (
+            {
+                "tools": [STOP, {**WEATHER, "parameters": UNHELD, "strict": True}],
+                "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [NAMED]},
+            },
+            "tools.1.parameters",
+            "not",
+        ),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content.0", "text only"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]},
+            "input.0.output.0",
+            "text only",
+        ),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input.0", "nothing is stored"),
+        ({"input": [{"type": "computer_call", "id": "m"}]}, "input.0", "computer_call is not"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "required"),
+        ({"input": [{"role": "user", "content": "x", "more": 1}]}, "input.0.more", "unknown"),
+        ({"input": ["x"]}, "input.0", "object"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "empty"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format", "yaml"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "req"),
+        (
+            {"text": {"format": {**FORM, "schema": UNHELD}}},
+            "text.format.schema",
+            "not",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
+        ({"max_output_tokens": 3000}, "max_output_tokens", "max_output_tokens=3000"),
+        ({"truncation": "most"}, "truncation", "most"),
+        ({"n": 2}, "n", "unknown"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    api: Api, fields: dict[str, Any], param: str, word: str
+) -> None:
+    reply = await post(api, **fields)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+    assert word in error["message"]
+    assert len(reply.content) < 2048
+    assert api.core.requests == []

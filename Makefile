@@ -13,6 +13,8 @@ export HF_HUB_OFFLINE = 1
 CLIENTS := $(patsubst tests/clients/%.txt,.venv-clients/%/.installed,$(wildcard tests/clients/*.txt))
 # npm's `openai`, for the node that comes with the development packages.
 NODE := .venv-clients/node/.installed
+# The other packages of npm that are tested.
+JAVASCRIPT := .venv-clients/javascript/.installed
 
 # Servers to compare with, for benchmarks/peers.py, each in its own environment. llama.cpp is built
 # from source, a quarter of an hour on two cores.
@@ -40,19 +42,24 @@ demo: setup
 test: setup $(NODE)
 	$(BIN)/python -m pytest -q
 
-test-clients: setup $(CLIENTS) $(NODE)
-	$(BIN)/python -m pytest -q -rs tests/clients tests/contract/test_openai_node.py
+# `make test-clients TABLE=1` also writes the table of docs/clients.md.
+test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT)
+	$(BIN)/python -m pytest -q -rs $(if $(TABLE),--write-table) tests/clients tests/contract/test_openai_node.py
+
+$(NODE): tests/clients/package.json
+$(JAVASCRIPT): tests/clients/javascript/package.json
 
 # Where npm's registry cannot be reached its tests are skipped, and the next run tries again.
-$(NODE): tests/clients/package.json | $(STAMP)
+$(NODE) $(JAVASCRIPT): | $(STAMP)
 	@rm -rf $(@D) && mkdir -p $(@D) && cp $< $(@D)
 	@if $(BIN)/npm install --loglevel=silent --no-audit --no-fund --ignore-scripts \
 		--fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 --prefix $(@D); \
-	then touch $@; else echo "npm could not install openai: the tests of it will be skipped"; fi
+	then touch $@; else echo "npm could not install $<: tests will be skipped"; fi
 
 PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
-# Its yardstick is transformers: the main environment's, with its torch.
-.venv-clients/lm-eval/.installed: tests/clients/lm-eval.txt | $(STAMP)
+# They import transformers and torch: the main environment's, because pip's would be gigabytes.
+.venv-clients/lm-eval/.installed .venv-clients/load/.installed: \
+		.venv-clients/%/.installed: tests/clients/%.txt | $(STAMP)
 	$(BIN)/python -m venv $(@D)
 	$(BIN)/python $(PACKAGES) > "$$($(@D)/bin/python $(PACKAGES))/main.pth"
 	$(@D)/bin/python -m pip install --quiet --upgrade --requirement $<

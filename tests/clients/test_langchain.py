@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.clients.environments import python_of
+from tests.clients.servers import NOTES
 from tests.fakes import FakeCore
-from tests.guide import examples, run_example
+from tests.guide import PAGE, examples, run_example
 
 TEXT = "Héllo 🌍!"
 CODE = """
@@ -33,6 +36,7 @@ else:
 """
 
 
+@pytest.mark.capability("LangChain", "filter")
 def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     (code,) = examples("LangChain", "python")
     interpreter = python_of("langchain")
@@ -42,8 +46,25 @@ def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     assert (first.method, first.keep, second.method) == ("sieve", 512, "gemfilter")
 
 
+@pytest.mark.capability("LangChain", "chat", "stream", "errors")
 def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
     code = f"TEXT = {TEXT!r}\n{CODE}"
     run_example(code, "python", url=url, folder=folder, interpreter=python_of("langchain"))
     sampling = core.requests[0].sampling
     assert (sampling.max_tokens, sampling.stop) == (7, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("heading", "expected"),
+    [
+        ("Typed answers and tools", "Answer\nAnswer\n"),
+        ("The filter in front of another model", "48213"),
+    ],
+)
+def test_its_own_page(builtin_url: str, tmp_path: Path, heading: str, expected: str) -> None:
+    (tmp_path / "notes.txt").write_text(NOTES, encoding="utf-8")
+    (code,) = examples(heading, "python", PAGE.with_name("langchain.md"))
+    interpreter = python_of("langchain")
+    printed = run_example(code, "python", url=builtin_url, folder=tmp_path, interpreter=interpreter)
+    assert expected in printed
+    assert len(printed) < len(NOTES) / 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.clients.environments import python_of
 from tests.fakes import FakeCore
 from tests.guide import examples, run_example
@@ -31,6 +33,7 @@ else:
 """
 
 
+@pytest.mark.capability("LlamaIndex", "filter")
 def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     (code,) = examples("LlamaIndex", "python")
     interpreter = python_of("llamaindex")
@@ -39,6 +42,7 @@ def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     assert [(r.filter.method, r.filter.keep) for r in core.requests] == [("sieve", 512)] * 2
 
 
+@pytest.mark.capability("LlamaIndex", "chat", "stream", "errors")
 def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
     code = f"TEXT = {TEXT!r}\n{CODE}"
     run_example(code, "python", url=url, folder=folder, interpreter=python_of("llamaindex"))

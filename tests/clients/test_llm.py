@@ -23,6 +23,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {"LLM_USER_PATH": str(home), "PATH": f"{scripts}:{os.environ['PATH']}"}
 
 
+@pytest.mark.capability("llm", "chat", "stream")
 def test_the_guide(url: str, folder: Path, core: FakeCore, environment: dict[str, str]) -> None:
     (code,) = examples("llm", "sh")
     printed = run_example(code, "sh", url=url, folder=folder, environment=environment)

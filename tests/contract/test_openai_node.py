@@ -66,6 +66,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.capability("openai, Node", "stream", "filter")
 def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     (code,) = examples("openai, Node", "js")
     printed = run_example(code, "js", url=url, folder=folder)
@@ -74,6 +75,7 @@ def test_the_guide(url: str, folder: Path, core: FakeCore) -> None:
     assert (request.filter.method, request.filter.keep) == ("sieve", 512)
 
 
+@pytest.mark.capability("openai, Node", "chat", "errors")
 def test_what_else_it_can_do(url: str, folder: Path) -> None:
     code = f'const TEXT = "{TEXT}";\n{CODE}'
     run_example(code, "js", url=url, folder=folder)

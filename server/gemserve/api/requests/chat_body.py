@@ -112,6 +112,7 @@ class Message(Body):
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's
     audio: None = None
     function_call: None = None
     cache_control: CacheMark = None

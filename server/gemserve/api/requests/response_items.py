@@ -66,6 +66,7 @@ class FunctionCall(HistoryItem):
     arguments: str
     id: str | None = None
     status: Status | None = None
+    parsed_arguments: Any = None  # OpenAI's SDK adds them to a reply, and LangChain sends them back
 
 
 class FunctionCallOutput(HistoryItem):

@@ -1,0 +1,87 @@
+"""Servers for other projects' clients: one with known answers, and one with the built-in model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemserve.api.serving import build_serving
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.engine.build import build_core
+from gemserve.types import Event, Request
+from tests.fakes import FILTERED, FakeCore, Step, live_server, serving_over
+
+TEXT = "Héllo 🌍!"
+DOCUMENT = "The river runs past the houses. " * 150
+# A document with a fact, which the built-in model finds.
+QUESTION = "What is the code for the lantern?"
+FACT = "The code for the lantern is 48213. "
+FILLER = "The river runs past the houses, they say; nobody counts them. " * 100
+NOTES = FILLER + FACT + FILLER
+CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
+WEATHER = "21 degrees and dry"
+FORECAST = '{"city": "Paris", "degrees": 21}'
+
+
+class Answers(FakeCore):
+    """Plays one script for each request, and repeats the last one."""
+
+    def __init__(self, *scripts: Sequence[Step]) -> None:
+        super().__init__(*scripts[0])
+        self._scripts = list(scripts)
+
+    def play(self, *scripts: Sequence[Step]) -> None:
+        """Play these from the next request on."""
+        self._scripts = list(scripts)
+
+    def answer(self, *answers: str) -> None:
+        self.play(*([FILTERED, *_pieces(answer)] for answer in answers))
+
+    def _play(self, request: Request) -> Iterator[Event | None]:
+        self.script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+        yield from super()._play(request)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a client's program is told about the server it talks to."""
+
+    root: str
+    api: str = "chat"
+
+    def described(self) -> dict[str, str]:
+        return {
+            "root": self.root,
+            "url": f"{self.root}/v1",
+            "api": self.api,
+            "text": TEXT,
+            "document": DOCUMENT,
+            "weather": WEATHER,
+        }
+
+
+def texts(*answers: str) -> Answers:
+    """A core that gives these answers, the first one to the first request."""
+    return Answers(*([FILTERED, *_pieces(answer)] for answer in answers))
+
+
+def _pieces(answer: str) -> list[str]:
+    """Several tokens, because a stream of one proves little."""
+    return [answer[start : start + 5] for start in range(0, len(answer), 5)]
+
+
+@contextmanager
+def scripted(core: FakeCore, tokenizer: Any) -> Iterator[str]:
+    serving = serving_over(core, tokenizer, max_prompt_tokens=12000, context_tokens=16000)
+    with live_server(replace(serving, model_name="builtin")) as address:
+        yield address
+
+
+@contextmanager
+def builtin() -> Iterator[str]:
+    core = build_core(ModelConfig(device="cpu"), EngineConfig(kv_memory_bytes=1 << 28))
+    serving = build_serving(core, model_name="builtin", config=ServerConfig())
+    with live_server(serving) as address:
+        yield address

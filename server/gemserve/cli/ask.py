@@ -1,4 +1,4 @@
-"""`gemserve ask FILE… "QUESTION"`: answer one question without a server."""
+"""`gemserve ask FILE… "QUESTION"`: answer questions about files without a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gemserve.errors import AdapterError, GemserveError, RequestError
 from gemserve.types import FilterReason, FilterReport
 
 if TYPE_CHECKING:
-    from gemserve.llm import Passage
+    from gemserve.llm import LLM, Passage
+    from gemserve.prompting.prompt import Prompt
 
 WHY: dict[FilterReason, str] = {
     "short_prompt": "it is short",
@@ -29,9 +30,16 @@ WHY: dict[FilterReason, str] = {
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("ask", help="answer one question about files, offline")
+    parser = commands.add_parser("ask", help="answer questions about files, offline")
     parser.add_argument("files", nargs="+", metavar="FILE", help="text files; - is standard input")
     parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument(
+        "--also",
+        metavar="QUESTION",
+        action="append",
+        default=[],
+        help="a further question, for which the files are not read again; may be repeated",
+    )
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
     # kept apart from GEMSERVE_ADAPTER, a server setting of another form
@@ -42,20 +50,29 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.llm import LLM
-    from gemserve.types import Filtered, FilterOptions, Finished, SamplingParams, TextDelta
 
     if arguments.max_tokens < 1:
         raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
     document = "\n\n".join(_read(name) for name in arguments.files)
-    for name, text in (("FILE", document), ("QUESTION", arguments.question)):
+    questions = [arguments.question, *arguments.also]
+    for name, text in (("FILE", document), *(("QUESTION", question) for question in questions)):
         if not text.strip():
             raise RequestError(f"{name}: must not be empty", param=None)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     llm = LLM(model, engine)
     adapter = None if arguments.adapters is None else _load(arguments.adapters, llm.core.model)
-    text = f"{document}\n\n{arguments.question}"
-    prompt = llm.prompt(text if llm.has_chat_template else f"{text}\nAnswer:")
+    for question in questions:
+        text = f"{document}\n\n{question}"
+        prompt = llm.prompt(text if llm.has_chat_template else f"{text}\nAnswer:")
+        _answer(llm, prompt, arguments, adapter)
+    return 0
+
+
+def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: Any) -> None:
+    """Print an answer as it is generated, and on standard error what the filter did."""
+    from gemserve.types import Filtered, FilterOptions, Finished, SamplingParams, TextDelta
+
     sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
     options = FilterOptions(return_selection=True)
     for event in llm.stream(prompt, sampling, filter=options, adapter=adapter, field="FILE"):
@@ -69,7 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(flush=True)
             if event.reason == "length":
                 print("the answer is cut: it reached --max-tokens", file=sys.stderr)
-    return 0
 
 
 def _show_kept(report: FilterReport, passages: Sequence[Passage]) -> None:
@@ -110,7 +126,8 @@ def summary_of(report: FilterReport) -> str:
     if not report.applied:
         return f"read all {report.prompt_tokens:,} tokens{note}"
     layer = "" if report.layer is None else f" at layer {report.layer}"
+    cached = f"; {report.cached_tokens:,} were read before" if report.cached_tokens else ""
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
-        f"in {report.filter_ms:,.0f} ms{note}"
+        f"in {report.filter_ms:,.0f} ms{note}{cached}"
     )

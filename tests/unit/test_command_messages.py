@@ -41,16 +41,21 @@ def test_ask_does_not_print_a_document_that_was_read_whole(
     assert "48213" not in shown.err
 
 
+CODES = {"lantern": "48213", "ladder": "51907"}
+
+
 def test_further_questions_do_not_read_the_files_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes.txt"
     filler = "The river runs past the houses, they say; nobody counts them. " * 60
-    notes.write_text(f"{filler}The code for the lantern is 48213. {filler}")
-    words = ["ask", str(notes), "What is the code for the lantern?", "--also", "Who counts them?"]
+    facts = [f"The code for the {thing} is {code}. " for thing, code in CODES.items()]
+    notes.write_text(f"{filler}{facts[0]}{filler}{facts[1]}{filler}")
+    first, second = (f"What is the code for the {thing}?" for thing in CODES)
+    words = ["ask", str(notes), first, "--also", second]
     assert main([*words, "--filter-min-tokens", "512", "--max-tokens", "8"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("48213\n")
+    assert printed.out.splitlines() == list(CODES.values())
     first, second = [line for line in printed.err.splitlines() if "sieve at layer" in line]
     assert "were read before" not in first
     assert "were read before" in second

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def url(core: FakeCore, tokenizer: Any) -> Iterator[str]:
-    with servers.scripted(core, tokenizer) as address:
+    with servers.scripted(core, tokenizer, context_tokens=2000) as address:
         yield address
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gemserve.api.serving import build_serving
@@ -73,9 +73,10 @@ def _pieces(answer: str) -> list[str]:
 
 
 @contextmanager
-def scripted(core: FakeCore, tokenizer: Any) -> Iterator[str]:
-    serving = serving_over(core, tokenizer, max_prompt_tokens=12000, context_tokens=16000)
-    with live_server(replace(serving, model_name="builtin")) as address:
+def scripted(core: FakeCore, tokenizer: Any, context_tokens: int = 16000) -> Iterator[str]:
+    """The default leaves room for the long instructions of agents."""
+    limits = {"context_tokens": context_tokens, "max_prompt_tokens": context_tokens - 100}
+    with live_server(serving_over(core, tokenizer, model_name="builtin", **limits)) as address:
         yield address
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gemserve.types import Finished
 from tests.clients.environments import python_of
 from tests.fakes import FILTERED, FakeCore
@@ -102,6 +104,7 @@ def run(url: str, folder: Path, core: FakeCore, code: str, *script: Any) -> None
     run_example(text, "python", url=url, folder=folder, interpreter=interpreter)
 
 
+@pytest.mark.capability("Anthropic SDK, Python", "chat", "stream", "errors", "filter")
 def test_texts_streams_counts_and_typed_errors(url: str, folder: Path, core: FakeCore) -> None:
     run(url, folder, core, TEXTS)
     request = core.requests[0]
@@ -109,12 +112,14 @@ def test_texts_streams_counts_and_typed_errors(url: str, folder: Path, core: Fak
     assert (request.sampling.temperature, request.sampling.stop) == (0.5, ("x",))
 
 
+@pytest.mark.capability("Anthropic SDK, Python", "tools")
 def test_calls_and_their_results(url: str, folder: Path, core: FakeCore) -> None:
     script = ('{"name": "weather", ', '"arguments": ', '{"place": "he', 're"}', "}")
     run(url, folder, core, CALLS, FILTERED, *script)
     assert [request.grammar is not None for request in core.requests] == [False] * 2 + [True] * 2
 
 
+@pytest.mark.capability("Anthropic SDK, Python", "typed")
 def test_a_typed_answer(url: str, folder: Path, core: FakeCore) -> None:
     run(url, folder, core, TYPED, FILTERED, '{"place": ', '"here"}')
     assert core.requests[0].grammar is not None

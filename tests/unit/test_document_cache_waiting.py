@@ -12,6 +12,7 @@ from gemserve.engine.document_cache import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import MAX_TIMES_PASSED, Scheduler
 from gemserve.engine.sequence import Sequence, State
+from gemserve.filter_plan import Budget
 from tests.unit.test_document_cache import (
     LAYERS,
     FakeMemory,
@@ -141,6 +142,50 @@ def test_what_was_found_is_looked_for_again_once_it_is_gone() -> None:
     s.add(sequence(2, DOCUMENT))
     finish(s, memory)
     assert s._find_cached(waiting)[1] == 1000
+
+
+def test_one_step_copies_one_document() -> None:
+    """Ten questions that had waited copied a long document ten times before anybody's next token"""
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    for order in range(1, 5):
+        s.add(sequence(order, DOCUMENT + [order] * 10))
+    plans = finish(s, memory)
+    assert max(len(plan.copies) for plan in plans) == 1
+    assert s.cache.counts.hits == 4
+
+
+def test_what_a_step_copies_is_not_evicted_in_that_step() -> None:
+    """Another request admitted in the same step would be given the memory that is copied from."""
+    s = Scheduler(MemoryPool(12_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
+    memory = FakeMemory(12_000)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    assert s.cache.used == 5000
+    s.add(sequence(1, DOCUMENT + [1] * 10))
+    s.add(sequence(2, [9] * 1000))  # fits only where the document is
+    plan = s.schedule(256, is_decode_due=True)
+    (copy,) = plan.copies
+    held = [made.memory for made in s.running]
+    assert all(copy.source.start >= m.start + m.size or m.start >= 5000 for m in held)
+    assert len(held) == 1
+    s.commit(plan, perform(plan, memory, Random(0)))
+    finish(s, memory)
+
+
+def test_documents_are_not_evicted_in_vain() -> None:
+    """The cache was emptied to keep one more document, though that could never have been enough."""
+    s = Scheduler(MemoryPool(12_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
+    memory = FakeMemory(12_000)
+    s.add(sequence(0, [1] * 300))
+    finish(s, memory)
+    assert s.cache.used == 1500
+    big = sequence(1, [2] * 2000)
+    big.plan = big.plan.having(budget=Budget(low=1, high=200, limit=200))
+    s.add(big)
+    finish(s, memory)
+    assert s.cache.used == 1500
 
 
 def test_the_document_that_was_used_longest_ago_gives_way() -> None:

@@ -116,7 +116,8 @@ class Scheduler:
 
         Documents in the cache give way. If enough units are free but scattered, the pool is
         compacted. That waits until no chunk is under way, because its pass holds views of the
-        memory at its present place.
+        memory at its present place. A step copies one document at most, so that nobody's next token
+        waits for several.
         """
         moves: list[Move] = []
         copies: list[Copy] = []
@@ -127,9 +128,11 @@ class Scheduler:
                 break
             size = sequence.reserved_units(self._num_layers)
             document, num_cached = None, 0
-            if size <= self.pool.free + self.cache.used:
+            if size <= self.pool.free + self.cache.used - sum(d.span.size for d in copied):
                 if self._awaits_leader(sequence):
                     continue
+                if copied and self._find_cached(sequence)[0] is not None:
+                    break
                 document, num_cached = self._make_room(sequence, size, copied)
             if size > self.pool.free:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
@@ -277,15 +280,14 @@ class Scheduler:
         key, pass_units = sequence.cache_key, sequence.reading_units(self._num_layers)
         if key is None or not self.cache.wants(key, sequence.tokens, pass_units):
             return
-        span = sequence.memory
+        span, sequence.span = sequence.memory, None
         if needed is not None:
-            self.cache.make_room(needed)
-            sequence.span = self.pool.allocate(needed)
+            if needed <= self.pool.free + self.cache.used:  # else nothing is evicted in vain
+                self.cache.make_room(needed)
+                sequence.span = self.pool.allocate(needed)
             if sequence.span is None:
                 sequence.span = span
                 return
-        else:
-            sequence.span = None
         self.pool.shrink(span, pass_units)
         self.cache.add(key, sequence.tokens, span)
 

@@ -44,6 +44,11 @@ def config(name: str) -> Any:
         return MistralConfig(**SIZES, sliding_window=100)
     if name == "qwen2":
         return Qwen2Config(**SIZES)
+    if name == "qwen2-window":
+        windowed = ["sliding_attention", "sliding_attention", "full_attention", "full_attention"]
+        return Qwen2Config(
+            **SIZES, use_sliding_window=True, sliding_window=100, layer_types=windowed
+        )
     if name == "qwen3":
         return Qwen3Config(**SIZES, head_dim=16)
     if name == "phi3-longrope":

@@ -13,6 +13,7 @@ from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.job import Job
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.kv import Memory
 from gemserve.types import (
     Event,
     Filtered,
@@ -188,3 +189,28 @@ def test_heads_of_several_layers_are_watched_over_cached_keys() -> None:
         )
         answers.append([answer_of(list(core.run_alone(request(ids)))) for ids in prompts])
     assert answers[0] == answers[1]
+
+
+def test_a_document_that_moves_is_copied_from_its_new_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that compacts the pool and copies must do so in this order."""
+    warm = core_of("llama", tokens=7_500, cache_memory=0.9)
+    cold = core_of("llama", tokens=40_000, cache_memory=0.0)
+    rng = Random(6)
+    document = random_ids(rng, 670)
+    list(warm.run_alone(request(random_ids(rng, 600))))
+    list(warm.run_alone(request(document + random_ids(rng, 30))))
+    moved: list[int] = []
+    move = Memory.move
+
+    def spy(memory: Memory, source: int, target: int, size: int) -> None:
+        moved.append(size)
+        move(memory, source, target, size)
+
+    monkeypatch.setattr(Memory, "move", spy)
+    second = request(document + random_ids(rng, 60))  # has room only behind the first one's place
+    events = list(warm.run_alone(second))
+    assert moved == [700 * 5]
+    assert cached_tokens(events) == 670
+    assert answer_of(events) == answer_of(list(cold.run_alone(second)))

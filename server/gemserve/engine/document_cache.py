@@ -62,6 +62,7 @@ class DocumentCache:
 
     def __init__(self, pool: MemoryPool, limit: int) -> None:
         self.counts = CacheCounts()
+        self.num_changes = 0  # what `find` has returned holds until this changes
         self._pool = pool
         self._limit = limit
         self._documents: list[CachedDocument] = []
@@ -120,6 +121,7 @@ class DocumentCache:
         self._touch(document)
         self._documents.append(document)
         self._used += span.size
+        self.num_changes += 1
 
     def make_room(self, needed: int, spared: Collection[CachedDocument] = ()) -> None:
         """Evict until `needed` units of the pool are free, or nothing but `spared` is left."""
@@ -143,6 +145,7 @@ class DocumentCache:
         self._documents.remove(document)
         self._used -= document.span.size
         self._pool.release(document.span)
+        self.num_changes += 1
 
     def _touch(self, document: CachedDocument) -> None:
         self._clock += 1
@@ -155,6 +158,12 @@ def as_tokens(ids: Ids[int]) -> Tokens:
 
 def num_common(one: Tokens, other: Tokens) -> int:
     """How many tokens two prompts have in common from their beginning on."""
-    count = min(len(one), len(other))
-    differing = np.flatnonzero(one[:count] != other[:count])
-    return int(differing[0]) if len(differing) else count
+    count, start, size = min(len(one), len(other)), 0, FEWEST_TOKENS
+    while start < count:  # in growing parts: most prompts part early
+        stop = min(count, start + size)
+        is_different = one[start:stop] != other[start:stop]
+        first = int(is_different.argmax())
+        if is_different[first]:
+            return start + first
+        start, size = stop, 4 * size
+    return count

@@ -116,7 +116,8 @@ class Scheduler:
 
         Documents in the cache give way. If enough units are free but scattered, the pool is
         compacted. That waits until no chunk is under way, because its pass holds views of the
-        memory at its present place.
+        memory at its present place. A step copies one document at most, so that nobody's next token
+        waits for several.
         """
         moves: list[Move] = []
         copies: list[Copy] = []
@@ -127,9 +128,11 @@ class Scheduler:
                 break
             size = sequence.reserved_units(self._num_layers)
             document, num_cached = None, 0
-            if size <= self.pool.free + self.cache.used:
+            if size <= self.pool.free + self.cache.used - sum(d.span.size for d in copied):
                 if self._awaits_leader(sequence):
                     continue
+                if copied and self._find_cached(sequence)[0] is not None:
+                    break
                 document, num_cached = self._make_room(sequence, size, copied)
             if size > self.pool.free:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
@@ -149,7 +152,7 @@ class Scheduler:
                 earlier.times_passed += 1
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            sequence.span = span
+            sequence.span, sequence.found = span, None
             sequence.most_held = max(sequence.most_held, size)
             sequence.done = 0
             has_chosen = sequence.filter_layer is None or sequence.chosen is not None
@@ -175,22 +178,34 @@ class Scheduler:
         return self._find_cached(sequence)
 
     def _find_cached(self, sequence: Sequence) -> tuple[CachedDocument | None, int]:
+        """The document that the filter pass begins like, and how many tokens of it."""
         key = sequence.cache_key
-        if key is None or sequence.chosen is not None:
+        if key is None or sequence.chosen is not None or not self.cache.used:
             return None, 0
-        return self.cache.find(key, sequence.tokens, sequence.most_cached)
+        # again only after a change: many long prompts may wait
+        if sequence.found is None or sequence.found[0] != self.cache.num_changes:
+            found = self.cache.find(key, sequence.tokens, sequence.most_cached)
+            sequence.found = self.cache.num_changes, *found
+        return sequence.found[1:]
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
-        """Will a filter pass under way leave more of this prompt in the cache than there is now?"""
+        """Is a filter pass under way that will leave enough of this prompt in the cache?"""
         key = sequence.cache_key
-        if key is None or sequence.chosen is not None:
+        if key is None or sequence.chosen is not None or sequence.times_passed >= MAX_TIMES_PASSED:
             return False
         passes = (s for s in self.running if s.state is State.FILTERING and s.cache_key == key)
-        leader = next(passes, None)
-        if leader is None or not self.cache.has_room(leader.memory.size):
+        return any(self._is_worth_waiting(sequence, leader) for leader in passes)
+
+    def _is_worth_waiting(self, sequence: Sequence, leader: Sequence) -> bool:
+        """Will the leader's pass end before the two, side by side, have read what both begin with?
+
+        One of lower priority may take any time. One that adds little will not be kept.
+        """
+        is_later = leader.request.priority > sequence.request.priority
+        if is_later or not self.cache.has_room(leader.memory.size):
             return False
-        num_common = sequence.num_common_with(leader)
-        return num_common >= FEWEST_TOKENS and num_common > self._find_cached(sequence)[1]
+        gain = sequence.num_common_with(leader) - self._find_cached(sequence)[1]
+        return gain >= FEWEST_TOKENS and leader.remaining <= 2 * gain
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the first unfinished prompt by rank, then of the one nearest its end, in turn.
@@ -265,15 +280,14 @@ class Scheduler:
         key, pass_units = sequence.cache_key, sequence.reading_units(self._num_layers)
         if key is None or not self.cache.wants(key, sequence.tokens, pass_units):
             return
-        span = sequence.memory
+        span, sequence.span = sequence.memory, None
         if needed is not None:
-            self.cache.make_room(needed)
-            sequence.span = self.pool.allocate(needed)
+            if needed <= self.pool.free + self.cache.used:  # else nothing is evicted in vain
+                self.cache.make_room(needed)
+                sequence.span = self.pool.allocate(needed)
             if sequence.span is None:
                 sequence.span = span
                 return
-        else:
-            sequence.span = None
         self.pool.shrink(span, pass_units)
         self.cache.add(key, sequence.tokens, span)
 

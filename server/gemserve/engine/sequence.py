@@ -6,7 +6,9 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gemserve.engine.document_cache import CacheKey, Tokens, as_tokens, num_common
+import numpy as np
+
+from gemserve.engine.document_cache import CachedDocument, CacheKey, Tokens, as_tokens, num_common
 from gemserve.engine.memory import Span
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request
@@ -43,8 +45,10 @@ class Sequence:
     num_cached: int = 0  # tokens of its filter pass that the document cache had
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
+    found: tuple[int, CachedDocument | None, int] | None = None  # see `Scheduler._find_cached`
     _tokens: Tokens | None = None
-    _in_common: tuple[Sequence, int] | None = None  # see `num_common_with`
+    _cache_key: CacheKey | None = None
+    _in_common: dict[int, int] = field(default_factory=dict)  # by `order`: see `num_common_with`
 
     def __post_init__(self) -> None:
         prompt, chosen = self.request.prompt_ids, self.plan.chosen
@@ -88,7 +92,9 @@ class Sequence:
     def tokens(self) -> Tokens:
         """All tokens of a pass over the whole prompt."""
         if self._tokens is None:
-            self._tokens = as_tokens([*self.request.prompt_ids, *self.plan.repeated])
+            self._tokens = as_tokens(self.request.prompt_ids)
+            if self.plan.repeated:
+                self._tokens = np.concatenate([self._tokens, as_tokens(self.plan.repeated)])
         return self._tokens
 
     @property
@@ -96,9 +102,11 @@ class Sequence:
         """What the document cache finds its filter pass by; None: it has no filter pass."""
         if self.filter_layer is None:
             return None
-        adapter = self.request.adapter
-        of_adapter = None if adapter is None else (adapter.name, adapter.version)
-        return CacheKey(self.request.tenant, of_adapter, self.filter_layer)
+        if self._cache_key is None:
+            adapter = self.request.adapter
+            of_adapter = None if adapter is None else (adapter.name, adapter.version)
+            self._cache_key = CacheKey(self.request.tenant, of_adapter, self.filter_layer)
+        return self._cache_key
 
     @property
     def most_cached(self) -> int:
@@ -107,10 +115,11 @@ class Sequence:
 
     def num_common_with(self, other: Sequence) -> int:
         """How many tokens two filter passes have in common from their beginning on."""
-        if self._in_common is None or self._in_common[0] is not other:
+        count = self._in_common.get(other.order)
+        if count is None:
             count = min(self.most_cached, num_common(self.tokens, other.tokens))
-            self._in_common = other, count
-        return self._in_common[1]
+            self._in_common[other.order] = count
+        return count
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -1,0 +1,206 @@
+"""Who waits for another's filter pass, what waiting costs, and which documents give way."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from gemserve.engine.document_cache import as_tokens, num_common
+from gemserve.engine.memory import MemoryPool
+from gemserve.engine.scheduler import MAX_TIMES_PASSED, Scheduler
+from gemserve.engine.sequence import Sequence, State
+from gemserve.filter_plan import Budget
+from tests.unit.test_document_cache import (
+    LAYERS,
+    FakeMemory,
+    cached,
+    finish,
+    perform,
+    sequence,
+)
+
+DOCUMENT = [7] * 1000
+
+
+def with_priority(made: Sequence, priority: int) -> Sequence:
+    return Sequence(replace(made.request, priority=priority), made.plan, made.order)
+
+
+def step(s: Scheduler, memory: FakeMemory) -> None:
+    plan = s.schedule(256, is_decode_due=True)
+    s.check_integrity()
+    rng = Random(0)
+    rng.random = lambda: 0.9  # type: ignore[method-assign]  # nothing fails
+    s.commit(plan, perform(plan, memory, rng))
+    s.check_integrity()
+
+
+def test_a_short_common_beginning_is_not_waited_for() -> None:
+    """One system prompt before everybody's own document held up all but one filter pass."""
+    s, memory = cached()
+    for order in range(3):
+        s.add(sequence(order, [7] * 300 + [order] * 2000))
+    step(s, memory)
+    assert [made.state for made in s.running] == [State.FILTERING] * 3
+
+
+def test_nobody_waits_for_a_pass_of_lower_priority() -> None:
+    """Passes of higher priority may hold that one up for any time."""
+    s, memory = cached()
+    s.add(with_priority(sequence(0, DOCUMENT + [1] * 10), 5))
+    step(s, memory)
+    urgent = with_priority(sequence(1, DOCUMENT + [2] * 10), 0)
+    s.add(urgent)
+    step(s, memory)
+    assert urgent.state is State.FILTERING
+
+
+def test_nobody_waits_for_what_will_not_be_kept() -> None:
+    """A pass that adds less than the least that is worth it to a cached document is not stored."""
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    for order in (1, 2):
+        s.add(sequence(order, DOCUMENT + [8] * 100 + [order] * 10))
+    step(s, memory)
+    step(s, memory)
+    assert not s.waiting
+
+
+def test_one_that_was_overtaken_often_waits_for_no_other() -> None:
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT + [1] * 10))
+    step(s, memory)
+    patient = sequence(1, DOCUMENT + [2] * 10)
+    patient.times_passed = MAX_TIMES_PASSED
+    s.add(patient)
+    step(s, memory)
+    assert patient.state is State.FILTERING
+
+
+@pytest.mark.parametrize("other", ["tenant", "layer"])
+def test_nobody_waits_for_a_pass_that_leaves_nothing_for_them(other: str) -> None:
+    """Across tenants, the wait alone would tell what another's prompt begins with."""
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT + [1] * 10, tenant=b"a"))
+    step(s, memory)
+    tenant, layer = (b"b", 2) if other == "tenant" else (b"a", 3)
+    made = sequence(1, DOCUMENT + [2] * 10, tenant=tenant, layer=layer)
+    s.add(made)
+    step(s, memory)
+    assert made.state is State.FILTERING
+
+
+def test_waiting_for_one_another_keeps_no_ended_request_alive() -> None:
+    """Each request remembered the one that it had waited for, which remembered the one before."""
+    s, memory = cached()
+    for order in range(7000, 7005):
+        s.add(last := sequence(order, DOCUMENT + [order] * 10))
+    finish(s, memory)
+    gc.collect()
+    alive = [made for made in gc.get_objects() if type(made) is Sequence]
+    assert [made.order for made in alive if 7000 <= made.order < 7005] == [last.order]
+
+
+def test_many_long_prompts_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step compared each waiting prompt with each document: 0.4 s for 128 of 128K tokens."""
+    capacity = 20_000_000
+    s = Scheduler(
+        MemoryPool(capacity), num_layers=LAYERS, max_running=300, cache_units=capacity // 2
+    )
+    document = [Random(1).randrange(9) for _ in range(40_000)]
+    span = s.pool.allocate(5 * len(document))
+    leader = sequence(0, document + [1] * 400)
+    assert span is not None
+    key = leader.cache_key
+    assert key is not None
+    s.cache.add(key, as_tokens(document), span)
+    s.add(leader)
+    s.schedule(64, is_decode_due=True)
+    for order in range(1, 65):
+        s.add(sequence(order, document + [1] * 350 + [order] * 20))
+    s.schedule(64, is_decode_due=True)
+    assert len(s.waiting) == 64
+    with monkeypatch.context() as patch:
+        patch.setattr(s.cache, "find", None)
+        patch.setattr("gemserve.engine.sequence.num_common", None)
+        s.schedule(64, is_decode_due=True)
+
+
+def test_what_was_found_is_looked_for_again_once_it_is_gone() -> None:
+    """A document that has been dropped must not be copied."""
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    waiting = sequence(1, DOCUMENT + [1] * 300)
+    assert s._find_cached(waiting)[1] == 1000
+    s.cache.make_room(s.pool.capacity)
+    assert s._find_cached(waiting) == (None, 0)
+    s.add(sequence(2, DOCUMENT))
+    finish(s, memory)
+    assert s._find_cached(waiting)[1] == 1000
+
+
+def test_one_step_copies_one_document() -> None:
+    """Ten questions that had waited copied a long document ten times before anybody's next token"""
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    for order in range(1, 5):
+        s.add(sequence(order, DOCUMENT + [order] * 10))
+    plans = finish(s, memory)
+    assert max(len(plan.copies) for plan in plans) == 1
+    assert s.cache.counts.hits == 4
+
+
+def test_what_a_step_copies_is_not_evicted_in_that_step() -> None:
+    """Another request admitted in the same step would be given the memory that is copied from."""
+    s = Scheduler(MemoryPool(12_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
+    memory = FakeMemory(12_000)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    assert s.cache.used == 5000
+    s.add(sequence(1, DOCUMENT + [1] * 10))
+    s.add(sequence(2, [9] * 1000))  # fits only where the document is
+    plan = s.schedule(256, is_decode_due=True)
+    (copy,) = plan.copies
+    held = [made.memory for made in s.running]
+    assert all(copy.source.start >= m.start + m.size or m.start >= 5000 for m in held)
+    assert len(held) == 1
+    s.commit(plan, perform(plan, memory, Random(0)))
+    finish(s, memory)
+
+
+def test_documents_are_not_evicted_in_vain() -> None:
+    """The cache was emptied to keep one more document, though that could never have been enough."""
+    s = Scheduler(MemoryPool(12_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
+    memory = FakeMemory(12_000)
+    s.add(sequence(0, [1] * 300))
+    finish(s, memory)
+    assert s.cache.used == 1500
+    big = sequence(1, [2] * 2000)
+    big.plan = big.plan.having(budget=Budget(low=1, high=200, limit=200))
+    s.add(big)
+    finish(s, memory)
+    assert s.cache.used == 1500
+
+
+def test_the_document_that_was_used_longest_ago_gives_way() -> None:
+    s, memory = cached(capacity=40_000)  # room for three
+    for order, token in enumerate((1, 2, 3, 1, 4)):
+        s.add(sequence(order, [token] * 1200))
+        finish(s, memory)
+    kept = [int(document.tokens[0]) for document in s.cache._documents]
+    assert sorted(kept) == [1, 3, 4]
+
+
+def test_common_beginnings_of_any_length() -> None:
+    rng = Random(3)
+    for _ in range(300):
+        length, other = rng.randrange(3000), rng.randrange(3000)
+        part = rng.randrange(3000)
+        one, two = [5] * length, [5] * min(part, other) + [6] * max(0, other - part)
+        assert num_common(as_tokens(one), as_tokens(two)) == min(length, other, part)

@@ -4,9 +4,10 @@ Prompts go through HTTP in turn: every example is asked with every filter before
 that the filters share whatever else the machine does. Filters are `none`, `sieve` and the other
 served methods, each with `@KEEP` (a fraction, a count or auto) where the server's default is not
 wanted, and `!` behind it for `fallback: false`. Outcomes are appended to a file, from which a
-stopped run goes on.
+stopped run goes on. The server should have no document cache: otherwise a prompt's second filter
+finds what the first has read, and its time to first token says nothing.
 
-    gemserve serve --model smollm2 &
+    gemserve serve --model smollm2 --cache-memory 0 &
     python benchmarks/served_quality.py --url http://127.0.0.1:8000 --lengths 2048,4096 \
         --samples 100,50 --filters none,sieve,sieve@0.0625 --out outcomes.jsonl
 """

@@ -25,7 +25,11 @@ from gemserve.api.replies.message_types import (
     StopReason,
 )
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
-from gemserve.api.replies.token_counts import filter_object, token_headers
+from gemserve.api.replies.token_counts import (
+    cached_tokens_of,
+    filter_object,
+    token_headers,
+)
 from gemserve.api.requests.messages_body import MessagesBody
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
@@ -108,7 +112,7 @@ class _Answer:
     def usage(self) -> MessageUsage:
         report = self.report
         prompt_tokens = 0 if report is None else report.prompt_tokens
-        cached_tokens = 0 if report is None else report.cached_tokens
+        cached_tokens = 0 if report is None else cached_tokens_of(report)
         return {
             "input_tokens": prompt_tokens - cached_tokens,
             "output_tokens": 0 if self.finished is None else self.finished.completion_tokens,

@@ -22,7 +22,7 @@ FilterObject = Annotated[
 
 
 class PromptTokensDetails(TypedDict):
-    """`cached_tokens`: those that the filter pass found in the document cache."""
+    """`cached_tokens`: those that the document cache had, so that they were not read again."""
 
     cached_tokens: NonNegative
 

@@ -18,7 +18,11 @@ from gemserve.api.replies.response_types import (
     ResponseUsage,
     Status,
 )
-from gemserve.api.replies.token_counts import filter_object, token_headers
+from gemserve.api.replies.token_counts import (
+    cached_tokens_of,
+    filter_object,
+    token_headers,
+)
 from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import (
@@ -201,7 +205,7 @@ def _tools_of(body: ResponsesBody) -> list[EchoedTool]:
 def _usage(report: FilterReport, finished: Finished) -> ResponseUsage:
     return {
         "input_tokens": report.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": report.cached_tokens},
+        "input_tokens_details": {"cached_tokens": cached_tokens_of(report)},
         "output_tokens": finished.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": report.prompt_tokens + finished.completion_tokens,

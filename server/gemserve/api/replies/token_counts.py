@@ -23,13 +23,18 @@ def usage_object(reports: Sequence[FilterReport], completion_tokens: int) -> Usa
     `prompt_tokens` counts what the client sent, not what the filter kept.
     """
     prompt_tokens = sum(report.prompt_tokens for report in reports)
-    cached_tokens = sum(report.cached_tokens for report in reports)
+    cached_tokens = sum(map(cached_tokens_of, reports))
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def cached_tokens_of(report: FilterReport) -> int:
+    """Prompt tokens that were not read again: none if the fallback read the prompt whole."""
+    return report.cached_tokens if report.applied else 0
 
 
 def token_headers(reports: Sequence[FilterReport]) -> dict[str, str]:

@@ -101,8 +101,9 @@ async def test_a_stopping_server_ends_running_requests(tokenizer: Any, path: str
         await wait_for_async(lambda: engine.num_running + engine.num_waiting == 2)
         await asyncio.to_thread(engine.stop)
         async with asyncio.timeout(5):
-            streamed, _ = await asyncio.gather(*posts)
-        data_of(streamed)
+            streamed, whole = await asyncio.gather(*posts)
+        assert "error" in data_of(streamed)[-1]
+        assert whole.status_code == 503
 
 
 class BrokenTokenizer:

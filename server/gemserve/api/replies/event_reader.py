@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -63,6 +63,12 @@ class EventReader:
             async for arrival in arrivals:
                 if arrival is not None:
                     yield arrival
+
+    async def read_to_end(self, take: Callable[[Event], object]) -> None:
+        """Give `take` every event, whichever stream it is of, until all have ended."""
+        async with aclosing(self.events()) as arrivals:
+            async for _, event in arrivals:
+                take(event)
 
     def events_and_pauses(self) -> AsyncGenerator[Arrival | None]:
         """The same, with None whenever no event came for `keep_alive_s` seconds."""

@@ -43,9 +43,7 @@ async def messages_reply(
     answer = _Answer(body, rules)
     if body.stream:
         return await event_stream_with(_events(reader, answer, request_id), answer.headers)
-    async with aclosing(reader.events()) as arrivals:
-        async for _, event in arrivals:
-            answer.add(event)
+    await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
         return failure_response(finished)

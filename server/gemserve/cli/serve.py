@@ -7,8 +7,10 @@ import logging
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS
 from gemserve.cli.options import add_options, read_options, refuse_unknown_variables
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from gemserve.engine.core import Core
 
 log = logging.getLogger("gemserve.loading")
+T = TypeVar("T")
 DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
 
 
@@ -46,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_adapters(server)
     _check_free(server)
     log.info("loading %s …", model.model)
-    core = build_calibrated_core(model, engine)
+    core = call_in_new_thread(lambda: build_calibrated_core(model, engine))
     name = server.served_model_name or model.model
     _print_settings(core, name)
     serving = build_serving(core, model_name=name, config=server)
@@ -75,6 +78,31 @@ def run(arguments: argparse.Namespace) -> int:
         )
     ).run()
     return 0
+
+
+def call_in_new_thread(function: Callable[[], T]) -> T:
+    """Call `function` in a thread that ends when it returns. Raises what it raises.
+
+    Each thread that computes gets OpenMP threads of its own, which live as long as it does. If
+    loading left some behind, the process would have more of them than the machine has cores. Then
+    GNU OpenMP lets threads that wait for each other sleep at once, and the engine's steps take
+    twice as long.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="gemserve-loading", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _print_settings(core: Core, name: str) -> None:

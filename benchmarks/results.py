@@ -101,8 +101,8 @@ def add_row_options(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers with commas between them."""
-    return [int(part) for part in text.split(",")]
+    """Whole numbers with commas between them. An empty text has none."""
+    return [int(part) for part in text.split(",") if part]
 
 
 def synchronize(device: str) -> None:

@@ -276,6 +276,31 @@ def test_reload_leaves_the_running_stream_alone(tmp_path: Path) -> None:
     assert renewed.sequence.request.adapter is store.get("n")
 
 
+def test_an_adapter_whose_numbers_overflow_is_named(tmp_path: Path) -> None:
+    """The error was a 500 that spoke of the model's logits. Neighbours go on."""
+    model = CausalModel(models.build("llama"))
+    made, _ = adapters.tensors("ntk", model)
+    huge = {**made, "z_a": made["z_a"] * 1e30, "z_b": made["z_b"] * 1e30}
+    adapters.write(tmp_path / "huge", "ntk", model, made=huge)
+    store = AdapterStore(model, tmp_path, MIB)
+    store.load("huge", "huge")
+    core = core_of(model)
+    alone = run(core, [request(prompt(90), None)])
+    jobs = [core.add(request(prompt(90), of)) for of in (store.get("huge"), None)]
+    ends, tokens = {}, []
+    while not core.is_idle:
+        for job, event in core.step():
+            if isinstance(event, Finished):
+                ends[job] = event
+            elif isinstance(event, TextDelta) and job is jobs[1]:
+                tokens += event.token_ids
+    failed = ends[jobs[0]]
+    assert failed.reason == "error"
+    assert "adapter huge, version" in str(failed.error)
+    assert ends[jobs[1]].error is None
+    assert [tokens] == alone
+
+
 @pytest.mark.parametrize("end", ["answer", "failure in a prompt", "failure in decoding"])
 def test_a_request_that_ended_holds_no_adapter(
     tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch

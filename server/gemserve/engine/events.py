@@ -21,6 +21,7 @@ from gemserve.types import (
     Finished,
     FinishReason,
     PromptScored,
+    Request,
     TextDelta,
 )
 
@@ -52,7 +53,7 @@ class EventMaker:
             job = jobs[sequence]
             emitted += [(job, event) for event in self._of_token(job, drawn, now_s)]
         for sequence, error in out.failures.items():
-            message = f"{type(error).__name__}: {error}"
+            message = _message(error, sequence.request)
             count = len(sequence.generated)
             emitted.append((jobs[sequence], self.finished(jobs[sequence], "error", count, message)))
         return emitted
@@ -160,3 +161,10 @@ def _filtered(
         coverage=coverage,
     )
     return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)
+
+
+def _message(error: Exception, request: Request) -> str:
+    """What went wrong. It names the adapter, because its numbers may be the cause."""
+    adapter = request.adapter
+    used = "" if adapter is None else f" (with adapter {adapter.name}, version {adapter.version})"
+    return f"{type(error).__name__}: {error}{used}"

@@ -33,6 +33,7 @@ FORM_SCHEMA: Json = {
         "expires_after[seconds]": {"type": "integer", "minimum": 1},
     },
     "required": ["file"],
+    "additionalProperties": False,
 }
 
 

@@ -98,7 +98,13 @@ class FakeCore:
 
     @property
     def stored_documents(self) -> dict[str, StoredDocument]:
-        return {}
+        """As if every request had been cached, and as if nothing were ever evicted."""
+        return {
+            name: StoredDocument(0, len(request.prompt_ids), request.pin)
+            for request in self.requests
+            for name in request.documents
+            if name not in self.forgotten and report_for(request).applied
+        }
 
     def forget_documents(self, ids: Collection[str]) -> None:
         self.forgotten.update(ids)

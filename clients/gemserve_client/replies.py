@@ -82,7 +82,7 @@ class Document(BaseModel):
 
     Times are Unix times in seconds. `status` is "warming" while the server reads the document in
     advance, then "ready", or "failed" with an `error`; it can be used in any case. `cached_tokens`
-    counts the tokens that were left to the document cache.
+    counts the tokens that the document cache has now.
     """
 
     id: str

@@ -40,7 +40,8 @@ async def test_a_file_is_stored_to_the_byte(api: Api) -> None:
     assert document["name"] == "river.txt"
     assert document["bytes"] == len(TEXT.encode())
     assert document["expires_at"] - document["created_at"] == 60
-    assert (document["pinned"], document["status"]) == (True, "ready")
+    assert document["status"] == "ready"
+    assert api.core.requests[0].pin
     body: dict[str, Any] = {"model": "fake", "prompt": "a", "document": document["id"]}
     await api.client.post("/v1/completions", json={**body, "echo": True})
     text = api.serving.builder.tokenizer.decode(

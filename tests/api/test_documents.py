@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anyio import from_thread
 
 from gemserve.api.documents.store import ID_PATTERN
 from tests.fakes import (
@@ -115,7 +116,7 @@ async def test_the_reply_comes_before_the_warm_up_has_ended(api: Api) -> None:
 async def test_a_warm_up_that_fails_leaves_the_document_usable(api: Api) -> None:
     api.core.script = (MemoryError("boom"),)
     document = await store(api)
-    assert (document["status"], document["cached_tokens"]) == ("failed", 0)
+    assert document["status"] == "failed"
     assert "boom" in document["error"]
     api.core.script = (FILTERED, "ok")
     assert (await api.post(COMPLETIONS, document=document["id"])).status_code == 200
@@ -136,10 +137,55 @@ async def test_nothing_is_warmed_where_nothing_is_filtered(api: Api) -> None:
     assert (await store(api, text="Short."))["cached_tokens"] == 0
 
 
+async def test_the_cache_forgets_what_is_gone(api: Api) -> None:
+    """Requests carry the ids of their documents, or the cache could not know what to drop."""
+    document = await store(api, text=TEXT[:600])
+    other = await store(api, text=TEXT[:500], pin=True)
+    parts = [{"type": "file", "file": {"file_id": each["id"]}} for each in (document, other)]
+    await api.post(CHAT, messages=[{"role": "user", "content": [*parts, parts[0]]}], n=2)
+    await api.post(COMPLETIONS)
+    first, second = document["id"], other["id"]
+    tags = [(request.documents, request.pin) for request in api.core.requests]
+    both = ((first, second), False)
+    assert tags == [((first,), False), ((second,), True), both, both, ((), False)]
+    await api.client.delete(f"{PATH}/{first}")
+    assert api.core.forgotten == {first}  # by the time of the reply
+
+
+async def test_a_request_whose_document_goes_while_it_is_read_is_refused(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache would keep what nobody can delete any more."""
+    document = await store(api)
+    builder, build = api.serving.builder, type(api.serving.builder).build_completion
+
+    def build_and_delete(*given: Any) -> Any:
+        requests = build(builder, *given)
+        from_thread.run(api.client.delete, f"{PATH}/{document['id']}")
+        return requests
+
+    monkeypatch.setattr(
+        type(builder), "build_completion", lambda _, *given: build_and_delete(*given)
+    )
+    reply = await api.post(COMPLETIONS, document=document["id"])
+    assert reply.status_code == 404
+    assert len(api.core.requests) == 1
+
+
+async def test_a_document_can_be_deleted_when_the_engine_is_dead(tokenizer: Any) -> None:
+    async with api_over(FakeCore(FILTERED), tokenizer) as api:
+        document = await store(api)
+        api.core.script = (SystemExit("device lost"),)
+        await api.post(COMPLETIONS)
+        reply = await api.client.delete(f"{PATH}/{document['id']}")
+        assert reply.status_code == 200
+        assert await listed(api) == []
+
+
 async def test_a_document_that_has_expired_is_gone(api: Api) -> None:
     document = await store(api, ttl=1)
     assert await listed(api) == [document["id"]]
-    await asyncio.sleep(1.1)
+    await wait_for_async(lambda: api.core.forgotten == {document["id"]})  # nobody has to ask
     assert await listed(api) == []
     reply = await api.post(COMPLETIONS, document=document["id"])
     assert reply.status_code == 404
@@ -197,7 +243,8 @@ async def test_each_limit_is_named_with_its_option(tokenizer: Any) -> None:
         error = await refused(api, text="Short.")
         assert "this key has 3, the limit is 3 (--max-documents)" in error["message"]
         await api.client.delete(f"{PATH}/{pinned['id']}")
-        assert (await store(api, text="Short.", pin=True))["pinned"]
+        await store(api, text="Short.", pin=True)
+        assert api.core.requests[-1].pin
 
 
 async def test_a_full_queue_stores_nothing(tokenizer: Any) -> None:

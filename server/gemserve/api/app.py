@@ -20,7 +20,6 @@ from gemserve.api.access.message_errors import MessageErrors
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
 from gemserve.api.documents.store import DocumentStore
-from gemserve.api.documents.tags import forgetting
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.openapi import write_document
 from gemserve.api.replies.token_counts import (
@@ -91,7 +90,7 @@ def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
     models = ModelNames(serving.model_name, serving.adapters)
-    documents = DocumentStore(config, forgetting(engine))
+    documents = DocumentStore(config, engine.forget_documents)
     submitter = Submitter(
         engine=engine,
         models=models,

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,9 +33,9 @@ def _nothing() -> None:
 class Document:
     """A stored text. Times are Unix times in seconds.
 
-    `num_tokens`: tokens of the text alone. `cached_tokens`: tokens that its warm-up has left to the
-    document cache. `error`: why the warm-up failed. `is_settled` is set when the warm-up has ended.
-    `cancel` ends the warm-up.
+    `num_tokens`: tokens of the text alone. `is_pinned`: whether the cache should not give it up.
+    `error`: why the warm-up failed. `is_settled` is set when the warm-up has ended. `cancel` ends
+    the warm-up.
     """
 
     id: str
@@ -47,14 +48,13 @@ class Document:
     is_pinned: bool
     status: Status = "warming"
     error: str | None = None
-    cached_tokens: int = 0
     is_settled: asyncio.Event = field(default_factory=asyncio.Event)
     cancel: Callable[[], None] = _nothing
     timer: asyncio.TimerHandle | None = None
 
-    def settle(self, status: Status, *, cached_tokens: int = 0, error: str | None = None) -> None:
+    def settle(self, status: Status, error: str | None = None) -> None:
         """The warm-up has ended."""
-        self.status, self.cached_tokens, self.error = status, cached_tokens, error
+        self.status, self.error = status, error
         self.cancel = _nothing
         self.is_settled.set()
 
@@ -74,10 +74,10 @@ class DocumentStore:
     def __init__(
         self,
         config: ServerConfig,
-        forget: Callable[[Sequence[str]], None],
+        forget: Callable[[Sequence[str]], Future[None]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`forget` is called with the ids of documents that are gone."""
+        """`forget` has the cache drop what it holds of these documents."""
         self._config = config
         self._forget = forget
         self._clock = clock
@@ -146,11 +146,11 @@ class DocumentStore:
         held = list(self._by_tenant.get(tenant, {}).values())
         return [document for document in held if not self._is_expired(document)]
 
-    def delete(self, tenant: bytes, document_id: str) -> None:
-        """Raises `DocumentNotFound`."""
+    def delete(self, tenant: bytes, document_id: str) -> Future[None]:
+        """The future ends when the cache has dropped it, too. Raises `DocumentNotFound`."""
         if self.find(tenant, document_id) is None:
             raise DocumentNotFound(document_id, param="document_id")
-        self._drop(tenant, [document_id])
+        return self._drop(tenant, [document_id])
 
     def drop_expired(self) -> None:
         for tenant, documents in list(self._by_tenant.items()):
@@ -158,7 +158,7 @@ class DocumentStore:
             if gone:
                 self._drop(tenant, gone)
 
-    def _drop(self, tenant: bytes, ids: Sequence[str]) -> None:
+    def _drop(self, tenant: bytes, ids: Sequence[str]) -> Future[None]:
         documents = self._by_tenant[tenant]
         for document_id in ids:
             document = documents.pop(document_id)
@@ -167,7 +167,7 @@ class DocumentStore:
                 document.timer.cancel()
         if not documents:
             del self._by_tenant[tenant]
-        self._forget(ids)
+        return self._forget(ids)
 
     def _is_expired(self, document: Document) -> bool:
         return document.expires_s <= self._clock()

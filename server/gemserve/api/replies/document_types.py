@@ -9,10 +9,11 @@ from typing_extensions import TypedDict  # typing's tells pydantic too little be
 
 from gemserve.api.documents import store
 from gemserve.api.replies.reply_types import NonNegative
+from gemserve.engine.document_cache import StoredDocument
 
 
 class Document(TypedDict):
-    """`tokens`: of the text alone. `cached_tokens`: those that the warm-up left to the cache."""
+    """`tokens`: of the text alone. `cached_tokens`: those that the document cache has now."""
 
     id: Annotated[str, Field(pattern=store.ID_PATTERN)]
     object: Literal["document"]
@@ -40,7 +41,11 @@ class DocumentDeleted(TypedDict):
     deleted: Literal[True]
 
 
-def document_object(document: store.Document) -> Document:
+def document_object(document: store.Document, cached: StoredDocument | None) -> Document:
+    """`cached`: what the document cache has of it."""
+    is_pinned = document.is_pinned
+    if document.status != "warming":
+        is_pinned = is_pinned and cached is not None and cached.is_pinned
     return {
         "id": document.id,
         "object": "document",
@@ -51,6 +56,6 @@ def document_object(document: store.Document) -> Document:
         "tokens": document.num_tokens,
         "status": document.status,
         "error": document.error,
-        "cached_tokens": document.cached_tokens,
-        "pinned": document.is_pinned,
+        "cached_tokens": 0 if cached is None else cached.num_tokens,
+        "pinned": is_pinned,
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from anyio import to_thread
@@ -11,7 +13,6 @@ from fastapi import Request as HttpRequest
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.store import Document, DocumentStore, Wish, new_document_id
-from gemserve.api.documents.tags import tagged
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import document_types
 from gemserve.api.replies.document_types import document_object
@@ -24,7 +25,7 @@ from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
 from gemserve.api.routes.warm_up import WarmUps
-from gemserve.errors import DocumentNotFound
+from gemserve.errors import DocumentNotFound, EngineDead
 from gemserve.types import LoadedAdapter, Request
 
 _PATH = "/v1/documents"
@@ -55,6 +56,10 @@ class Intake:
 def document_routes(submitter: Submitter, builder: RequestBuilder, store: DocumentStore) -> Routes:
     routes = Routes()
     warm_ups = WarmUps()
+    engine = submitter.engine
+
+    def describe(document: Document) -> document_types.Document:
+        return document_object(document, engine.stored_documents.get(document.id))
 
     @routes.add("POST", _PATH, STORE)
     async def post_document(http: HttpRequest) -> document_types.Document:
@@ -62,25 +67,20 @@ def document_routes(submitter: Submitter, builder: RequestBuilder, store: Docume
         waits = read_switch("wait", http.query_params.get("wait", "false"))
         tenant = tenant_of(http)
         with submitter.counting_refusals():
-            submitter.engine.check_room()
+            engine.check_room()
             intake = await _take_in(http, submitter, builder, store)
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document
-            request = tagged(
-                replace(intake.request, tenant=tenant),
-                (document.id,),
-                is_pinned=document.is_pinned,
-            )
-            stream = submitter.engine.submit(request)
+            stream = engine.submit(replace(intake.request, tenant=tenant))
         store.add(tenant, document)
         warm_ups.follow(document, stream, submitter.observers(stream, arrived_s))
         if waits or intake.body.wait:
             await document.is_settled.wait()
-        return document_object(document)
+        return describe(document)
 
     @routes.add("GET", _PATH, LIST)
     async def get_documents(http: HttpRequest) -> document_types.Documents:
-        data = [document_object(document) for document in store.list(tenant_of(http))]
+        data = [describe(document) for document in store.list(tenant_of(http))]
         return {"object": "list", "data": data}
 
     @routes.add("GET", f"{_PATH}/{{document_id:path}}", DESCRIBE)
@@ -88,13 +88,14 @@ def document_routes(submitter: Submitter, builder: RequestBuilder, store: Docume
         document = store.find(tenant_of(http), document_id)
         if document is None:
             raise DocumentNotFound(document_id, param="document_id")
-        return document_object(document)
+        return describe(document)
 
     @routes.add("DELETE", f"{_PATH}/{{document_id:path}}", DELETE)
     async def delete_document(
         http: HttpRequest, document_id: str
     ) -> document_types.DocumentDeleted:
-        store.delete(tenant_of(http), document_id)
+        with suppress(EngineDead):  # whose memory nobody reads any more
+            await asyncio.wrap_future(store.delete(tenant_of(http), document_id))
         return {"id": document_id, "object": "document", "deleted": True}
 
     return routes
@@ -118,7 +119,8 @@ async def _take_in(
     def build(adapter: LoadedAdapter | None) -> Intake:
         request = warming_request(builder, body, request_id, adapter)
         document = _document(builder, store, body, wish)
-        return Intake(body, document, wish, request)
+        tagged = replace(request, documents=(document.id,), pin=document.is_pinned)
+        return Intake(body, document, wish, tagged)
 
     body, wish = await to_thread.run_sync(parse)
     reference = submitter.models.find_reference(body)

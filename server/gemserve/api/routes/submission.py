@@ -18,7 +18,6 @@ from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
-from gemserve.api.documents.tags import tagged
 from gemserve.api.replies.event_reader import EventReader, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
@@ -72,7 +71,10 @@ class Submitter:
                 requests = await to_thread.run_sync(build, body, request_id, adapter)
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             streams = self.engine.submit_all(
-                [tagged(replace(each, tenant=tenant), finder.ids) for each in requests.requests]
+                [
+                    replace(request, tenant=tenant, documents=finder.ids)
+                    for request in requests.requests
+                ]
             )
         observers = [self.observers(stream, arrived_s) for stream in streams]
         reader = EventReader(http, streams, observers, keep_alive_s=self.keep_alive_s)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gemserve.api.documents.store import Document
 from gemserve.engine.worker import Stream
-from gemserve.types import Event, Filtered, FilterReport, Finished
+from gemserve.types import Event, Filtered, Finished
 
 _CANCELLED = "the warm-up was cancelled"
 
@@ -32,20 +32,19 @@ class WarmUps:
 
 
 async def _follow(document: Document, stream: Stream, observer: Observer) -> None:
-    report: FilterReport | None = None
+    has_chosen = False
     finished = Finished(reason="abort", completion_tokens=0)
     try:
         async for event in stream:
             observer.see(event)
             if isinstance(event, Filtered):
-                report = event.report
+                has_chosen = True
             elif isinstance(event, Finished):
                 finished = event
     finally:
         stream.cancel()
         observer.close()
-        if finished.reason == "error" or report is None:
-            document.settle("failed", error=finished.error or _CANCELLED)
+        if finished.reason == "error" or not has_chosen:
+            document.settle("failed", finished.error or _CANCELLED)
         else:
-            has_read = report.applied and report.layer is not None
-            document.settle("ready", cached_tokens=report.prompt_tokens if has_read else 0)
+            document.settle("ready")

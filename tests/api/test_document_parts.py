@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.api.documents import finder
 from tests.fakes import CHAT, COMPLETIONS, MODEL, Api
 
 pytestmark = pytest.mark.anyio
@@ -138,6 +139,21 @@ async def test_an_id_that_cannot_be_used_is_named(
     assert param in (None, error["param"])
     assert (error["code"] == "document_not_found") == (status == 404)
     assert len(reply.content) < 1024
+    assert not api.core.requests
+
+
+async def test_a_document_named_often_does_not_fill_the_memory(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of a few megabytes could name a document a hundred thousand times."""
+    monkeypatch.setattr(finder, "MOST_CHARS", 9 * len(TEXT))
+    document_id = await stored(api)
+    for path, fields in (
+        (CHAT, {"messages": said(*[file_part(document_id)] * 10)}),
+        (COMPLETIONS, {"prompt": ["a"] * 10, "document": document_id}),
+    ):
+        reply = await api.client.post(path, json={"model": MODEL, **fields})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "body_too_large")
     assert not api.core.requests
 
 

@@ -109,9 +109,28 @@ def test_responses_and_anthropic_s_messages_find_it_too(
     assert reply["usage"]["cache_read_input_tokens"] >= document.tokens - 8
 
 
+def test_nothing_is_left_of_a_deleted_document(client: GemserveClient) -> None:
+    """Neither of the warm-up nor of the questions: the next one reads everything again."""
+    document = client.documents.create(f"Plan D. {TEXT}", wait=True, pin=True)
+    assert document.pinned
+    longer = f"{FILLER}\n{QUESTION}"  # so much that the cache keeps this prompt, too
+    content = [file_part(document), text_part(longer)]
+    asked = client.chat.completions.create(messages=[{"role": "user", "content": content}], **ASKED)
+    assert asked.filter is not None
+    assert asked.filter.cached_tokens >= document.tokens - 8
+    assert client.documents.retrieve(document).cached_tokens > document.cached_tokens
+    client.documents.delete(document)
+    again = client.chat.completions.create(
+        messages=[{"role": "user", "content": f"Plan D. {TEXT}\n{longer}"}], **ASKED
+    )
+    assert again.filter is not None
+    assert again.filter.cached_tokens == 0
+    assert again.choices[0].message.content == asked.choices[0].message.content
+
+
 def test_our_client_s_calls(client: GemserveClient) -> None:
-    document = client.documents.create(TEXT, name="river", ttl=60, pin=True, filter="none")
-    assert (document.name, document.pinned, document.cached_tokens) == ("river", True, 0)
+    document = client.documents.create(TEXT, name="river", ttl=60, filter="none", wait=True)
+    assert (document.name, document.pinned, document.cached_tokens) == ("river", False, 0)
     assert document.expires_at == document.created_at + 60
     assert [each.id for each in client.documents.list()] == [document.id]
     assert client.documents.retrieve(document).id == document.id

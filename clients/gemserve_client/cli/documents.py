@@ -86,7 +86,9 @@ def delete(arguments: argparse.Namespace) -> None:
 def _summary(document: Document) -> str:
     expires = datetime.fromtimestamp(document.expires_at).isoformat(" ", "minutes")
     pinned = ", pinned" if document.pinned else ""
+    # on a server without keys anybody may have chosen the name: it must not steer the terminal
+    name = "".join(c if c.isprintable() else "?" for c in document.name or "(no name)")
     return (
-        f"{document.name or '(no name)'}: {document.tokens:,} tokens, {document.status}, "
+        f"{name}: {document.tokens:,} tokens, {document.status}, "
         f"{document.cached_tokens:,} cached{pinned}, until {expires}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from gemserve.api.documents.finder import check_chars
 from gemserve.api.documents.store import Document
 from gemserve.api.requests.completion_body import CompletionBody
 from gemserve.errors import RequestError
@@ -19,6 +20,8 @@ def prompt_list(body: CompletionBody) -> list[PlainPrompt]:
         prompts = [cast(PlainPrompt, given)]
     else:
         prompts = cast(list[PlainPrompt], given)
+    if body.document is not None:
+        check_chars(len(prompts) * len(body.document.text))
     return [behind_document(prompt, body.document) for prompt in prompts]
 
 

@@ -13,6 +13,7 @@ import pytest
 from anyio import from_thread
 
 from gemserve.api.documents.store import ID_PATTERN
+from tests.chat_templates import FAMILIES, shaped_like
 from tests.fakes import (
     CHAT,
     COMPLETIONS,
@@ -93,6 +94,28 @@ async def test_the_warm_up_reads_what_a_first_question_begins_with(api: Api) -> 
     assert common >= len(warm) - 4
     assert api.core.requests[0].selects_only
     assert api.core.requests[0].filter.keep == 16  # a larger choice would take memory for nothing
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_question_begins_with_the_warm_up_s_tokens_in_every_template(
+    tokenizer: Any, family: str, system: str | None
+) -> None:
+    """Templates trim messages, add system messages, and put them in front of the first turn."""
+    async with api_over(FakeCore(FILTERED, "ok"), shaped_like(tokenizer, family)) as api:
+        given = {} if system is None else {"system": system}
+        document = await store(api, text=f"  {TEXT}\n\n", **given)
+        parts = [
+            {"type": "file", "file": {"file_id": document["id"]}},
+            {"type": "text", "text": QUESTION},
+        ]
+        messages = [{"role": "user", "content": parts}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        assert (await api.post(CHAT, messages=messages)).status_code == 200
+        warm, asked = (list(request.prompt_ids) for request in api.core.requests)
+        common = next(i for i, (a, b) in enumerate(zip(warm, asked, strict=False)) if a != b)
+        assert common >= document["tokens"] - 4
 
 
 async def test_the_reply_comes_before_the_warm_up_has_ended(api: Api) -> None:

@@ -177,7 +177,8 @@ def summary_of(report: FilterReport) -> str:
     if not report.applied:
         return f"read all {report.prompt_tokens:,} tokens{seen}"
     layer = "" if report.layer is None else f" at layer {report.layer}"
+    cached = f"; {report.cached_tokens:,} were read before" if report.cached_tokens else ""
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
-        f"in {report.filter_ms:,.0f} ms{seen}"
+        f"in {report.filter_ms:,.0f} ms{seen}{cached}"
     )

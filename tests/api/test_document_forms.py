@@ -83,6 +83,24 @@ async def test_a_wrong_switch_in_the_address_is_named(api: Api) -> None:
 FIELD = b'Content-Disposition: form-data; name="%s"\r\n\r\n%s'
 
 
+FILE = 'Content-Disposition: form-data; name="file"; filename%s\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ('="Béa 🌍.txt"', "Béa 🌍.txt"),
+        ("*=UTF-8''B%C3%A9a.txt", "Béa.txt"),
+        ('="a\\"b.txt"', 'a"b.txt'),
+        ('=""', ""),
+    ],
+)
+def test_names_of_files_are_read_as_clients_write_them(given: str, name: str) -> None:
+    """Bug: names in UTF-8, as browsers and curl send them, came out as question marks."""
+    fields = parse_form(form((FILE % given).encode()), "multipart/form-data; boundary=B")
+    assert fields["file"].filename == name
+
+
 def form(*fields: bytes, end: bytes = b"\r\n--B--\r\n") -> bytes:
     return b"".join(b"\r\n--B\r\n" + field for field in fields) + end
 

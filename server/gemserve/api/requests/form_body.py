@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from email.message import Message
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
 
 from gemserve.errors import RequestError, shown
 
@@ -49,7 +49,8 @@ def _parse_field(piece: bytes) -> tuple[str, FormField]:
     head, separator, value = rest.partition(b"\r\n\r\n")
     if padding.strip(b" \t") or not separator or len(head) > _MAX_HEADER_BYTES:
         raise _wrong("a field has no headers, or too long ones")
-    headers = BytesHeaderParser().parsebytes(head + b"\r\n\r\n")
+    # not the parser of bytes, which replaces what is not ASCII; browsers send names in UTF-8
+    headers = HeaderParser().parsestr(head.decode("utf-8", "replace"))
     if headers.get_content_disposition() != "form-data":
         raise _wrong("a field has no Content-Disposition: form-data")
     name = headers.get_param("name", header="content-disposition")

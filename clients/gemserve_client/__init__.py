@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gemserve_client.client import AsyncGemserveClient as AsyncGemserveClient
     from gemserve_client.client import GemserveClient as GemserveClient
+    from gemserve_client.documents import file_part as file_part
     from gemserve_client.filters import Filter as Filter
     from gemserve_client.replies import Adapter as Adapter
     from gemserve_client.replies import ChatCompletion as ChatCompletion
     from gemserve_client.replies import ChatCompletionChunk as ChatCompletionChunk
     from gemserve_client.replies import Completion as Completion
+    from gemserve_client.replies import Document as Document
     from gemserve_client.replies import FilterReport as FilterReport
     from gemserve_client.replies import Selection as Selection
 
@@ -22,17 +24,19 @@ __all__ = [
     "ChatCompletion",
     "ChatCompletionChunk",
     "Completion",
+    "Document",
     "Filter",
     "FilterReport",
     "GemserveClient",
     "Selection",
+    "file_part",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Import a name on first use, because the command line must start without the SDK."""
     if name in __all__:
-        for home in ("filters", "replies", "client"):
+        for home in ("filters", "replies", "documents", "client"):
             found = vars(import_module(f"{__name__}.{home}")).get(name)
             if found is not None:
                 return found

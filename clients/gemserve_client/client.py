@@ -16,6 +16,7 @@ from gemserve_client.adapters import Adapters, AsyncAdapters
 from gemserve_client.address import server_key, server_url
 from gemserve_client.chat import AsyncChat, Chat
 from gemserve_client.completions import AsyncCompletions, Completions
+from gemserve_client.documents import AsyncDocuments, Documents
 from gemserve_client.replies import TYPED, Selection
 from gemserve_client.requests import SelectionRequest
 
@@ -63,6 +64,10 @@ class GemserveClient(OpenAI):
     @cached_property
     def adapters(self) -> Adapters:
         return Adapters(self)
+
+    @cached_property
+    def documents(self) -> Documents:
+        return Documents(self)
 
     def filter(self, **request: Unpack[SelectionRequest]) -> Selection:
         r"""Return what the server would keep of a prompt, as text. It generates nothing.
@@ -120,6 +125,10 @@ class AsyncGemserveClient(AsyncOpenAI):
     @cached_property
     def adapters(self) -> AsyncAdapters:
         return AsyncAdapters(self)
+
+    @cached_property
+    def documents(self) -> AsyncDocuments:
+        return AsyncDocuments(self)
 
     async def filter(self, **request: Unpack[SelectionRequest]) -> Selection:
         """Return what the server would keep of a prompt, as text. It generates nothing.

@@ -77,6 +77,26 @@ class Adapter(BaseModel):
     parent: str
 
 
+class Document(BaseModel):
+    """A stored document.
+
+    Times are Unix times in seconds. `status` is "warming" while the server reads the document in
+    advance, then "ready", or "failed" with an `error`; it can be used in any case. `cached_tokens`
+    counts the tokens that the document cache has now.
+    """
+
+    id: str
+    name: str | None = None
+    created_at: int
+    expires_at: int
+    bytes: int
+    tokens: int
+    status: Literal["warming", "ready", "failed"]
+    error: str | None = None
+    cached_tokens: int
+    pinned: bool
+
+
 # The SDK's reply types, and the types that this package builds instead.
 TYPED: Final[dict[Any, Any]] = {
     chat.ChatCompletion: ChatCompletion,

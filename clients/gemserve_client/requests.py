@@ -1,4 +1,4 @@
-"""The SDK's request fields together with `filter` and `adapter`."""
+"""The SDK's request fields together with `filter`, `adapter` and `document`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,17 @@ class ChatRequest(chat_create_params.CompletionCreateParamsNonStreaming, _Extras
 class ChatStreamRequest(chat_create_params.CompletionCreateParamsStreaming, _Extras): ...
 
 
-class CompletionRequest(completion_create_params.CompletionCreateParamsNonStreaming, _Extras): ...
+class _PromptExtras(_Extras, total=False):
+    document: str | None  # the id of a stored document, which stands in front of the prompt
+
+
+class CompletionRequest(
+    completion_create_params.CompletionCreateParamsNonStreaming, _PromptExtras
+): ...
 
 
 class CompletionStreamRequest(
-    completion_create_params.CompletionCreateParamsStreaming, _Extras
+    completion_create_params.CompletionCreateParamsStreaming, _PromptExtras
 ): ...
 
 
@@ -41,14 +47,15 @@ class SelectionRequest(TypedDict, total=False):
 
     model: Required[str]
     prompt: str | Sequence[int]
+    document: str | None
     messages: Sequence[chat.ChatCompletionMessageParam]
     filter: FilterParam | None
     adapter: str | None
 
 
 def with_ours(request: dict[str, Any]) -> dict[str, Any]:
-    """Move `filter` and `adapter` to `extra_body`, where the SDK takes fields it does not know."""
-    ours = {name: request.pop(name, None) for name in ("filter", "adapter")}
+    """Move our fields to `extra_body`, where the SDK takes fields it does not know."""
+    ours = {name: request.pop(name, None) for name in ("filter", "adapter", "document")}
     given = {name: value for name, value in ours.items() if value is not None}
     if not given:
         return request

@@ -109,6 +109,10 @@ class ServerConfig:
     needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the web
     pages whose scripts may read replies; "*" for all. `adapter_dir` None: no adapters.
     `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
+
+    `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
+    one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
+    if its request does not say.
     """
 
     host: str = "127.0.0.1"
@@ -124,12 +128,24 @@ class ServerConfig:
     adapter_dir: str | None = None
     adapter_memory_bytes: int = 1 << 30
     adapters: tuple[tuple[str, str], ...] = ()
+    max_documents: int = 32
+    max_document_bytes: int = 16 << 20
+    document_memory_bytes: int = 64 << 20
+    max_pinned_documents: int = 4
+    document_ttl_s: int = 3600
+    max_document_ttl_s: int = 86400
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for adapters with bad names, and for settings without effect.
 
-        Those are limits without keys, and adapters without their folder.
+        Those are limits without keys, adapters without their folder, and a default beyond its
+        limit.
         """
+        if self.document_ttl_s > self.max_document_ttl_s:
+            raise ConfigError(
+                f"document_ttl_s={self.document_ttl_s}: must be at most "
+                f"max_document_ttl_s={self.max_document_ttl_s}"
+            )
         for name in ("admin_key_file", "requests_per_minute", "concurrency_per_key"):
             value = getattr(self, name)
             if value is not None and self.api_key_file is None:

@@ -10,7 +10,8 @@
     │   ├── PromptTooLong
     │   ├── CapacityExceeded
     │   ├── ModelNotFound    (404)
-    │   └── AdapterNotFound  (404)
+    │   ├── AdapterNotFound  (404)
+    │   └── DocumentNotFound (404)
     ├── InvalidKey           (401)
     ├── PermissionDenied     (403)
     ├── QuotaExceeded        (429)
@@ -122,6 +123,18 @@ class AdapterNotFound(RequestError):
             f"{shown(', '.join(sorted(loaded))) if loaded else 'none'}.",
             param="adapter",
             code="adapter_not_found",
+        )
+
+
+class DocumentNotFound(RequestError):
+    """Whoever asks has no such document, whether or not another key has it."""
+
+    def __init__(self, document_id: str, *, param: str) -> None:
+        super().__init__(
+            f"{param}={shown(document_id)}: no such document: it has expired or was deleted, or "
+            "this key never had it.",
+            param=param,
+            code="document_not_found",
         )
 
 

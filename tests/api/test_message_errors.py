@@ -57,7 +57,11 @@ def said(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "user"),
         ({"messages": [{"role": "user", "content": " "}]}, "messages", "empty"),
         (said({"type": "text", "text": "x"}, IMAGE), "messages.1.content.1", "image is not read"),
-        (said({"type": "document"}), "messages.1.content.0", "document is not read"),
+        (
+            said({"type": "document", "source": {"type": "base64", "data": "x"}}),
+            "messages.1.content.0.source",
+            "base64 is not read",
+        ),
         (said({"type": "server_tool_use"}), "messages.1.content.0", "runs no tools"),
         (said({**RESULT, "content": [IMAGE]}), "messages.1.content.0.content.0", "text only"),
         (said({**RESULT, "tool_use_id": 3}), "messages.1.content.0.tool_use_id", "string"),

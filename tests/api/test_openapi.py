@@ -28,6 +28,8 @@ from tests.fakes import (
 pytestmark = pytest.mark.anyio
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
 MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
+DOCUMENTS = "/v1/documents"
+UNKNOWN = "doc-" + "0" * 32
 SAID = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
     **BODIES,
@@ -35,12 +37,21 @@ GOOD: dict[str, dict[str, Any]] = {
     MESSAGED: {"model": "fake", "max_tokens": 9, "messages": [SAID]},
     COUNTED: {"model": "fake", "messages": [SAID]},
     SELECTION: {"model": "fake", "prompt": "Hi"},
+    DOCUMENTS: {"text": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [50]},
 }
 STREAMED = (COMPLETIONS, CHAT, RESPONSES, MESSAGED)
 ANSWERED = (*STREAMED, SELECTION)
 BOOM = MemoryError("boom")
+
+
+BLOCK = {"type": "document", "source": {"type": "file", "file_id": UNKNOWN}}
+
+
+def content_of(part: dict[str, Any]) -> dict[str, Any]:
+    """A message of one part."""
+    return {"role": "user", "content": [part]}
 
 
 async def described(api: Api, **headers: str) -> Described:
@@ -175,6 +186,28 @@ async def test_calls_made_freely_are_as_described(api: Api) -> None:
             document.check(reply)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"document": UNKNOWN}),
+        (SELECTION, {"document": UNKNOWN}),
+        (CHAT, {"messages": [content_of({"type": "file", "file": {"file_id": UNKNOWN}})]}),
+        (RESPONSES, {"input": [content_of({"type": "input_file", "file_id": UNKNOWN})]}),
+        *((path, {"messages": [content_of(BLOCK)]}) for path in (MESSAGED, COUNTED)),
+    ],
+)
+async def test_an_unknown_document_is_not_found_as_described(
+    api: Api, path: str, fields: dict[str, Any]
+) -> None:
+    document = await described(api)
+    body = {**GOOD[path], **fields}
+    assert document.accepts(path, body)
+    reply = await api.client.post(path, json=body)
+    assert reply.status_code == 404
+    assert f"={UNKNOWN!r}: no such document" in reply.json()["error"]["message"]
+    document.check(reply)
+
+
 async def test_another_model_is_not_found_as_described(api: Api) -> None:
     document = await described(api)
     document.check(await api.client.get("/v1/models/other"), "/v1/models/{name}")
@@ -243,6 +276,9 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "a"}}}]},
         False,
     ),
+    (DOCUMENTS, {"ttl": 5.0, "pin": True, "filter": "none", "purpose": "user_data"}, True),
+    (DOCUMENTS, {"expires_after": {"anchor": "created_at", "seconds": 9}}, True),
+    *((DOCUMENTS, fields, False) for fields in ({"ttl": 0}, {"text": ""}, {"pin": "yes"})),
     (SELECTION, {"messages": [CHATTED]}, False),
     (SELECTION, {"prompt": None, "messages": [CHATTED]}, True),
     (SELECTION, {"prompt": None}, False),

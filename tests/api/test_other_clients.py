@@ -137,7 +137,7 @@ async def test_what_would_not_be_done_is_refused(
         ({"type": "image_url", "image_url": {"url": "data:" + "x" * 5000}}, "an image"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "audio"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "a video"),
-        ({"type": "file", "file": {"file_id": "x"}}, "a file"),
+        ({"type": "file", "file": {"file_data": "data:" + "x" * 5000}}, "a file"),
     ],
 )
 async def test_an_image_part_is_named_with_the_reason(

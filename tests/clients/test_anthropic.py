@@ -95,6 +95,23 @@ for is_streamed in (False, True):
         raise AssertionError(is_streamed)
 """
 
+DOCUMENTS = """
+stored = client.post("/v1/documents", cast_to=object, body={"text": "The lantern. " * 30})
+source = {"type": "file", "file_id": stored["id"]}
+block = {"type": "document", "source": source, "cache_control": {"type": "ephemeral"}}
+asked = {**ASKED, "messages": [{"role": "user", "content": [block, {"type": "text", "text": "?"}]}]}
+for messages in (client.messages, client.beta.messages):
+    assert messages.create(**asked).content[0].text == TEXT
+assert client.messages.count_tokens(model="builtin", messages=asked["messages"]).input_tokens > 60
+source["file_id"] = "doc-" + "0" * 32
+try:
+    client.messages.create(**asked)
+except anthropic.NotFoundError as error:
+    assert error.body["error"]["type"] == "not_found_error"
+else:
+    raise AssertionError(asked)
+"""
+
 
 def run(url: str, folder: Path, core: FakeCore, code: str, *script: Any) -> None:
     if script:
@@ -110,6 +127,12 @@ def test_texts_streams_counts_and_typed_errors(url: str, folder: Path, core: Fak
     request = core.requests[0]
     assert (request.filter.method, request.filter.keep) == ("gemfilter", 64)
     assert (request.sampling.temperature, request.sampling.stop) == (0.5, ("x",))
+
+
+def test_stored_documents(url: str, folder: Path, core: FakeCore) -> None:
+    run(url, folder, core, DOCUMENTS)
+    first, second = (request.prompt_ids for request in core.requests[1:])
+    assert first == second
 
 
 @pytest.mark.capability("Anthropic SDK, Python", "tools")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
 import schemathesis
 
 MODEL, ADAPTER, FOLDER = "org/random", "always-there", "support"
+DOCUMENT = os.environ.get("GEMSERVE_TEST_DOCUMENT", "")
+NO_DOCUMENT = "doc-" + "0" * 32
 # Fields with limits that no schema tells: tokens, the vocabulary, the model's layers, and what
 # depends on another field.
 LIMITED = {
@@ -28,6 +31,7 @@ LIMITED = {
     },
     "/v1/messages/count_tokens": {"messages", "output_config", "tools", "tool_choice"},
     "/v1/filter": {"prompt", "messages", "filter"},
+    "/v1/documents": {"text", "ttl", "filter", "file"},
     "/tokenize": set(),
     "/detokenize": {"tokens"},
     "/v1/adapters": {"path"},
@@ -40,10 +44,14 @@ def before_call(
 ) -> None:
     """Let a request that fits the document name what is there: a pattern is all it tells.
 
-    None may load or unload the adapter that the others name.
+    None may load or unload the adapter that the others name, or delete the document.
     """
     body = case.body if isinstance(case.body, dict) else {}
     is_good = case.meta is not None and case.meta.generation.mode.is_positive
+    if is_good:
+        _name_document(body)
+    if case.method == "DELETE" and case.path_parameters.get("document_id") == DOCUMENT:
+        case.path_parameters["document_id"] = NO_DOCUMENT
     if case.path.startswith("/v1/adapters"):
         for names in (body, case.path_parameters):
             if names.get("name") == ADAPTER:
@@ -57,6 +65,17 @@ def before_call(
             body["model"] = _present(body["model"])
         if body.get("adapter") is not None:
             body["adapter"] = ADAPTER
+
+
+def _name_document(value: Any) -> None:
+    """Put the stored document's id wherever a body names one."""
+    for member in value if isinstance(value, list) else ():
+        _name_document(member)
+    for name, member in list(value.items()) if isinstance(value, dict) else ():
+        if name in ("file_id", "document") and isinstance(member, str):
+            value[name] = DOCUMENT
+        else:
+            _name_document(member)
 
 
 def _present(model: str) -> str:

@@ -32,6 +32,7 @@ SEED = 1
 KEY = "sk-described"
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
 MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
+DOCUMENTS = "/v1/documents"
 HERE = Path(__file__).parent
 
 
@@ -60,6 +61,9 @@ def url(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         admin_key_file=str(keys),
         adapter_dir=str(folder / "adapters"),
         adapters=((ADAPTER, FOLDER),),
+        max_documents=100_000,
+        max_pinned_documents=100_000,
+        document_memory_bytes=1 << 30,
     )
     with live_server(build_serving(core, model_name=MODEL, config=server)) as address:
         yield address
@@ -70,6 +74,13 @@ def client(url: str) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def document_id(client: httpx.Client) -> str:
+    """A stored document that stays."""
+    stored = client.post(DOCUMENTS, json={"text": "The river runs.", "ttl": 86400}).json()
+    return str(stored["id"])
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +144,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (MESSAGED, {"messages": MESSAGES, "max_tokens": 3, "adapter": ADAPTER}),
     (COUNTED, {"messages": MESSAGES, "model": f"{MODEL}:{ADAPTER}"}),
     (SELECTION, {"prompt": "one two " * 14, "adapter": ADAPTER}),
+    (DOCUMENTS, {"text": "Hi", "name": "a", "wait": True, "adapter": ADAPTER}),
+    (DOCUMENTS, {"text": "one two " * 12, "wait": True, "ttl": 5, "pin": True}),
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/tokenize", {"messages": MESSAGES}),
     ("/detokenize", {"tokens": [50, 60]}),
@@ -171,18 +184,33 @@ def test_replies_to_administrators_are_as_described(
         described.check(gone, f"{path}/{{name}}")
 
 
-def test_replies_to_get_are_as_described(client: httpx.Client, described: Described) -> None:
+def test_replies_about_documents_are_as_described(
+    client: httpx.Client, described: Described
+) -> None:
+    form = client.post(DOCUMENTS, files={"file": ("a.txt", b"Hi")}, data={"wait": "true"})
+    assert form.status_code == 200
+    described.check(form)
+    described.check(client.get(DOCUMENTS))
+    for status in (200, 404):
+        gone = client.delete(f"{DOCUMENTS}/{form.json()['id']}")
+        assert gone.status_code == status
+        described.check(gone, f"{DOCUMENTS}/{{document_id}}")
+
+
+def test_replies_to_get_are_as_described(
+    client: httpx.Client, described: Described, document_id: str
+) -> None:
     paths = [
         path for path, operations in described.document["paths"].items() if "get" in operations
     ]
     for path in paths:
-        reply = client.get(path.format(name=MODEL))
+        reply = client.get(path.format(name=MODEL, document_id=document_id))
         assert reply.status_code == 200
         described.check(reply, path)
 
 
 @pytest.mark.timeout(1200)
-def test_schemathesis_finds_nothing(url: str, tmp_path: Path) -> None:
+def test_schemathesis_finds_nothing(url: str, tmp_path: Path, document_id: str) -> None:
     phases = "examples,fuzzing,stateful" if CASES is None else "examples,coverage,fuzzing,stateful"
     run = subprocess.run(
         [
@@ -195,6 +223,7 @@ def test_schemathesis_finds_nothing(url: str, tmp_path: Path) -> None:
         env={
             **os.environ,
             "GEMSERVE_TEST_KEY": KEY,
+            "GEMSERVE_TEST_DOCUMENT": document_id,
             "SCHEMATHESIS_HOOKS": "tests.contract.schemathesis_checks",
             "PYTHONPATH": os.pathsep.join(p for p in (str(HERE.parents[1]), *sys.path) if p),
         },

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,9 @@ def test_both_commands_tell_the_same(
     )
     assert summary_of(report) == line
     assert ask.summary_of(ClientReport.model_validate(asdict(report))) == line
+    cached = replace(report, cached_tokens=5000)
+    assert ("; 5,000 were read before" in summary_of(cached)) == cached.applied
+    assert ask.summary_of(ClientReport.model_validate(asdict(cached))) == summary_of(cached)
 
 
 def test_an_answer_has_a_limit(url: str, notes: str, core: FakeCore) -> None:

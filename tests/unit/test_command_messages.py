@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,21 @@ def test_ask_does_not_print_a_document_that_was_read_whole(
 CODES = {"lantern": "48213", "ladder": "51907"}
 
 
+@pytest.mark.parametrize("is_interactive", [False, True])
 def test_further_questions_do_not_read_the_files_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_interactive: bool,
 ) -> None:
     notes = tmp_path / "notes.txt"
     filler = "The river runs past the houses, they say; nobody counts them. " * 60
     facts = [f"The code for the {thing} is {code}. " for thing, code in CODES.items()]
     notes.write_text(f"{filler}{facts[0]}{filler}{facts[1]}{filler}")
     first, second = (f"What is the code for the {thing}?" for thing in CODES)
-    words = ["ask", str(notes), first, "--also", second]
+    words = ["ask", str(notes), first]
+    words += ["--interactive"] if is_interactive else ["--also", second]
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"\n{second}\n"))
     assert main([*words, "--filter-min-tokens", "512", "--max-tokens", "8"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines() == list(CODES.values())

@@ -1,10 +1,12 @@
-"""`gemserve-client ask FILE… "QUESTION"`: print the answer on stdout as it arrives."""
+"""`gemserve-client ask FILE… "QUESTION"`: print answers on stdout as they arrive."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -13,10 +15,11 @@ from gemserve_client.cli.connection import add_server_options, connected, first_
 from gemserve_client.cli.errors import Misused
 from gemserve_client.cli.kept_passages import show_kept
 from gemserve_client.cli.spinner import waiting
+from gemserve_client.cli.text_files import read_text
 from gemserve_client.filters import Filter, FilterMethod
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletionUserMessageParam
+    from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionUserMessageParam
 
     from gemserve_client.client import GemserveClient
     from gemserve_client.replies import FilterReport
@@ -32,9 +35,19 @@ WHY: dict[str, str] = {
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("ask", help="answer one question about files", allow_abbrev=False)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="text files; - is standard input")
+    parser = commands.add_parser("ask", help="answer questions about files", allow_abbrev=False)
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="text files, or ids of stored documents; - is standard input",
+    )
     parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument(
+        "--interactive",
+        action="store_true",
+        help="answer further questions, one a line of standard input",
+    )
     parser.add_argument("--model", help="default: the first that the server lists")
     methods = get_args(FilterMethod)
     parser.add_argument("--filter", choices=methods, help="default: the server's")
@@ -49,18 +62,54 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    document = "\n\n".join(_read(name) for name in arguments.files)
-    for name, text in (("FILE", document), ("QUESTION", arguments.question)):
-        if not text.strip():
-            raise Misused(f"{name}: must not be empty")
-    message: ChatCompletionUserMessageParam = {
-        "role": "user",
-        "content": f"{document}\n\n{arguments.question}",
-    }
+    if arguments.interactive and "-" in arguments.files:
+        raise Misused("--interactive: reads questions from standard input, so no FILE can be -")
+    ids = [name for name in arguments.files if _is_stored(name)]
+    texts = [read_text(name) for name in arguments.files if name not in ids]
+    if not ids and not "".join(texts).strip():
+        raise Misused("FILE: must not be empty")
+    if not arguments.question.strip():
+        raise Misused("QUESTION: must not be empty")
     with connected(arguments) as client:
-        report = _answer(client, arguments, message)
-        if arguments.show_kept and report is not None and report.applied:
-            show_kept(client, message, report)
+        for question in _questions(arguments):
+            message = _message(ids, texts, question)
+            report = _answer(client, arguments, message)
+            if arguments.show_kept and report is not None and report.applied:
+                show_kept(client, message, report)
+
+
+def _is_stored(name: str) -> bool:
+    """Is this the id of a stored document, and no file?"""
+    return re.fullmatch("doc-[0-9a-f]{32}", name) is not None and not Path(name).exists()
+
+
+def _message(
+    ids: Sequence[str], texts: Sequence[str], question: str
+) -> ChatCompletionUserMessageParam:
+    """Documents and question with empty lines between them, the stored documents first."""
+    text = "\n\n".join([*texts, question])
+    if not ids:
+        return {"role": "user", "content": text}
+    content: list[ChatCompletionContentPartParam] = []
+    for document_id in ids:  # the server puts a line end between two parts
+        content.append({"type": "file", "file": {"file_id": document_id}})
+        content.append({"type": "text", "text": ""})
+    content[-1] = {"type": "text", "text": f"\n{text}"}
+    return {"role": "user", "content": content}
+
+
+def _questions(arguments: argparse.Namespace) -> Iterator[str]:
+    yield arguments.question
+    if not arguments.interactive:
+        return
+    while True:
+        if sys.stdin.isatty():
+            print("question: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
 
 
 def _answer(
@@ -117,16 +166,6 @@ def _keep(text: str) -> int | float | str:
     return value
 
 
-def _read(name: str) -> str:
-    try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise Misused(f"{name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise Misused(f"{name}: is not UTF-8 text") from error
-
-
 def summary_of(report: FilterReport) -> str:
     """One line: what the filter did or, if it chose nothing, why."""
     seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
@@ -138,7 +177,8 @@ def summary_of(report: FilterReport) -> str:
     if not report.applied:
         return f"read all {report.prompt_tokens:,} tokens{seen}"
     layer = "" if report.layer is None else f" at layer {report.layer}"
+    cached = f"; {report.cached_tokens:,} were read before" if report.cached_tokens else ""
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
-        f"in {report.filter_ms:,.0f} ms{seen}"
+        f"in {report.filter_ms:,.0f} ms{seen}{cached}"
     )

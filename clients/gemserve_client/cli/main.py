@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gemserve_client.cli import adapters, ask, models
+from gemserve_client.cli import adapters, ask, documents, models
 from gemserve_client.cli.errors import Failed
 
 PROGRAM = "gemserve-client"
@@ -44,7 +44,7 @@ def _run(words: list[str]) -> int:
         return load(words[1:], program=f"{PROGRAM} load")
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Talk to a running gemserve server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (ask, models, adapters):
+    for command in (ask, models, adapters, documents):
         command.add_command(commands)
     commands.add_parser("load", help="load test of any OpenAI-compatible server")
     parsed = parser.parse_args(words)

@@ -19,6 +19,7 @@ from gemserve.api.access.keys import open_keys
 from gemserve.api.access.message_errors import MessageErrors
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
+from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.openapi import write_document
 from gemserve.api.replies.token_counts import (
@@ -30,6 +31,7 @@ from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.routes.adapters import adapter_routes
 from gemserve.api.routes.completions import completion_routes
+from gemserve.api.routes.documents import document_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
 from gemserve.api.routes.messages import message_routes
@@ -88,15 +90,21 @@ def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
     models = ModelNames(serving.model_name, serving.adapters)
+    documents = DocumentStore(config, engine.forget_documents)
     submitter = Submitter(
-        engine=engine, models=models, metrics=metrics, keep_alive_s=config.keep_alive_s
+        engine=engine,
+        models=models,
+        metrics=metrics,
+        documents=documents,
+        keep_alive_s=config.keep_alive_s,
     )
     return [
         completion_routes(submitter, builder),
         response_routes(submitter, builder),
         message_routes(submitter, builder, models),
         filter_routes(submitter, builder),
-        tokenizing_routes(builder, models),
+        document_routes(submitter, builder, documents),
+        tokenizing_routes(builder, models, documents),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config),
         health_routes(engine, serving.backend, metrics),
@@ -147,6 +155,6 @@ def _add_error_replies(app: FastAPI, document: Json) -> None:
 def _allow_header(document: Json, path: str) -> dict[str, str] | None:
     """All methods of a path. The framework names those of its first route only."""
     for template, operations in document["paths"].items():
-        if re.fullmatch(re.escape(template).replace(r"\{name\}", ".+"), path):
+        if re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(template)), path):
             return {"Allow": ", ".join(sorted(operations)).upper()}
     return None

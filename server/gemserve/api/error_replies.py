@@ -12,6 +12,7 @@ from gemserve.errors import (
     AdapterBusy,
     AdapterNotFound,
     AdapterUnavailable,
+    DocumentNotFound,
     EngineDead,
     GemserveError,
     InvalidKey,
@@ -45,7 +46,8 @@ def error_body(
 def error_response(error: GemserveError) -> JSONResponse:
     """The reply to an error raised before anything was sent."""
     if isinstance(error, RequestError):
-        status = 404 if isinstance(error, (ModelNotFound, AdapterNotFound)) else 400
+        is_missing = isinstance(error, (ModelNotFound, AdapterNotFound, DocumentNotFound))
+        status = 404 if is_missing else 400
         body = error_body(
             str(error), kind="invalid_request_error", param=error.param, code=error.code
         )

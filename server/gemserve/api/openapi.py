@@ -17,6 +17,7 @@ from pydantic_core import core_schema
 
 import gemserve
 from gemserve.api.access.gate import OPEN_PATHS
+from gemserve.api.documents.store import ID_PATTERN
 from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
@@ -26,6 +27,7 @@ from gemserve.api.replies.token_counts import (
 from gemserve.api.requests.base_bodies import GenerationBody
 from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.field_schemas import Json
+from gemserve.api.requests.form_body import FORM
 from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
 from gemserve.types import ADAPTER_NAME
@@ -113,7 +115,11 @@ class _Writer:
         written: Json = {
             "summary": operation.summary,
             "operationId": _id_of(method, path),
-            "parameters": [_REQUEST_ID, *self._path_parameters(path)],
+            "parameters": [
+                _REQUEST_ID,
+                *self._path_parameters(path),
+                *({"name": n, "in": "query", "schema": s} for n, s in operation.query.items()),
+            ],
         }
         if not is_open:
             written["security"] = [{_KEY: []}, {_KEY_HEADER: []}]
@@ -121,12 +127,19 @@ class _Writer:
             named = {"model": self._model_name} if _names_model(operation) else {}
             example = {**named, **operation.example}
             content = {_JSON: {"schema": self._schemas[operation.body], "example": example}}
+            if operation.form is not None:
+                content[FORM] = {"schema": operation.form}
             written["requestBody"] = {"required": True, "content": content}
         statuses = dict(self._replies(path, operation, is_open))
         written["responses"] = {str(status): statuses[status] for status in sorted(statuses)}
         return written
 
     def _path_parameters(self, path: str) -> Iterator[Json]:
+        if "{document_id}" in path:
+            yield {
+                **{"name": "document_id", "in": "path", "required": True},
+                "schema": {**_TEXT, "pattern": ID_PATTERN},
+            }
         if "{name}" in path:
             schema, example = _ADAPTER, "support"
             if path.startswith("/v1/models/"):
@@ -145,8 +158,9 @@ class _Writer:
                 self._error(operation, "The body is wrong; `param` names the field, if it is one."),
             )
             yield 413, self._error(operation, "The body is too large.")
-        if _names_model(operation) or "{name}" in path:
-            yield 404, self._error(operation, "There is no such model or adapter.")
+        if _names_model(operation) or "{" in path:
+            said = "There is no such model, adapter or document."
+            yield 404, self._error(operation, said)
         if not is_open:
             yield (
                 401,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,11 @@ def add_command(commands: Any) -> None:
         default=[],
         help="a further question, for which the files are not read again; may be repeated",
     )
+    parser.add_argument(
+        "--interactive",
+        action="store_true",
+        help="answer further questions, one a line of standard input",
+    )
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
     # kept apart from GEMSERVE_ADAPTER, a server setting of another form
@@ -53,6 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.max_tokens < 1:
         raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
+    if arguments.interactive and "-" in arguments.files:
+        raise RequestError(
+            "--interactive: reads questions from standard input, so no FILE can be -", param=None
+        )
     document = "\n\n".join(_read(name) for name in arguments.files)
     questions = [arguments.question, *arguments.also]
     for name, text in (("FILE", document), *(("QUESTION", question) for question in questions)):
@@ -62,11 +72,23 @@ def run(arguments: argparse.Namespace) -> int:
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     llm = LLM(model, engine)
     adapter = None if arguments.adapters is None else _load(arguments.adapters, llm.core.model)
-    for question in questions:
+    for question in chain(questions, _read_questions() if arguments.interactive else ()):
         text = f"{document}\n\n{question}"
         prompt = llm.prompt(text if llm.has_chat_template else f"{text}\nAnswer:")
         _answer(llm, prompt, arguments, adapter)
     return 0
+
+
+def _read_questions() -> Iterator[str]:
+    """The lines of standard input, without empty ones."""
+    while True:
+        if sys.stdin.isatty():
+            print("question: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
 
 
 def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: Any) -> None:

@@ -167,4 +167,24 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "none",
         repeats=True,
     ),
+    Option("--max-documents", "max_documents", number(0), "documents that one key may store"),
+    Option("--max-document-bytes", "max_document_bytes", read_bytes, "largest stored document"),
+    Option(
+        "--document-memory",
+        "document_memory_bytes",
+        read_bytes,
+        "memory of the texts of one key's documents",
+    ),
+    Option(
+        "--max-pinned-documents",
+        "max_pinned_documents",
+        number(0),
+        "documents of one key that the document cache does not give up",
+    ),
+    Option(
+        "--document-ttl", "document_ttl_s", number(1), "seconds that a document stays by default"
+    ),
+    Option(
+        "--max-document-ttl", "max_document_ttl_s", number(1), "seconds that a document may stay"
+    ),
 )

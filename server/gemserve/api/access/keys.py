@@ -118,6 +118,12 @@ def open_keys(config: ServerConfig) -> Keys | None:
     return Keys(KeyFile(config.api_key_file), admins)
 
 
+def tenant_of(http: Request) -> bytes:
+    """Whose a request is, as the server knows it; empty where there are no keys."""
+    caller = http.scope["state"].get("caller")
+    return b"" if caller is None else caller.key
+
+
 def check_admin(http: Request, config: ServerConfig) -> None:
     """Raise `PermissionDenied` unless the request may change what the server serves.
 

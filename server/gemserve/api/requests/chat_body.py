@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError, from_json
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import Body, GenerationBody, NumTop, TextOr
 from gemserve.api.requests.chat_fields_without_effect import ChatFieldsWithoutEffect
+from gemserve.api.requests.document_reference import StoredDocument
 from gemserve.api.requests.integers import Count, Natural
 from gemserve.api.requests.template_variables import TemplateVariables
 
@@ -29,7 +30,6 @@ _OTHER_PARTS = {
     "input_audio": "audio",
     "audio_url": "audio",
     "video_url": "a video",
-    "file": "a file",
 }
 # a mark for other vendors' caches, which this server does without
 CacheMark = Annotated[dict[str, Any], Field(description="Without effect.")] | None
@@ -53,8 +53,34 @@ class RefusalPart(Body):
         return self.refusal
 
 
+class FileReference(Body):
+    """`filename` has no effect."""
+
+    file_id: StoredDocument
+    filename: str | None = None
+
+
+class FilePart(Body):
+    """A stored document in place of its text."""
+
+    type: Literal["file"]
+    file: FileReference
+    cache_control: CacheMark = None
+    prompt_cache_breakpoint: CacheMark = None
+
+    @property
+    def text(self) -> str:
+        return self.file.file_id.text
+
+
 def _check_kind(part: object) -> object:
     kind = part.get("type") if isinstance(part, dict) else None
+    file = part.get("file") if isinstance(part, dict) and kind == "file" else None
+    if isinstance(file, dict) and "file_data" in file:
+        raise ValueError(
+            "is a file; this server's model takes text only: store it with POST /v1/documents and "
+            "name its file_id"
+        )
     if isinstance(kind, str) and kind in _OTHER_PARTS:
         raise ValueError(f"is {_OTHER_PARTS[kind]}; this server's model takes text only")
     return part
@@ -62,11 +88,13 @@ def _check_kind(part: object) -> object:
 
 def _kind_of(part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "a refusal" if kind == "refusal" else "a text"
+    return {"refusal": "a refusal", "file": "a file"}.get(str(kind), "a text")
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("a text")] | Annotated[RefusalPart, Tag("a refusal")],
+    Annotated[TextPart, Tag("a text")]
+    | Annotated[RefusalPart, Tag("a refusal")]
+    | Annotated[FilePart, Tag("a file")],
     Discriminator(_kind_of),
     BeforeValidator(_check_kind),
 ]
@@ -129,8 +157,8 @@ class Message(Body):
     @field_validator("content")
     @classmethod
     def _check_content(
-        cls, value: str | list[TextPart | RefusalPart] | None, info: ValidationInfo
-    ) -> str | list[TextPart | RefusalPart] | None:
+        cls, value: str | list[TextPart | RefusalPart | FilePart] | None, info: ValidationInfo
+    ) -> str | list[TextPart | RefusalPart | FilePart] | None:
         if value is None and info.data.get("role") != "assistant":
             raise PydanticCustomError("missing", "Field required")
         return value

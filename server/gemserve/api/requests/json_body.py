@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from gemserve.api.documents.finder import Finder
 from gemserve.api.requests.base_bodies import Body
-from gemserve.errors import RequestError, shown
+from gemserve.api.requests.document_reference import NOT_FOUND
+from gemserve.errors import DocumentNotFound, RequestError, shown
 
 BodyT = TypeVar("BodyT", bound=Body)
 # Fields that OpenAI's API has, and of which this server serves no value but null.
@@ -23,8 +25,11 @@ UNSUPPORTED = (
 _MAX_PATH_CHARS = 200
 
 
-def parse_body(raw: bytes, body_type: type[BodyT]) -> BodyT:
-    """The body as its type. Takes long for a long body. Raises `RequestError`."""
+def parse_body(raw: bytes, body_type: type[BodyT], finder: Finder | None = None) -> BodyT:
+    """The body as its type. Takes long for a long body. Raises `RequestError`.
+
+    `finder` finds the documents that the body names; without it there are none.
+    """
     try:
         content = from_json(raw)
     except ValueError as error:
@@ -33,11 +38,18 @@ def parse_body(raw: bytes, body_type: type[BodyT]) -> BodyT:
         ) from error
     if not isinstance(content, dict):
         raise RequestError("the body must be a JSON object", param=None, code="invalid_json")
+    return validate_body(content, body_type, finder)
+
+
+def validate_body(
+    content: dict[str, Any], body_type: type[BodyT], finder: Finder | None = None
+) -> BodyT:
+    """Parsed JSON as its type. Raises `RequestError`."""
     for name in content:  # checked first: validation would collect an error for every field
         if name not in body_type.model_fields:
             raise _unknown_field(name)
     try:
-        return body_type.model_validate(content)
+        return body_type.model_validate(content, context=finder)
     except ValidationError as error:
         raise _validation_error(error, content) from error
 
@@ -48,6 +60,8 @@ def _validation_error(error: ValidationError, body: object) -> RequestError:
     path = _path(first["loc"], body, is_missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
         return _unknown_field(path or "")
+    if first["type"] == NOT_FOUND:
+        return DocumentNotFound(first["input"], param=path or "")
     if first["type"] == "missing":
         return RequestError(f"{path}: required", param=path, code="missing_field")
     if path is not None and path.split(".")[0] in UNSUPPORTED:

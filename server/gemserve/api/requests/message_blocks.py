@@ -11,10 +11,13 @@ from pydantic import Field
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.chat_form import plain_message
+from gemserve.api.requests.document_reference import StoredDocument
 from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, refuse_others
 from gemserve.errors import RequestError
 
 _REASONS = dict.fromkeys(("image", "document", "search_result"), TEXT_ONLY)
+_STORED_ONLY = "is not read: store the text with POST /v1/documents, and send its file_id"
+_SOURCES = dict.fromkeys(("base64", "text", "url", "content"), _STORED_ONLY)
 _OTHER_BLOCKS = "is not served: this server runs no tools, and reads texts and results of tools"
 _BETWEEN_BLOCKS = "\n\n"
 
@@ -29,6 +32,22 @@ class TextBlock(Block):
     type: Literal["text"]
     text: str
     citations: list[Any] | None = None
+
+
+class FileSource(HistoryItem):
+    type: Literal["file"]
+    file_id: StoredDocument
+
+
+class DocumentBlock(Block):
+    """A stored document in place of its text."""
+
+    type: Literal["document"]
+    source: Annotated[FileSource, refuse_others(("file",), _SOURCES)]
+
+    @property
+    def text(self) -> str:
+        return self.source.file_id.text
 
 
 class ToolUse(Block):
@@ -64,10 +83,10 @@ class Thinking(Block):
 
 
 ContentBlock = Annotated[
-    TextBlock | ToolUse | ToolResult | Thinking,
+    TextBlock | DocumentBlock | ToolUse | ToolResult | Thinking,
     Field(discriminator="type"),
     refuse_others(
-        ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
+        ("text", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"),
         _REASONS,
         otherwise=_OTHER_BLOCKS,
     ),
@@ -99,7 +118,7 @@ def chat_messages(
     return messages
 
 
-def text_of(content: str | Sequence[TextBlock] | None) -> str:
+def text_of(content: str | Sequence[TextBlock | DocumentBlock] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return _BETWEEN_BLOCKS.join(block.text for block in content)
@@ -109,11 +128,11 @@ def _of_message(message: ConversationMessage, field: str) -> Iterator[Message]:
     if isinstance(message.content, str):
         yield plain_message(message.role, message.content)
         return
-    texts: list[TextBlock] = []
+    texts: list[TextBlock | DocumentBlock] = []
     calls: list[ToolCall] = []
     for index, block in enumerate(message.content):
         _check_role(block, message.role, f"{field}.content.{index}")
-        if isinstance(block, TextBlock):
+        if isinstance(block, (TextBlock, DocumentBlock)):
             texts.append(block)
         elif isinstance(block, ToolUse):
             calls.append(_call(block))
@@ -129,7 +148,12 @@ def _of_message(message: ConversationMessage, field: str) -> Iterator[Message]:
 
 
 def _check_role(block: Block, role: str, field: str) -> None:
-    for kind, wanted in ((ToolUse, "assistant"), (ToolResult, "user")):
+    roles: tuple[tuple[type[Block], str], ...] = (
+        (ToolUse, "assistant"),
+        (ToolResult, "user"),
+        (DocumentBlock, "user"),
+    )
+    for kind, wanted in roles:
         if isinstance(block, kind) and role != wanted:
             raise RequestError(f"{field}: only in a message with role {wanted}", param=field)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.chat_form import HasForm, fields_renamed
-from gemserve.api.requests.completion_body import CompletionBody, Prompts
+from gemserve.api.requests.completion_body import CompletionBody
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
+from gemserve.api.requests.plain_prompts import PlainPrompt, behind_document, prompt_list
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_format, answer_grammar
@@ -60,7 +61,7 @@ class RequestBuilder:
                 "filter: not with echo and logprobs, which score every token of the prompt",
                 param="filter",
             )
-        prompts = _prompt_list(body.prompt)
+        prompts = prompt_list(body)
         fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
         grammar = answer_grammar(answer_format(body.response_format), (), None, self.grammars)
         requests: list[Request] = []
@@ -128,11 +129,17 @@ class RequestBuilder:
         """A request that ends once the filter has chosen, with its selection."""
         if body.messages is not None and body.prompt is None:
             field = "messages"
+            if body.document is not None:
+                raise RequestError(
+                    "document: only with prompt; in messages send a part of type file",
+                    param="document",
+                )
             messages = [message.plain for message in body.messages]
             prompt = self._chat_prompt(messages, field, variables=body.chat_template_kwargs)
         elif body.prompt is not None and body.messages is None:
             check_no_variables(body.chat_template_kwargs)
-            field, prompt = "prompt", self._plain_prompt(body.prompt, "prompt")
+            field = "prompt"
+            prompt = self._plain_prompt(behind_document(body.prompt, body.document), field)
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
         params = replace(self._check_filter(body, prompt, field, adapter), return_selection=True)
@@ -155,7 +162,7 @@ class RequestBuilder:
         )
         return repeat_for_choices([request], 1)
 
-    def _plain_prompt(self, prompt: str | list[int], field: str) -> Prompt:
+    def _plain_prompt(self, prompt: PlainPrompt, field: str) -> Prompt:
         if not prompt:
             raise RequestError(f"{field}: must not be empty", param=field)
         if isinstance(prompt, str):
@@ -164,7 +171,7 @@ class RequestBuilder:
         check_ids(prompt, field, self.vocab_size)
         return ids_prompt(self.tokenizer, prompt)
 
-    def _text_of(self, prompt: str | list[int]) -> str:
+    def _text_of(self, prompt: PlainPrompt) -> str:
         if isinstance(prompt, str):
             return prompt
         return decode(self.tokenizer, prompt, skip_special_tokens=True)
@@ -282,13 +289,6 @@ def _adapter_note(adapter: LoadedAdapter | None) -> str:
     if adapter is None or adapter.num_positions == 0:
         return ""
     return f" with adapter {shown(adapter.name)} (which takes {adapter.num_positions})"
-
-
-def _prompt_list(given: Prompts) -> list[str | list[int]]:
-    """One prompt or several prompts, as a list."""
-    if isinstance(given, str) or not given or isinstance(given[0], int):
-        return [cast(str | list[int], given)]
-    return cast(list[str | list[int]], given)
 
 
 def _check_best_of(body: CompletionBody) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, Tag
 
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
+from gemserve.api.requests.document_reference import StoredDocument
 from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, by_type, refuse_others
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -37,13 +38,25 @@ class InputRefusal(HistoryItem):
         return self.refusal
 
 
+class InputFile(HistoryItem):
+    """A stored document in place of its text. `filename` has no effect."""
+
+    type: Literal["input_file"]
+    file_id: StoredDocument
+    filename: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.file_id.text
+
+
 TextPart = Annotated[InputText, refuse_others(("input_text", "output_text"), _MEDIA)]
 MessagePart = Annotated[
-    InputText | InputRefusal,
+    InputText | InputRefusal | InputFile,
     Field(discriminator="type"),
-    refuse_others(("input_text", "output_text", "refusal"), _MEDIA),
+    refuse_others(("input_text", "output_text", "refusal", "input_file"), _MEDIA),
 ]
-Parts = Sequence[InputText] | Sequence[InputText | InputRefusal]
+Parts = Sequence[InputText] | Sequence[InputText | InputRefusal | InputFile]
 
 
 class InputMessage(HistoryItem):

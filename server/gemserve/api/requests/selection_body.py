@@ -10,6 +10,7 @@ from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.chat_body import Message
 from gemserve.api.requests.completion_body import Prompt
+from gemserve.api.requests.document_reference import StoredDocument
 from gemserve.api.requests.template_variables import TemplateVariables
 
 
@@ -19,9 +20,10 @@ class SelectionBody(FilteringBody):
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
             {"prompt": {}, "messages": None, "chat_template_kwargs": None},
-            {"messages": {}, "prompt": None},
+            {"messages": {}, "prompt": None, "document": None},
         )
     )
     prompt: Prompt | None = None
+    document: StoredDocument | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     chat_template_kwargs: TemplateVariables | None = None

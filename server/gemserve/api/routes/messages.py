@@ -5,8 +5,10 @@ from __future__ import annotations
 from anyio import to_thread
 from fastapi import Request, Response
 
+from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.message_errors import MessageError
 from gemserve.api.access.request_id import request_id_of
+from gemserve.api.documents.finder import Finder
 from gemserve.api.replies import message_types
 from gemserve.api.replies.messages_reply import messages_reply
 from gemserve.api.requests.json_body import parse_body
@@ -39,8 +41,8 @@ COUNT = Operation(
 def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelNames) -> Routes:
     routes = Routes()
 
-    def count(raw: bytes) -> message_types.TokenCount:
-        body = parse_body(raw, CountedBody)
+    def count(raw: bytes, finder: Finder) -> message_types.TokenCount:
+        body = parse_body(raw, CountedBody, finder)
         reference = models.find_reference(body)
         if reference is not None:
             models.find_in_memory(reference)  # it changes nothing about tokens, but must be there
@@ -54,6 +56,7 @@ def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelN
 
     @routes.add("POST", "/v1/messages/count_tokens", COUNT)
     async def post_count(http: Request) -> message_types.TokenCount:
-        return await to_thread.run_sync(count, await read_body(http))
+        finder = Finder(submitter.documents, tenant_of(http))
+        return await to_thread.run_sync(count, await read_body(http), finder)
 
     return routes

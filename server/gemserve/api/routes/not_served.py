@@ -9,7 +9,7 @@ _NOT_SERVED = {
     "/v1/moderations": "moderations",
     "/v1/rerank": "reranking",
     "/v1/batches": "batches",
-    "/v1/files": "files",
+    "/v1/files": "files, but texts under /v1/documents",
     "/v1/fine_tuning": "fine-tuning",
     "/v1/responses": "stored responses: nothing is stored",
     "/v1/messages/batches": "batches",

@@ -19,14 +19,18 @@ EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 class Operation:
     """What an endpoint takes and replies.
 
-    `body`: the model that parses the body. `example`: of a body, without its model. `reply`: the
-    type of the reply; None for plain text. `event`: the type of the data of a stream's events.
+    `body`: the model that parses the body. `form`: the JSON Schema of a form that may come instead.
+    `query`: the schemas of the parameters in the URL, by name. `example`: of a body, without its
+    model. `reply`: the type of the reply; None for plain text. `event`: the type of the data of a
+    stream's events.
     `error`: the type of its errors. `unavailable`: the type of the reply with status 503.
     `is_admin`: where there are keys, it needs an administrator's.
     """
 
     summary: str
     body: type[Body] | None = None
+    form: Json | None = None
+    query: Json = field(default_factory=dict)
     example: Json = field(default_factory=dict)
     reply: Any = None
     event: Any = None

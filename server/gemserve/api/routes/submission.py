@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -13,14 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gemserve.api.access.backlog import Backlog
+from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.request_id import request_id_of
+from gemserve.api.documents.finder import Finder
+from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.event_reader import EventReader, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import AdapterReference, ModelNames
 from gemserve.api.telemetry.server_metrics import Metrics
-from gemserve.engine.worker import Engine
+from gemserve.engine.worker import Engine, Stream
 from gemserve.errors import AdapterBusy, AdapterUnavailable, QueueFull, RequestError
 from gemserve.types import LoadedAdapter
 
@@ -42,6 +46,7 @@ class Submitter:
     engine: Engine
     models: ModelNames
     metrics: Metrics
+    documents: DocumentStore
     keep_alive_s: float
     backlog: Backlog = field(default_factory=Backlog)
 
@@ -53,21 +58,33 @@ class Submitter:
         Raises what makes a request fail before anything is sent.
         """
         arrived_s = time.monotonic()
-        request_id = request_id_of(http)
-        try:
+        request_id, tenant = request_id_of(http), tenant_of(http)
+        finder = Finder(self.documents, tenant)
+        with self.counting_refusals():
             self.engine.check_room()  # a full queue answers before anything is parsed or tokenized
             raw = await read_body(http)
             body, requests = await to_thread.run_sync(
-                self._parse_and_build, raw, body_type, build, request_id
+                self._parse_and_build, raw, body_type, build, request_id, finder
             )
             if isinstance(requests, AdapterReference):
                 adapter = await self.models.load(requests)
                 requests = await to_thread.run_sync(build, body, request_id, adapter)
-            caller = http.scope["state"].get("caller")
-            tenant = b"" if caller is None else caller.key
+            finder.check_still_there()  # from here on, forgetting a document reaches the request
             streams = self.engine.submit_all(
-                [replace(request, tenant=tenant) for request in requests.requests]
+                [
+                    replace(request, tenant=tenant, documents=finder.ids)
+                    for request in requests.requests
+                ]
             )
+        observers = [self.observers(stream, arrived_s) for stream in streams]
+        reader = EventReader(http, streams, observers, keep_alive_s=self.keep_alive_s)
+        return Submission(body, requests, reader)
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count what makes a request fail before it runs, and say when to try again."""
+        try:
+            yield
         except (QueueFull, AdapterBusy) as error:
             self.metrics.rejections.labels(error.code).inc()
             error.retry_after_s = self.backlog.retry_after_s()
@@ -78,21 +95,24 @@ class Submitter:
         except RequestError as error:
             self.metrics.rejections.labels(_reason(error)).inc()
             raise
-        observers = [
-            Observers(self.metrics.observer(arrived_s), self.backlog.enter(stream.request))
-            for stream in streams
-        ]
-        reader = EventReader(http, streams, observers, keep_alive_s=self.keep_alive_s)
-        return Submission(body, requests, reader)
+
+    def observers(self, stream: Stream, arrived_s: float) -> Observers:
+        """What sees a stream's events."""
+        return Observers(self.metrics.observer(arrived_s), self.backlog.enter(stream.request))
 
     def _parse_and_build(
-        self, raw: bytes, body_type: type[BodyT], build: Build[BodyT], request_id: str
+        self,
+        raw: bytes,
+        body_type: type[BodyT],
+        build: Build[BodyT],
+        request_id: str,
+        finder: Finder,
     ) -> tuple[BodyT, EngineRequests | AdapterReference]:
         """All of the slow work; runs off the event loop.
 
         If an adapter must be loaded first, it returns a reference to it in place of the requests.
         """
-        body = parse_body(raw, body_type)
+        body = parse_body(raw, body_type, finder)
         reference = self.models.find_reference(body)
         if reference is None:
             return body, build(body, request_id, None)
@@ -115,5 +135,6 @@ def _reason(error: RequestError) -> str:
         "context_length_exceeded": "prompt_too_long",
         "model_not_found": "unknown_model",
         "adapter_not_found": "unknown_adapter",
+        "document_not_found": "unknown_document",
     }
     return reasons.get(error.code, "invalid_request")

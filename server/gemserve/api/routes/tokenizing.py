@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 from anyio import to_thread
 from fastapi import Request, Response
 
+from gemserve.api.access.keys import tenant_of
+from gemserve.api.documents.finder import Finder
+from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.reply_types import Text, TokenizerInfo, Tokens
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
@@ -50,14 +53,18 @@ TOKENIZER_INFO = Operation(summary="Describe the tokenizer", reply=TokenizerInfo
 BodyT = TypeVar("BodyT", bound=TokenizerBody)
 
 
-def tokenizing_routes(builder: RequestBuilder, models: ModelNames) -> Routes:
+def tokenizing_routes(
+    builder: RequestBuilder, models: ModelNames, documents: DocumentStore
+) -> Routes:
     routes = Routes()
 
     async def answer(
         http: Request, body_type: type[BodyT], write: Callable[[RequestBuilder, BodyT], str]
     ) -> Response:
+        finder = Finder(documents, tenant_of(http))
+
         def respond(raw: bytes) -> Response:
-            body = parse_body(raw, body_type)
+            body = parse_body(raw, body_type, finder)
             models.describe_adapter(body.model)  # an adapter changes nothing about tokens
             return Response(write(builder, body), media_type="application/json")
 

@@ -1,0 +1,96 @@
+"""A document that comes as a form with a file, as OpenAI's /v1/files takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import from_json
+
+from gemserve.api.requests.document_body import MAX_NAME_CHARS, DocumentBody
+from gemserve.api.requests.field_schemas import Json
+from gemserve.api.requests.form_body import FormField, parse_form
+from gemserve.api.requests.json_body import validate_body
+from gemserve.errors import RequestError, shown
+
+_INTEGERS = ("ttl", "expires_after[seconds]")
+_SWITCHES = {"true": True, "1": True, "false": False, "0": False}
+_EXPIRY = "expires_after["
+FORM_SCHEMA: Json = {
+    "type": "object",
+    "description": "A file of UTF-8 text. Other fields mean what they mean in JSON.",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
+        "ttl": {"type": "integer", "minimum": 1},
+        "pin": {"type": "boolean"},
+        "wait": {"type": "boolean"},
+        "system": {"type": "string"},
+        "model": {"type": "string"},
+        "adapter": {"type": "string"},
+        "filter": {"type": "string", "description": "A method's name, or the object as JSON."},
+        "purpose": {"type": "string", "description": "Without effect."},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 1},
+    },
+    "required": ["file"],
+    "additionalProperties": False,
+}
+
+
+def parse_document_form(raw: bytes, content_type: str) -> DocumentBody:
+    """The form as a body; the file's name is the document's if no other is given.
+
+    Raises `RequestError`.
+    """
+    fields = parse_form(raw, content_type)
+    file = fields.pop("file", None)
+    if file is None:
+        raise RequestError("file: required", param="file", code="missing_field")
+    content: dict[str, Any] = {"text": _text_of(file, "file")}
+    if file.filename:
+        content["name"] = file.filename[-MAX_NAME_CHARS:]
+    for name, field in fields.items():
+        value = _value_of(name, field)
+        if name.startswith(_EXPIRY):
+            content.setdefault("expires_after", {})[name[len(_EXPIRY) : -1]] = value
+        elif name == "text":
+            raise RequestError("text: not together with file", param="text")
+        else:
+            content[name] = value
+    if not content["text"]:
+        raise RequestError("file: must not be empty", param="file")
+    return validate_body(content, DocumentBody)
+
+
+def read_switch(name: str, text: str) -> bool:
+    """Raises `RequestError` unless the text means true or false."""
+    value = _SWITCHES.get(text.lower())
+    if value is None:
+        raise RequestError(f"{name}={shown(text)}: must be true or false", param=name)
+    return value
+
+
+def _value_of(name: str, field: FormField) -> Any:
+    text = _text_of(field, name[:100])
+    if name in _INTEGERS:
+        if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+            raise RequestError(f"{name}={shown(text)}: must be a whole number", param=name)
+        return int(text)
+    if name in ("pin", "wait"):
+        return read_switch(name, text)
+    if name == "filter" and text.startswith("{"):
+        try:
+            return from_json(text)
+        except ValueError as error:
+            raise RequestError(f"filter: is not valid JSON: {error}", param="filter") from error
+    return text
+
+
+def _text_of(field: FormField, name: str) -> str:
+    try:
+        return field.value.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{name}: is not UTF-8 text (byte {error.start}); this server reads texts only",
+            param=name,
+        ) from error

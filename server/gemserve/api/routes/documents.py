@@ -1,0 +1,150 @@
+"""`/v1/documents`: texts that requests can name by an id, read once in advance."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from anyio import to_thread
+from fastapi import Request as HttpRequest
+
+from gemserve.api.access.keys import tenant_of
+from gemserve.api.access.request_id import request_id_of
+from gemserve.api.documents.store import Document, DocumentStore, Wish, new_document_id
+from gemserve.api.error_replies import Error
+from gemserve.api.replies import document_types
+from gemserve.api.replies.document_types import document_object
+from gemserve.api.requests.document_body import DocumentBody
+from gemserve.api.requests.document_form import FORM_SCHEMA, parse_document_form, read_switch
+from gemserve.api.requests.document_request import count_tokens, warming_request
+from gemserve.api.requests.form_body import is_form
+from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.request_builder import RequestBuilder
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.submission import Submitter, read_body
+from gemserve.api.routes.warm_up import WarmUps
+from gemserve.errors import DocumentNotFound, EngineDead
+from gemserve.types import LoadedAdapter, Request
+
+_PATH = "/v1/documents"
+STORE = Operation(
+    summary="Store a document, and read it in advance",
+    body=DocumentBody,
+    form=FORM_SCHEMA,
+    query={"wait": {"type": "boolean"}},
+    example={"text": "The code for the lantern is 48213.", "ttl": 600},
+    reply=document_types.Document,
+    unavailable=Error,
+)
+LIST = Operation(summary="List the documents of this key", reply=document_types.Documents)
+DESCRIBE = Operation(summary="Describe a document", reply=document_types.Document)
+DELETE = Operation(summary="Delete a document", reply=document_types.DocumentDeleted)
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """A body whose document may be stored, and the request that warms the cache for it."""
+
+    body: DocumentBody
+    document: Document
+    wish: Wish
+    request: Request
+
+
+def document_routes(submitter: Submitter, builder: RequestBuilder, store: DocumentStore) -> Routes:
+    routes = Routes()
+    warm_ups = WarmUps()
+    engine = submitter.engine
+
+    def describe(document: Document) -> document_types.Document:
+        return document_object(document, engine.stored_documents.get(document.id))
+
+    @routes.add("POST", _PATH, STORE)
+    async def post_document(http: HttpRequest) -> document_types.Document:
+        arrived_s = time.monotonic()
+        waits = read_switch("wait", http.query_params.get("wait", "false"))
+        tenant = tenant_of(http)
+        with submitter.counting_refusals():
+            engine.check_room()
+            intake = await _take_in(http, submitter, builder, store)
+            store.check(tenant, intake.wish)  # again: time has passed
+            document = intake.document
+            stream = engine.submit(replace(intake.request, tenant=tenant))
+        store.add(tenant, document)
+        warm_ups.follow(document, stream, submitter.observers(stream, arrived_s))
+        if waits or intake.body.wait:
+            await document.is_settled.wait()
+        return describe(document)
+
+    @routes.add("GET", _PATH, LIST)
+    async def get_documents(http: HttpRequest) -> document_types.Documents:
+        data = [describe(document) for document in store.list(tenant_of(http))]
+        return {"object": "list", "data": data}
+
+    @routes.add("GET", f"{_PATH}/{{document_id:path}}", DESCRIBE)
+    async def get_document(http: HttpRequest, document_id: str) -> document_types.Document:
+        document = store.find(tenant_of(http), document_id)
+        if document is None:
+            raise DocumentNotFound(document_id, param="document_id")
+        return describe(document)
+
+    @routes.add("DELETE", f"{_PATH}/{{document_id:path}}", DELETE)
+    async def delete_document(
+        http: HttpRequest, document_id: str
+    ) -> document_types.DocumentDeleted:
+        with suppress(EngineDead):  # whose memory nobody reads any more
+            await asyncio.wrap_future(store.delete(tenant_of(http), document_id))
+        return {"id": document_id, "object": "document", "deleted": True}
+
+    return routes
+
+
+async def _take_in(
+    http: HttpRequest, submitter: Submitter, builder: RequestBuilder, store: DocumentStore
+) -> Intake:
+    """Parse the body and build the warm-up. Raises `RequestError` and what adapters raise."""
+    raw = await read_body(http)
+    content_type = http.headers.get("content-type", "")
+    tenant, request_id = tenant_of(http), request_id_of(http)
+
+    def parse() -> tuple[DocumentBody, Wish]:
+        body = _parse(raw, content_type)
+        num_bytes = len(body.text.encode("utf-8", "surrogatepass"))
+        wish = Wish(num_bytes=num_bytes, ttl_s=body.ttl_s, is_pinned=bool(body.pin))
+        store.check(tenant, wish)  # before anything is tokenized
+        return body, wish
+
+    def build(adapter: LoadedAdapter | None) -> Intake:
+        request = warming_request(builder, body, request_id, adapter)
+        document = _document(builder, store, body, wish)
+        tagged = replace(request, documents=(document.id,), pin=document.is_pinned)
+        return Intake(body, document, wish, tagged)
+
+    body, wish = await to_thread.run_sync(parse)
+    reference = submitter.models.find_reference(body)
+    adapter = None if reference is None else await submitter.models.load(reference)
+    return await to_thread.run_sync(build, adapter)
+
+
+def _parse(raw: bytes, content_type: str) -> DocumentBody:
+    if is_form(content_type):
+        return parse_document_form(raw, content_type)
+    return parse_body(raw, DocumentBody)
+
+
+def _document(
+    builder: RequestBuilder, store: DocumentStore, body: DocumentBody, wish: Wish
+) -> Document:
+    created_s = store.now_s
+    return Document(
+        id=new_document_id(),
+        text=body.text,
+        num_bytes=wish.num_bytes,
+        num_tokens=count_tokens(builder, body.text),
+        name=body.name,
+        created_s=created_s,
+        expires_s=created_s + store.ttl_s(wish),
+        is_pinned=wish.is_pinned,
+    )

@@ -1,0 +1,50 @@
+"""Follows the filter pass that warms the cache for a document, after its request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from gemserve.api.documents.store import Document
+from gemserve.engine.worker import Stream
+from gemserve.types import Event, Filtered, Finished
+
+_CANCELLED = "the warm-up was cancelled"
+
+
+class Observer(Protocol):
+    def see(self, event: Event) -> None: ...
+    def close(self) -> None: ...
+
+
+class WarmUps:
+    """The warm-ups that are under way."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()  # nothing else holds on to a task
+
+    def follow(self, document: Document, stream: Stream, observer: Observer) -> None:
+        """Keep the document's status up to date. `document.cancel` ends the pass."""
+        document.cancel = stream.cancel
+        task = asyncio.create_task(_follow(document, stream, observer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _follow(document: Document, stream: Stream, observer: Observer) -> None:
+    has_chosen = False
+    finished = Finished(reason="abort", completion_tokens=0)
+    try:
+        async for event in stream:
+            observer.see(event)
+            if isinstance(event, Filtered):
+                has_chosen = True
+            elif isinstance(event, Finished):
+                finished = event
+    finally:
+        stream.cancel()
+        observer.close()
+        if finished.reason == "error" or not has_chosen:
+            document.settle("failed", finished.error or _CANCELLED)
+        else:
+            document.settle("ready")

@@ -25,6 +25,7 @@ from gemserve.api.serving import Serving
 from gemserve.calibration import Calibration
 from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
+from gemserve.engine.progress import Progress
 from gemserve.engine.worker import Engine
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
@@ -43,7 +44,7 @@ BODIES: dict[str, dict[str, Any]] = {
 FILTERED = object()  # script step: report the filter
 
 # str: one token of text; number: pause in seconds; Event: wait for it; exception: raise it;
-# Filtered, Finished or TextDelta: emit it as it is.
+# Filtered, Finished or TextDelta: emit it as it is; Progress: what the job's is from then on.
 Step = Any
 
 
@@ -51,6 +52,7 @@ Step = Any
 class FakeJob:
     events: Iterator[Event | None]
     num_tokens: int = 0
+    progress: Progress | None = None
 
 
 class FakeCore:
@@ -82,7 +84,8 @@ class FakeCore:
         pass
 
     def add(self, request: Request, plan: None = None) -> FakeJob:
-        job = FakeJob(self._play(request))
+        job = FakeJob(iter(()), progress=Progress(phase="queue", tokens=0, total=100))
+        job.events = self._play(request, job)
         self._jobs.append(job)
         return job
 
@@ -93,6 +96,9 @@ class FakeCore:
             self.cancelled.set()
         self._jobs.remove(job)
         return [(job, Finished(reason="abort", completion_tokens=job.num_tokens))]
+
+    def progress(self, job: FakeJob) -> Progress | None:
+        return job.progress
 
     def step(self) -> list[tuple[FakeJob, Event]]:
         job = self._jobs[0]
@@ -106,11 +112,12 @@ class FakeCore:
             return []
         if isinstance(event, TextDelta):
             job.num_tokens += len(event.token_ids)
+            job.progress = None
         if isinstance(event, Finished):
             self._jobs.remove(job)
         return [(job, event)]
 
-    def _play(self, request: Request) -> Iterator[Event | None]:
+    def _play(self, request: Request, job: FakeJob) -> Iterator[Event | None]:
         """The script as events; None while it pauses."""
         self.requests.append(request)
         self.started.set()
@@ -121,6 +128,8 @@ class FakeCore:
                 yield Filtered(report=report_for(request), started_s=now, filtered_s=now)
             elif isinstance(step, BaseException):
                 raise step
+            elif isinstance(step, Progress):
+                job.progress = step
             elif isinstance(step, (int, float, threading.Event)):
                 yield from self._pause(step)
             elif isinstance(step, (Filtered, Finished, TextDelta)):

@@ -1,4 +1,4 @@
-"""The SDK's request fields together with `filter` and `adapter`."""
+"""The SDK's request fields together with `filter`, `adapter` and, of streams, `progress`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ class _Extras(TypedDict, total=False):
 class ChatRequest(chat_create_params.CompletionCreateParamsNonStreaming, _Extras): ...
 
 
-class ChatStreamRequest(chat_create_params.CompletionCreateParamsStreaming, _Extras): ...
+class _StreamExtras(_Extras, total=False):
+    progress: bool | None
+
+
+class ChatStreamRequest(chat_create_params.CompletionCreateParamsStreaming, _StreamExtras): ...
 
 
 class CompletionRequest(completion_create_params.CompletionCreateParamsNonStreaming, _Extras): ...
 
 
 class CompletionStreamRequest(
-    completion_create_params.CompletionCreateParamsStreaming, _Extras
+    completion_create_params.CompletionCreateParamsStreaming, _StreamExtras
 ): ...
 
 
@@ -47,7 +51,13 @@ class SelectionRequest(TypedDict, total=False):
 
 
 def with_ours(request: dict[str, Any]) -> dict[str, Any]:
-    """Move `filter` and `adapter` to `extra_body`, where the SDK takes fields it does not know."""
+    """Move `filter` and `adapter` to `extra_body`, where the SDK takes fields it does not know.
+
+    `progress` becomes an option of the stream.
+    """
+    if request.pop("progress", None):
+        options = {**(request.get("stream_options") or {}), "include_progress": True}
+        request = {**request, "stream_options": options}
     ours = {name: request.pop(name, None) for name in ("filter", "adapter")}
     given = {name: value for name, value in ours.items() if value is not None}
     if not given:

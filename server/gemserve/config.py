@@ -108,7 +108,8 @@ class ServerConfig:
     which a stream gets a comment, so that proxies keep it open. `api_key_file` None: no key is
     needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the web
     pages whose scripts may read replies; "*" for all. `adapter_dir` None: no adapters.
-    `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
+    `adapters`: loaded at start, by name; paths are relative to `adapter_dir`. `otel`: whether
+    traces are exported; "auto": if an OTEL_… variable says where to.
     """
 
     host: str = "127.0.0.1"
@@ -124,6 +125,8 @@ class ServerConfig:
     adapter_dir: str | None = None
     adapter_memory_bytes: int = 1 << 30
     adapters: tuple[tuple[str, str], ...] = ()
+    log_format: Literal["text", "json"] = "text"
+    otel: Switch = "auto"
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for adapters with bad names, and for settings without effect.

@@ -144,7 +144,7 @@ async def test_ten_thousand_junk_names_leave_the_labels_bounded(api: Api) -> Non
         await api.client.post(CHAT, content=body)
         await api.post(COMPLETIONS, model=f"junk-{i}", headers={"X-Request-Id": f"junk-{i}"})
     names = set(await api.metrics())
-    assert len(names - before) <= 2
+    assert len(names - before) <= 6  # a reason and two statuses, each with when it was first seen
     assert not [name for name in names if "junk" in name]
 
 

@@ -167,4 +167,11 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "none",
         repeats=True,
     ),
+    Option("--log-format", "log_format", choice("text", "json"), "text, or a JSON object a line"),
+    Option(
+        "--otel",
+        "otel",
+        choice("auto", "on", "off"),
+        "export OpenTelemetry traces; auto: if OTEL_EXPORTER_OTLP_ENDPOINT or the like is set",
+    ),
 )

@@ -14,12 +14,13 @@ from starlette.requests import ClientDisconnect
 
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.request_id import request_id_of
-from gemserve.api.replies.event_reader import EventReader, Observers
+from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import AdapterReference, ModelNames
 from gemserve.api.telemetry.server_metrics import Metrics
+from gemserve.api.telemetry.traces import Traces
 from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterBusy, AdapterUnavailable, QueueFull, RequestError
 from gemserve.types import LoadedAdapter
@@ -43,6 +44,7 @@ class Submitter:
     models: ModelNames
     metrics: Metrics
     keep_alive_s: float
+    traces: Traces | None = None
     backlog: Backlog = field(default_factory=Backlog)
 
     async def submit(
@@ -78,11 +80,18 @@ class Submitter:
         except RequestError as error:
             self.metrics.rejections.labels(_reason(error)).inc()
             raise
-        observers = [
-            Observers(self.metrics.observer(arrived_s), self.backlog.enter(stream.request))
+        observers: list[list[Observer]] = [
+            [self.metrics.observer(stream.request, arrived_s), self.backlog.enter(stream.request)]
             for stream in streams
         ]
-        reader = EventReader(http, streams, observers, keep_alive_s=self.keep_alive_s)
+        if self.traces is not None:
+            sent = [stream.request for stream in streams]
+            trace = self.traces.begin(http.scope, sent, model=body.model, arrived_s=arrived_s)
+            for index, request in enumerate(sent):
+                is_first = index % requests.n == 0
+                observers[index].append(trace.observer(request, is_first_choice=is_first))
+        joined = [Observers(*some) for some in observers]
+        reader = EventReader(http, streams, joined, keep_alive_s=self.keep_alive_s)
         return Submission(body, requests, reader)
 
     def _parse_and_build(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,7 +18,7 @@ from prometheus_client import (
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.engine.worker import Engine
-from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
+from gemserve.types import Event, Filtered, FilterReport, Finished, FinishReason, Request, TextDelta
 from gemserve_kernels import Backend
 
 _SECONDS = (
@@ -42,6 +43,9 @@ class Metrics:
         )
         self.http_responses = self._counter("http_responses", "Replies to any path", ["status"])
         self._success = self._counter("request_success", "Requests ended", ["finish_reason"])
+        for reason in get_args(FinishReason):  # else a rate would miss the first one
+            self._success.labels(reason)
+        self.rejections.labels("queue_full")
         self._with_adapter = self._counter("adapter_requests", "Requests that name an adapter")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens received")
         self._kept = self._counter("kept_prompt_tokens", "Prompt tokens left after filtering")

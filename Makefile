@@ -101,9 +101,10 @@ check: setup
 serve: setup
 	$(BIN)/gemserve serve
 
+# About ten minutes; bench/report.html.
 bench: setup
-	$(BIN)/gemserve eval needle --methods none,gemfilter,sieve --lengths 1024,4096 --samples 10
+	$(BIN)/python benchmarks/report.py --out bench
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-clients .venv-peers bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -97,12 +97,13 @@ class Watched:
 
     def ask(self, kind: int) -> int:
         """One request of several kinds; its status."""
-        chat = {
+        chat: dict[str, Any] = {
             "model": "builtin",
             "messages": [{"role": "user", "content": f"{DOCUMENT} {kind}\n\nWhat is box {kind}?"}],
             "max_tokens": 24,
             "ignore_eos": True,
             "stream": kind % 2 == 0,
+            "filter": {"fallback": False},
         }
         if kind % 3 == 0:
             chat["messages"] = [{"role": "user", "content": "What is the colour of box 7?"}]

@@ -82,7 +82,7 @@ PARTS = (
     Part(
         "Further questions about a document",
         "Less is better. Time to first token of the later questions, with the document cache.",
-        script("cache", "--model", "random", "--tokens", "8192", "--compared", "2"),
+        script("cache", "--model", "random", "--tokens", "8192"),
         Bars("later_s", "asked", None, "seconds"),
     ),
     Part(

@@ -61,12 +61,12 @@ def set_up_logs(log_format: LogFormat) -> dict[str, Any] | None:
     handler.setFormatter(Json() if log_format == "json" else _Text())
     ours = logging.getLogger("gemserve")
     ours.setLevel(logging.INFO)
-    ours.handlers[:] = [handler]
-    ours.propagate = False
     if log_format == "text":
         from uvicorn.config import LOGGING_CONFIG
 
+        ours.handlers[:] = [handler]
         return LOGGING_CONFIG
+    ours.handlers.clear()  # the handler of all loggers gets its lines, too
     logging.getLogger("gemserve.loading").handlers.clear()
     logging.getLogger("gemserve.loading").propagate = True
     for name in ("uvicorn", "uvicorn.error"):

@@ -45,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    log_config = set_up_logs(server.log_format)
     open_keys(server)  # these four fail early, because loading a model may take minutes
     check_adapters(server)
     traces = open_traces(server.otel)
     _check_free(server)
+    log_config = set_up_logs(server.log_format)
     log.info("loading %s …", model.model)
     core = build_calibrated_core(model, engine)
     name = server.served_model_name or model.model

@@ -141,9 +141,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         if progress is None or progress.is_over:
             return KEEP_ALIVE
         extras = progress.next()
-        if extras is None:
-            return ""
-        return data_event(self.format.chunk(self.head, [], {**extras}))
+        return "" if extras is None else data_event(self.format.chunk(self.head, [], extras))
 
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known of every prompt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gemserve.api.replies.event_reader import EventReader
-from gemserve.api.replies.reply_types import ProgressExtras, ProgressObject, PromptProgress
+from gemserve.api.replies.reply_types import ChunkExtras, ProgressObject, PromptProgress
 from gemserve.engine.progress import Progress
 
 # Seconds from one look at the engine to the next: no stream gets more of these chunks than that.
@@ -35,7 +35,7 @@ class ProgressReader:
             return self._keep_alive_s
         return 0.0 if self._last is None else PERIOD_S
 
-    def next(self) -> ProgressExtras | None:
+    def next(self) -> ChunkExtras | None:
         """What to send now. None: nothing has changed lately, or a choice has its first token."""
         known = [stream.progress for stream in self._streams]
         if self.is_over or None in known:
@@ -46,7 +46,7 @@ class ProgressReader:
         if progress == self._last and now_s - self._sent_s < _REPEAT_S:
             return None
         self._last, self._sent_s = progress, now_s
-        extras: ProgressExtras = {"progress": _progress_object(progress)}
+        extras: ChunkExtras = {"progress": _progress_object(progress)}
         if self._is_for_llama:
             extras["prompt_progress"] = self._prompt_progress(progress, now_s)
         return extras

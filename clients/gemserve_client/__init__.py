@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gemserve_client.replies import ChatCompletionChunk as ChatCompletionChunk
     from gemserve_client.replies import Completion as Completion
     from gemserve_client.replies import FilterReport as FilterReport
+    from gemserve_client.replies import Progress as Progress
     from gemserve_client.replies import Selection as Selection
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Filter",
     "FilterReport",
     "GemserveClient",
+    "Progress",
     "Selection",
 ]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import httpx
@@ -16,6 +19,7 @@ from gemserve.api.telemetry.traces import Traces, open_traces
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.errors import ConfigError
+from gemserve.types import FilterParams, Request, SamplingParams
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, FakeCore, serving_over
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
@@ -151,6 +155,46 @@ def test_traces_are_wanted_by_the_setting_or_by_variables() -> None:
     assert open_traces("off", endpoint) is None
     assert open_traces("auto", {**endpoint, "OTEL_SDK_DISABLED": "true"}) is None
     assert open_traces("on", {"OTEL_TRACES_EXPORTER": "none"}) is None
+
+
+def test_spans_leave_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a collector's address, and with what was still to be sent when the server stops."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["content-length"])
+            received.append((self.path, self.rfile.read(length)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{collector.server_port}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
+        traces = open_traces("auto")
+        assert traces is not None
+        scope = {"path": CHAT, "headers": [], "state": {"request_id": "me"}}
+        request = Request(
+            request_id="me",
+            prompt_ids=[1],
+            sampling=SamplingParams(max_tokens=1),
+            filter=FilterParams(method="none", keep=16),
+        )
+        trace = traces.begin(scope, [request], model="fake", arrived_s=time.monotonic())
+        trace.observer(request, is_first_choice=True).close()
+        traces.shut_down()
+        collector.shutdown()
+    ((path, content),) = received
+    assert path == "/v1/traces"
+    assert b"chat fake" in content
+    assert b"gemserve" in content
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

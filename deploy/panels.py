@@ -204,6 +204,41 @@ ROWS: list[tuple[str, list[Panel]]] = [
         ],
     ),
     (
+        "Document cache",
+        [
+            (
+                "Filter passes that find a document",
+                "reqps",
+                "Passes that looked for a document, and those that found one, by where it was.",
+                [
+                    (rate("document_cache_queries_total"), "all"),
+                    (rate("document_cache_hits_total", "tier"), "found in {{tier}}"),
+                ],
+            ),
+            (
+                "Tokens of these passes",
+                "short",
+                "Per second, and how many of them were found.",
+                [
+                    (rate("document_cache_query_tokens_total"), "all"),
+                    (rate("document_cache_hit_tokens_total", "tier"), "found in {{tier}}"),
+                ],
+            ),
+            (
+                "Documents held",
+                "bytes",
+                "By where they are.",
+                [(gauge("document_cache_bytes"), "{{tier}} {{instance}}")],
+            ),
+            (
+                "Documents given up",
+                "ops",
+                "To make room for others. Many, with few found again: raise --cache-memory.",
+                [(rate("document_cache_evictions_total"), "evictions")],
+            ),
+        ],
+    ),
+    (
         "Memory",
         [
             (

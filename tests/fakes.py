@@ -26,6 +26,7 @@ from gemserve.calibration import Calibration
 from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
 from gemserve.engine.document_cache import StoredDocument
+from gemserve.engine.progress import Progress
 from gemserve.engine.worker import Engine
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
@@ -44,7 +45,7 @@ BODIES: dict[str, dict[str, Any]] = {
 FILTERED = object()  # script step: report the filter
 
 # str: one token of text; number: pause in seconds; Event: wait for it; exception: raise it;
-# Filtered, Finished or TextDelta: emit it as it is.
+# Filtered, Finished or TextDelta: emit it as it is; Progress: what the job's is from then on.
 Step = Any
 
 
@@ -52,6 +53,7 @@ Step = Any
 class FakeJob:
     events: Iterator[Event | None]
     num_tokens: int = 0
+    progress: Progress | None = None
 
 
 class FakeCore:
@@ -84,7 +86,8 @@ class FakeCore:
         pass
 
     def add(self, request: Request, plan: None = None) -> FakeJob:
-        job = FakeJob(self._play(request))
+        job = FakeJob(iter(()), progress=Progress(phase="queue", tokens=0, total=100))
+        job.events = self._play(request, job)
         self._jobs.append(job)
         return job
 
@@ -109,6 +112,9 @@ class FakeCore:
     def forget_documents(self, ids: Collection[str]) -> None:
         self.forgotten.update(ids)
 
+    def progress(self, job: FakeJob) -> Progress | None:
+        return job.progress
+
     def step(self) -> list[tuple[FakeJob, Event]]:
         job = self._jobs[0]
         event: Event | None
@@ -121,11 +127,12 @@ class FakeCore:
             return []
         if isinstance(event, TextDelta):
             job.num_tokens += len(event.token_ids)
+            job.progress = None
         if isinstance(event, Finished):
             self._jobs.remove(job)
         return [(job, event)]
 
-    def _play(self, request: Request) -> Iterator[Event | None]:
+    def _play(self, request: Request, job: FakeJob) -> Iterator[Event | None]:
         """The script as events; None while it pauses."""
         self.requests.append(request)
         self.started.set()
@@ -136,6 +143,8 @@ class FakeCore:
                 yield Filtered(report=report_for(request), started_s=now, filtered_s=now)
             elif isinstance(step, BaseException):
                 raise step
+            elif isinstance(step, Progress):
+                job.progress = step
             elif isinstance(step, (int, float, threading.Event)):
                 yield from self._pause(step)
             elif isinstance(step, (Filtered, Finished, TextDelta)):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gemserve_client.replies import Completion as Completion
     from gemserve_client.replies import Document as Document
     from gemserve_client.replies import FilterReport as FilterReport
+    from gemserve_client.replies import Progress as Progress
     from gemserve_client.replies import Selection as Selection
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Filter",
     "FilterReport",
     "GemserveClient",
+    "Progress",
     "Selection",
     "file_part",
 ]

@@ -37,18 +37,38 @@ class FilterReport(BaseModel):
     coverage: float | None = None
 
 
+class Progress(BaseModel):
+    """How far the server has read the prompt: `tokens` of `total` in this phase.
+
+    `phase` is "queue", "filter" or "prefill". `eta_ms` estimates the time until the first token;
+    None if it is unknown.
+    """
+
+    phase: str
+    tokens: int
+    total: int
+    eta_ms: int | None = None
+
+
 class ChatCompletion(chat.ChatCompletion):
     filter: FilterReport | None = None
 
 
 class ChatCompletionChunk(chat.ChatCompletionChunk):
+    """A chunk with `progress` has no choices. It comes only if the request has `progress`."""
+
     filter: FilterReport | None = None
+    progress: Progress | None = None
 
 
 class Completion(types.Completion):
-    """A whole reply or a chunk. In a whole reply to a list of prompts, `filter` is a list too."""
+    """A whole reply or a chunk. In a whole reply to a list of prompts, `filter` is a list too.
+
+    A chunk with `progress` has no choices. It comes only if the request has `progress`.
+    """
 
     filter: FilterReport | list[FilterReport] | None = None
+    progress: Progress | None = None
 
 
 class Selection(BaseModel):

@@ -1,4 +1,4 @@
-"""The SDK's request fields together with `filter`, `adapter` and `document`."""
+"""The SDK's request fields with `filter`, `adapter`, `document` and, of streams, `progress`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ class _Extras(TypedDict, total=False):
 class ChatRequest(chat_create_params.CompletionCreateParamsNonStreaming, _Extras): ...
 
 
-class ChatStreamRequest(chat_create_params.CompletionCreateParamsStreaming, _Extras): ...
+class _StreamExtras(_Extras, total=False):
+    progress: bool | None
+
+
+class ChatStreamRequest(chat_create_params.CompletionCreateParamsStreaming, _StreamExtras): ...
 
 
 class _PromptExtras(_Extras, total=False):
@@ -38,7 +42,7 @@ class CompletionRequest(
 
 
 class CompletionStreamRequest(
-    completion_create_params.CompletionCreateParamsStreaming, _PromptExtras
+    completion_create_params.CompletionCreateParamsStreaming, _PromptExtras, _StreamExtras
 ): ...
 
 
@@ -54,7 +58,13 @@ class SelectionRequest(TypedDict, total=False):
 
 
 def with_ours(request: dict[str, Any]) -> dict[str, Any]:
-    """Move our fields to `extra_body`, where the SDK takes fields it does not know."""
+    """Move our fields to `extra_body`, where the SDK takes fields it does not know.
+
+    `progress` becomes an option of the stream.
+    """
+    if request.pop("progress", None):
+        options = {**(request.get("stream_options") or {}), "include_progress": True}
+        request = {**request, "stream_options": options}
     ours = {name: request.pop(name, None) for name in ("filter", "adapter", "document")}
     given = {name: value for name, value in ours.items() if value is not None}
     if not given:

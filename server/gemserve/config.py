@@ -112,7 +112,8 @@ class ServerConfig:
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
     one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
-    if its request does not say.
+    if its request does not say. `otel`: whether traces are exported; "auto": if an OTEL_… variable
+    says where to.
     """
 
     host: str = "127.0.0.1"
@@ -134,6 +135,8 @@ class ServerConfig:
     max_pinned_documents: int = 4
     document_ttl_s: int = 3600
     max_document_ttl_s: int = 86400
+    log_format: Literal["text", "json"] = "text"
+    otel: Switch = "auto"
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for adapters with bad names, and for settings without effect.

@@ -17,11 +17,12 @@ Look at what the filter keeps, without an answer:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.core import Core
+from gemserve.engine.progress import Progress
 from gemserve.errors import GemserveError, PromptTooLong, RequestError
 from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
 from gemserve.filtering.methods import METHODS
@@ -179,6 +180,7 @@ class LLM:
         filter: FilterOptions = _DEFAULT_FILTER,
         adapter: LoadedAdapter | None = None,
         field: str = "prompt",
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> Iterator[Event]:
         """Yield the events of an answer: `Filtered`, `TextDelta`s and one `Finished`.
 
@@ -187,10 +189,12 @@ class LLM:
         ...         print(event.text, end="", flush=True)
 
         The model answers one prompt at a time, so read the events to the end. If the model fails,
-        `Finished` says so. Raises `RequestError`, naming `field` if the prompt is too long.
+        `Finished` says so. `on_progress` is told several times a second how much of the prompt is
+        read, until the first token. Raises `RequestError`, naming `field` if the prompt is too
+        long.
         """
         request = self._request(self.prompt(prompt), sampling, filter, adapter, field)
-        return self.core.run_alone(request)
+        return self.core.run_alone(request, on_progress)
 
     def passages(self, prompt: Prompt, report: FilterReport) -> tuple[Passage, ...]:
         """The text of a report's selection, as passages. Empty if the report has no selection."""

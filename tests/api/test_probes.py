@@ -58,7 +58,7 @@ async def test_what_does_not_exist_is_json_too(
 
 async def test_metrics_of_a_finished_request(api: Api) -> None:
     before = await api.metrics()
-    assert not [name for name in before if name.startswith("request_success_total")]
+    assert not sum(v for name, v in before.items() if name.startswith("request_success_total"))
     await api.post(COMPLETIONS, prompt=list(range(10, 510)), filter={"keep": 32})
     data_of(await api.post(CHAT, stream=True))
     after = await api.metrics()
@@ -132,7 +132,7 @@ async def test_metrics_of_rejected_requests(api: Api) -> None:
     assert after['admission_rejections_total{reason="unknown_model"}'] == 1
     assert after['admission_rejections_total{reason="invalid_request"}'] == 2
     assert after['admission_rejections_total{reason="prompt_too_long"}'] == 1
-    assert not [name for name in after if name.startswith("request_success_total")]
+    assert not sum(v for name, v in after.items() if name.startswith("request_success_total"))
 
 
 async def test_ten_thousand_junk_names_leave_the_labels_bounded(api: Api) -> None:
@@ -144,7 +144,7 @@ async def test_ten_thousand_junk_names_leave_the_labels_bounded(api: Api) -> Non
         await api.client.post(CHAT, content=body)
         await api.post(COMPLETIONS, model=f"junk-{i}", headers={"X-Request-Id": f"junk-{i}"})
     names = set(await api.metrics())
-    assert len(names - before) <= 2
+    assert len(names - before) <= 6  # a reason and two statuses, each with when it was first seen
     assert not [name for name in names if "junk" in name]
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import gemserve_client
 from gemserve import types
+from gemserve.engine.progress import Progress as ServerProgress
 from gemserve_client import (
     AsyncGemserveClient,
     Filter,
@@ -258,6 +259,26 @@ def test_names_are_complete_and_sorted() -> None:
         assert getattr(gemserve_client, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Client'"):
         _ = gemserve_client.Client  # type: ignore[attr-defined]
+
+
+def test_a_stream_tells_its_progress(client: GemserveClient, core: FakeCore) -> None:
+    """The SDK's own stream options must survive beside ours."""
+    half = ServerProgress(phase="filter", tokens=50, total=100, eta_s=2.0)
+    core.script = (half, 0.5, FILTERED, "a")
+    options: Any = {"include_usage": True}
+    for create, prompt in (
+        (client.chat.completions.create, {"messages": MESSAGES}),
+        (client.completions.create, {"prompt": IDS}),
+    ):
+        any_create: Any = create
+        chunks = list(
+            any_create(model="fake", stream=True, progress=True, stream_options=options, **prompt)
+        )
+        told = [chunk.progress for chunk in chunks if chunk.progress is not None]
+        assert told[-1] == replies.Progress(phase="filter", tokens=50, total=100, eta_ms=2000)
+        assert chunks[-1].usage.completion_tokens == 1
+        quiet = list(any_create(model="fake", stream=True, **prompt))
+        assert not [chunk for chunk in quiet if chunk.progress is not None]
 
 
 def test_the_client_needs_none_of_the_servers_libraries() -> None:

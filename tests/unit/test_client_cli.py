@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from gemserve.cli.ask import summary_of
+from gemserve.engine.progress import Progress
 from gemserve.types import FilterReason, FilterReport
 from gemserve_client.cli import ask
 from gemserve_client.cli.main import main
@@ -239,7 +240,8 @@ def test_ctrl_c_ends_it_quietly(url: str, notes: str, core: FakeCore) -> None:
 
 def test_a_terminal_shows_that_something_happens(url: str, notes: str, core: FakeCore) -> None:
     filtering = threading.Event()
-    core.script = (filtering, FILTERED, "ok")
+    half = Progress(phase="filter", tokens=50, total=100, eta_s=2.0)
+    core.script = (half, filtering, FILTERED, "ok")
     ours, theirs = pty.openpty()
     program = start("ask", notes, QUESTION, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
@@ -247,12 +249,14 @@ def test_a_terminal_shows_that_something_happens(url: str, notes: str, core: Fak
     with suppress(OSError):  # Linux's way to say that the other end was closed
         while part := os.read(ours, 4096):
             shown += part
-            if b"reading 0.3 s" in shown:
+            if b"(50%)" in shown:
                 filtering.set()
     os.close(ours)
     assert program.communicate(timeout=20)[0] == b"ok\n"
     lines = shown.decode().split("\r\x1b[K")
-    assert lines[1] == "reading 0.1 s"
+    assert re.fullmatch(r"(reading|waiting for the server) 0\.\d s", lines[1])
+    seen = [line for line in lines if "(50%)" in line]
+    assert re.fullmatch(r"filtering: 50 of 100 tokens \(50%\), about 2 s left; [\d.]+ s", seen[0])
     assert re.fullmatch(r"sieve at layer 2 kept \d+ of \d+ tokens in 2 ms\r\n", lines[-1])
 
 

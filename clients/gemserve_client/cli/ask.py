@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionUserMessageParam
 
     from gemserve_client.client import GemserveClient
-    from gemserve_client.replies import FilterReport
+    from gemserve_client.replies import FilterReport, Progress
 
 WHY: dict[str, str] = {
     "short_prompt": "it is short",
@@ -116,7 +116,7 @@ def _answer(
     client: GemserveClient, arguments: argparse.Namespace, message: ChatCompletionUserMessageParam
 ) -> FilterReport | None:
     """Print what the filter did on stderr, then the answer on stdout as it arrives."""
-    with waiting("reading"):
+    with waiting("reading") as show:
         stream = client.chat.completions.create(
             model=arguments.model or first_model(client),
             messages=[message],
@@ -125,8 +125,12 @@ def _answer(
             filter=_filter(arguments),
             adapter=arguments.adapter,
             max_tokens=arguments.max_tokens,
+            progress=sys.stderr.isatty(),
         )
         first = next(stream, None)
+        while first is not None and first.progress is not None:
+            show(title_of(first.progress))
+            first = next(stream, None)
     report, finish_reason = None, None
     with stream:
         for chunk in chain([first] if first else [], stream):
@@ -140,6 +144,16 @@ def _answer(
     if finish_reason == "length":
         print("the answer is cut: it reached --max-tokens", file=sys.stderr)
     return report
+
+
+def title_of(progress: Progress) -> str:
+    """What is under way, for a terminal."""
+    if progress.phase == "queue":
+        return "waiting for the server"
+    share = progress.tokens / max(1, progress.total)
+    left = "" if progress.eta_ms is None else f", about {progress.eta_ms / 1e3:.0f} s left"
+    verb = "filtering" if progress.phase == "filter" else "reading"
+    return f"{verb}: {progress.tokens:,} of {progress.total:,} tokens ({share:.0%}){left};"
 
 
 def _filter(arguments: argparse.Namespace) -> Filter | None:

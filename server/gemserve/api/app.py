@@ -43,6 +43,7 @@ from gemserve.api.routes.submission import Submitter
 from gemserve.api.routes.tokenizing import tokenizing_routes
 from gemserve.api.serving import Serving
 from gemserve.api.telemetry.server_metrics import Metrics
+from gemserve.api.telemetry.traces import Traces
 from gemserve.config import ServerConfig
 from gemserve.errors import GemserveError
 
@@ -56,10 +57,11 @@ EXPOSED_HEADERS = (
 )
 
 
-def create_app(serving: Serving) -> FastAPI:
+def create_app(serving: Serving, traces: Traces | None = None) -> FastAPI:
     """The application over one engine. Tests use it in process, through an ASGI transport.
 
-    It stops the engine when it shuts down. Raises `ConfigError` if its key files are wrong.
+    It stops the engine and the export of `traces` when it shuts down. Raises `ConfigError` if its
+    key files are wrong.
     """
     config = serving.config
     metrics = Metrics(serving.engine, serving.adapters, serving.model_name, serving.backend)
@@ -68,6 +70,8 @@ def create_app(serving: Serving) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await to_thread.run_sync(serving.engine.stop)
+        if traces is not None:
+            await to_thread.run_sync(traces.shut_down)
 
     app = FastAPI(
         title="gemserve",
@@ -76,7 +80,7 @@ def create_app(serving: Serving) -> FastAPI:
         redirect_slashes=False,  # a path that is not in the document is a 404
     )
     operations: dict[str, Operation] = {}
-    for routes in _all_routes(serving, metrics):
+    for routes in _all_routes(serving, metrics, traces):
         app.include_router(routes)
         operations |= routes.operations
     document = write_document(operations, config, serving.model_name)
@@ -86,7 +90,7 @@ def create_app(serving: Serving) -> FastAPI:
     return app
 
 
-def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
+def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
     models = ModelNames(serving.model_name, serving.adapters)
@@ -97,6 +101,7 @@ def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
         metrics=metrics,
         documents=documents,
         keep_alive_s=config.keep_alive_s,
+        traces=traces,
     )
     return [
         completion_routes(submitter, builder),
@@ -132,7 +137,9 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestId)
+    app.add_middleware(
+        RequestId, on_reply=lambda status: metrics.http_responses.labels(status).inc()
+    )
     app.add_middleware(MessageErrors)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gemserve.cli.adapter_inspect import MAX_BYTES
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS
 from gemserve.cli.options import add_options, read_options
+from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError
 from gemserve.types import FilterReason, FilterReport
@@ -97,7 +98,11 @@ def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: An
 
     sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
     options = FilterOptions(return_selection=True)
-    for event in llm.stream(prompt, sampling, filter=options, adapter=adapter, field="FILE"):
+    line = ProgressLine()
+    for event in llm.stream(
+        prompt, sampling, filter=options, adapter=adapter, field="FILE", on_progress=line.show
+    ):
+        line.clear()
         if isinstance(event, Filtered):
             print(summary_of(event.report), file=sys.stderr)
             if arguments.show_kept:

@@ -187,4 +187,11 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option(
         "--max-document-ttl", "max_document_ttl_s", number(1), "seconds that a document may stay"
     ),
+    Option("--log-format", "log_format", choice("text", "json"), "text, or a JSON object a line"),
+    Option(
+        "--otel",
+        "otel",
+        choice("auto", "on", "off"),
+        "export OpenTelemetry traces; auto: if OTEL_EXPORTER_OTLP_ENDPOINT or the like is set",
+    ),
 )

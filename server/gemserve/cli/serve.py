@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gemserve.cli.logs import set_up_logs
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS
 from gemserve.cli.options import add_options, read_options, refuse_unknown_variables
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
@@ -39,25 +40,28 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.api.access.keys import open_keys
     from gemserve.api.app import create_app
     from gemserve.api.serving import build_serving, check_adapters
+    from gemserve.api.telemetry.traces import open_traces
     from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    open_keys(server)  # these three fail early, because loading a model may take minutes
+    open_keys(server)  # these four fail early, because loading a model may take minutes
     check_adapters(server)
+    traces = open_traces(server.otel)
     _check_free(server)
+    log_config = set_up_logs(server.log_format)
     log.info("loading %s …", model.model)
     core = call_in_new_thread(lambda: build_calibrated_core(model, engine))
     name = server.served_model_name or model.model
-    _print_settings(core, name)
+    say: Callable[[str], None] = log.info if server.log_format == "json" else _print
+    _tell_settings(core, name, say)
     serving = build_serving(core, model_name=name, config=server)
     for adapter in serving.adapters.list():
-        print(
-            f"gemserve: adapter {adapter.name} ({adapter.kind}, version {adapter.version}), "
-            f"{adapter.num_bytes:,} bytes",
-            flush=True,
+        say(
+            f"adapter {adapter.name} ({adapter.kind}, version {adapter.version}), "
+            f"{adapter.num_bytes:,} bytes"
         )
 
     class Server(uvicorn.Server):
@@ -67,10 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     Server(
         uvicorn.Config(
-            create_app(serving),
+            create_app(serving, traces),
             host=server.host,
             port=server.port,
+            log_config=log_config,
             log_level="info",
+            access_log=False,  # its lines have no request id: see gemserve.api.access.request_id
             timeout_keep_alive=30,
             # longer than the engine drains, so that every reply ends before connections are closed
             timeout_graceful_shutdown=DRAIN_S + 10,
@@ -105,28 +111,30 @@ def call_in_new_thread(function: Callable[[], T]) -> T:
     return results[0]
 
 
-def _print_settings(core: Core, name: str) -> None:
-    """Print what is served, and with which settings."""
+def _print(text: str) -> None:
+    print(f"gemserve: {text}", flush=True)
+
+
+def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
+    """Say what is served, and with which settings."""
     from gemserve.engine.build import planned_weights
     from gemserve.filtering.methods import METHODS
 
     config, backend = core.config, core.model.backend
     dtype = str(core.model.dtype).removeprefix("torch.")
-    print(
-        f"gemserve: serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
+    say(
+        f"serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
         f"tokens of context) on {core.model.device} in {dtype}, attention by {backend.name}, "
         f"kernels in {backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default "
         f"filter {config.filter_method}, layer {config.filter_layer}, keep {config.filter_keep} "
-        f"above {config.filter_min_tokens} tokens; KV memory {config.kv_memory_bytes:,} bytes",
-        flush=True,
+        f"above {config.filter_min_tokens} tokens; KV memory {config.kv_memory_bytes:,} bytes"
     )
     if METHODS[config.filter_method].selector is not None:
-        print(f"gemserve: {core.calibration.describe()}", flush=True)
+        say(core.calibration.describe())
     weights = planned_weights(core.model, config)
-    print(
-        f"gemserve: weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "
-        f"FP8 copies for the filter pass), {weights.host:,} bytes on the host",
-        flush=True,
+    say(
+        f"weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "
+        f"FP8 copies for the filter pass), {weights.host:,} bytes on the host"
     )
 
 

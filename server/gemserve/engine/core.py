@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from gemserve.calibration import Calibration
@@ -15,6 +16,7 @@ from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.pace import Pace, StepLimits
+from gemserve.engine.progress import Progress, find_progress
 from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner import Runner
 from gemserve.engine.scheduler import Scheduler
@@ -204,13 +206,31 @@ class Core:
         self._scheduler.forget_documents(ids)
         self._runner.change_memory(self._pool.take_changes())
 
-    def run_alone(self, request: Request) -> Iterator[Event]:
-        """All events of one request while nothing else runs, for use without a server."""
+    def progress(self, job: Job) -> Progress | None:
+        """How far a request has come. None: it has its first token, or has ended."""
+        started_s = job.started_s
+        return find_progress(
+            job.sequence,
+            self.model.shape,
+            running_s=0.0 if started_s is None else time.monotonic() - started_s,
+            seconds_per_flop=self._pace.seconds_per_cost,
+        )
+
+    def run_alone(
+        self, request: Request, on_progress: Callable[[Progress], None] | None = None
+    ) -> Iterator[Event]:
+        """All events of one request while nothing else runs, for use without a server.
+
+        `on_progress` is called after every step until the first token.
+        """
         assert self.is_idle
-        self.add(request)
+        job = self.add(request)
         while not self.is_idle:
             for _, event in self.step():
                 yield event
+            progress = None if on_progress is None else self.progress(job)
+            if on_progress is not None and progress is not None:
+                on_progress(progress)
 
     def check_integrity(self) -> None:
         """Prove that states and memory agree. Raises `AssertionError`."""
@@ -249,6 +269,8 @@ class Core:
             self._pace.observe_decode(out.taken_s)
         if plan.chunk is not None:
             self._pace.observe_slice(out.taken_s)
+            sequence = plan.chunk.sequence
+            sequence.open_s = 0.0 if out.is_chunk_done else sequence.open_s + out.taken_s
             if out.pass_s:
                 self._pace.observe_pass(out.pass_s, self._cost(plan.chunk))
 

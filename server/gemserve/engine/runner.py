@@ -163,6 +163,7 @@ class Runner:
             sequence.request.request_id,
             type(error).__name__,
             error,
+            extra={"request_id": sequence.request.request_id},
         )
         self.forget(sequence)
         out.chosen[sequence] = Choice(positions=torch.arange(sequence.num_prompt), has_failed=True)

@@ -37,6 +37,7 @@ class Sequence:
     state: State = State.WAITING
     done: int = 0
     open_tokens: int = 0  # tokens of a chunk that has begun and has not finished
+    open_s: float = 0.0  # how long that chunk's pass has run
     num_kept: int = field(init=False)
     ids: Ids[int] = field(init=False)
     generated: list[int] = field(default_factory=list)

@@ -7,7 +7,8 @@ and the streams of the requests in the core. Both sides share only this:
 - `Load`, a frozen snapshot that the worker replaces after everything it does, before it emits the
   resulting events, so that the reader of an event finds the load after it;
 - `Core.plan`, which reads nothing that ever changes;
-- each `Stream`, whose events reach its event loop through `call_soon_threadsafe`.
+- each `Stream`, whose events reach its event loop through `call_soon_threadsafe`, and whose
+  `progress` is a frozen object that the worker replaces.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from gemserve.engine.document_cache import StoredDocument
+from gemserve.engine.progress import Progress
 from gemserve.engine.steps import Load, Steps, load_of
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
 from gemserve.types import Event, Finished, Request
@@ -33,7 +35,8 @@ class Stream:
     """One request's events, read on the event loop that submitted it.
 
     Iteration ends after `Finished`, which always comes. `cancel` may be called at any time, any
-    number of times, from any thread.
+    number of times, from any thread. While `is_watched` is set, `progress` says how far the request
+    has come, until its first token.
     """
 
     def __init__(self, request: Request, plan: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -42,6 +45,10 @@ class Stream:
         self._loop = loop
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()
+        self.is_watched = False
+        self.progress: Progress | None = Progress(
+            phase="queue", tokens=0, total=len(request.prompt_ids)
+        )
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -194,6 +201,7 @@ class Engine:
                 self._drop_cancelled()
                 if not self._core.is_idle:
                     self._emit(self._core.step())
+                    self._publish_progress()
         except BaseException as error:
             log.exception("the engine's worker died")
             self._die(f"{type(error).__name__}: {error}", "error")
@@ -252,6 +260,11 @@ class Engine:
             self._jobs[job].emit(event)
             if isinstance(event, Finished):
                 del self._jobs[job]
+
+    def _publish_progress(self) -> None:
+        for job, stream in self._jobs.items():
+            if stream.is_watched:
+                stream.progress = self._core.progress(job)
 
     def _publish_load(self) -> None:
         self._load = load_of(self._core)

@@ -15,6 +15,7 @@ from gemserve.api.access.request_id import new_id
 from gemserve.api.replies.choice import Choice, ChoiceFormat, ChoiceT, PartT
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import failure_body, failure_response, is_failure
+from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.reply_types import ChunkExtras, ReplyHead, Usage
 from gemserve.api.replies.server_sent_events import (
     DONE,
@@ -54,9 +55,12 @@ async def choices_reply(
     )
     if not body.stream:
         return await reply.whole()
-    return await event_stream_with(
-        reply.chunks(body.stream_options or StreamOptions()), reply.headers
-    )
+    options = body.stream_options or StreamOptions()
+    progress = None
+    if options.include_progress or body.return_progress:
+        is_for_llama = bool(body.return_progress)
+        progress = ProgressReader(reader, is_for_llama=is_for_llama)
+    return await event_stream_with(reply.chunks(options, progress), reply.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +93,13 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         )
         return JSONResponse(content, headers=self.headers())
 
-    async def chunks(self, options: StreamOptions) -> AsyncGenerator[str]:
-        """Server-sent events. A choice's first chunk has its filter report; `[DONE]` comes once."""
+    async def chunks(
+        self, options: StreamOptions, progress: ProgressReader | None
+    ) -> AsyncGenerator[str]:
+        """Server-sent events. A choice's first chunk has its filter report; `[DONE]` comes once.
+
+        `progress`: what comes at once and then in pauses, until the first token.
+        """
 
         def chunk(choice: Choice, part: PartT, extras: ChunkExtras | None = None) -> str:
             usage: ChunkExtras = {"usage": None} if options.include_usage else {}
@@ -98,10 +107,12 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 usage = {"usage": self._usage_of(choice)}
             return data_event(self.format.chunk(self.head, [part], {**usage, **(extras or {})}))
 
-        async with aclosing(self.reader.events_and_pauses()) as arrivals:
+        find_pause_s = None if progress is None else progress.find_pause_s
+        async with aclosing(self.reader.events_and_pauses(find_pause_s)) as arrivals:
             async for arrival in arrivals:
                 if arrival is None:
-                    yield KEEP_ALIVE
+                    if sent := self._in_pause(progress):
+                        yield sent
                     continue
                 choice, event = self.choices[arrival[0]], arrival[1]
                 choice.add(event)
@@ -111,6 +122,8 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 elif isinstance(event, PromptScored):
                     yield chunk(choice, self.format.prompt_part(choice, event))
                 elif isinstance(event, TextDelta):
+                    if progress is not None:
+                        progress.stop()
                     if event.text or event.logprobs:
                         yield chunk(choice, self.format.text_part(choice, event))
                 elif is_failure(event):
@@ -122,6 +135,13 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         if options.include_usage:
             yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}))
         yield DONE
+
+    def _in_pause(self, progress: ProgressReader | None) -> str:
+        """What is sent in a pause; empty if that is nothing."""
+        if progress is None or progress.is_over:
+            return KEEP_ALIVE
+        extras = progress.next()
+        return "" if extras is None else data_event(self.format.chunk(self.head, [], extras))
 
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known of every prompt."""

@@ -55,11 +55,11 @@ class EventReader:
         self.streams = streams
         self._http = http
         self._observers = observers
-        self._keep_alive_s = keep_alive_s
+        self.keep_alive_s = keep_alive_s
 
     async def events(self) -> AsyncGenerator[Arrival]:
         """The streams' events in the order in which they come."""
-        async with aclosing(self._read(None)) as arrivals:
+        async with aclosing(self._read(lambda: None)) as arrivals:
             async for arrival in arrivals:
                 if arrival is not None:
                     yield arrival
@@ -70,18 +70,25 @@ class EventReader:
             async for _, event in arrivals:
                 take(event)
 
-    def events_and_pauses(self) -> AsyncGenerator[Arrival | None]:
-        """The same, with None whenever no event came for `keep_alive_s` seconds."""
-        return self._read(self._keep_alive_s)
+    def events_and_pauses(
+        self, find_pause_s: Callable[[], float] | None = None
+    ) -> AsyncGenerator[Arrival | None]:
+        """The same, with None whenever no event came for `keep_alive_s` seconds.
 
-    async def _read(self, pause_s: float | None) -> AsyncGenerator[Arrival | None]:
+        `find_pause_s` says instead how many seconds that are, anew for each pause.
+        """
+        return self._read(find_pause_s or (lambda: self.keep_alive_s))
+
+    async def _read(
+        self, find_pause_s: Callable[[], float | None]
+    ) -> AsyncGenerator[Arrival | None]:
         watcher = asyncio.create_task(self._cancel_on_disconnect())
         readers = [aiter(stream) for stream in self.streams]
         pending = {asyncio.ensure_future(anext(r)): index for index, r in enumerate(readers)}
         try:
             while pending:
                 done, _ = await asyncio.wait(
-                    pending, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
+                    pending, timeout=find_pause_s(), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     yield None

@@ -72,7 +72,32 @@ class Completion(ReplyHead):
     filter: FilterObject | list[FilterObject]  # a list if there are several prompts
 
 
-class ChunkExtras(TypedDict):
+class ProgressObject(TypedDict):
+    """`tokens` of `total` are read in this phase. `eta_ms`: until the first token, if known."""
+
+    phase: Literal["queue", "filter", "prefill"]
+    tokens: NonNegative
+    total: NonNegative
+    eta_ms: NonNegative | None
+
+
+class PromptProgress(TypedDict):
+    """The same as llama.cpp says it."""
+
+    total: NonNegative
+    cache: NonNegative
+    processed: NonNegative
+    time_ms: NonNegative
+
+
+class ProgressExtras(TypedDict):
+    """Chunks without choices have it while prompts are read, if it is requested."""
+
+    progress: NotRequired[ProgressObject]
+    prompt_progress: NotRequired[PromptProgress]
+
+
+class ChunkExtras(ProgressExtras):
     """A choice's first chunk has its `filter`. Usage comes if it is requested: last, or always."""
 
     usage: NotRequired[Usage | None]

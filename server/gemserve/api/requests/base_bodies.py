@@ -78,11 +78,15 @@ class FilterBody(Body):
 
 
 class StreamOptions(Body):
-    """`continuous_usage_stats`: every chunk has its choice's usage so far, if usage is included."""
+    """`continuous_usage_stats`: every chunk has its choice's usage so far, if usage is included.
+
+    `include_progress`: chunks without choices say how far the prompt is read.
+    """
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
     include_obfuscation: bool | None = None  # without effect: nothing is padded
+    include_progress: bool | None = False
 
     @property
     def has_usage_everywhere(self) -> bool:
@@ -203,5 +207,6 @@ class GenerationBody(SamplingBody):
     """The fields of both completion endpoints."""
 
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None  # llama.cpp's name for `include_progress`
     response_format: ResponseFormat | None = None
     n: NumChoices | None = None

@@ -16,6 +16,7 @@ from gemserve.api.documents.store import Document, DocumentStore, Wish, new_docu
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import document_types
 from gemserve.api.replies.document_types import document_object
+from gemserve.api.replies.event_reader import Observers
 from gemserve.api.requests.document_body import DocumentBody
 from gemserve.api.requests.document_form import FORM_SCHEMA, parse_document_form, read_switch
 from gemserve.api.requests.document_request import count_tokens, warming_request
@@ -73,7 +74,8 @@ def document_routes(submitter: Submitter, builder: RequestBuilder, store: Docume
             document = intake.document
             stream = engine.submit(replace(intake.request, tenant=tenant))
         store.add(tenant, document)
-        warm_ups.follow(document, stream, submitter.observers(stream, arrived_s))
+        observers = submitter.observers(stream.request, arrived_s)
+        warm_ups.follow(document, stream, Observers(*observers))
         if waits or intake.body.wait:
             await document.is_settled.wait()
         return describe(document)

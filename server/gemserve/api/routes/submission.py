@@ -18,15 +18,17 @@ from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
-from gemserve.api.replies.event_reader import EventReader, Observers
+from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import AdapterReference, ModelNames
 from gemserve.api.telemetry.server_metrics import Metrics
-from gemserve.engine.worker import Engine, Stream
+from gemserve.api.telemetry.traces import Traces
+from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterBusy, AdapterUnavailable, QueueFull, RequestError
 from gemserve.types import LoadedAdapter
+from gemserve.types import Request as EngineRequest
 
 BodyT = TypeVar("BodyT", bound=FilteringBody)
 Build = Callable[[BodyT, str, LoadedAdapter | None], EngineRequests]
@@ -48,6 +50,7 @@ class Submitter:
     metrics: Metrics
     documents: DocumentStore
     keep_alive_s: float
+    traces: Traces | None = None
     backlog: Backlog = field(default_factory=Backlog)
 
     async def submit(
@@ -76,8 +79,15 @@ class Submitter:
                     for request in requests.requests
                 ]
             )
-        observers = [self.observers(stream, arrived_s) for stream in streams]
-        reader = EventReader(http, streams, observers, keep_alive_s=self.keep_alive_s)
+        sent = [stream.request for stream in streams]
+        observers = [self.observers(request, arrived_s) for request in sent]
+        if self.traces is not None:
+            trace = self.traces.begin(http.scope, sent, model=body.model, arrived_s=arrived_s)
+            for index, request in enumerate(sent):
+                is_first = index % requests.n == 0
+                observers[index].append(trace.observer(request, is_first_choice=is_first))
+        joined = [Observers(*some) for some in observers]
+        reader = EventReader(http, streams, joined, keep_alive_s=self.keep_alive_s)
         return Submission(body, requests, reader)
 
     @contextmanager
@@ -96,9 +106,9 @@ class Submitter:
             self.metrics.rejections.labels(_reason(error)).inc()
             raise
 
-    def observers(self, stream: Stream, arrived_s: float) -> Observers:
-        """What sees a stream's events."""
-        return Observers(self.metrics.observer(arrived_s), self.backlog.enter(stream.request))
+    def observers(self, request: EngineRequest, arrived_s: float) -> list[Observer]:
+        """What sees the events of a request in any case."""
+        return [self.metrics.observer(request, arrived_s), self.backlog.enter(request)]
 
     def _parse_and_build(
         self,

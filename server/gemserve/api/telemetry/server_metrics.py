@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.engine.worker import Engine
-from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
+from gemserve.types import Event, Filtered, FilterReport, Finished, FinishReason, Request, TextDelta
 from gemserve_kernels import Backend
 
 _SECONDS = (
@@ -19,6 +27,8 @@ _SECONDS = (
 )
 _BYTES = tuple(float(1 << power) for power in range(16, 40, 2))
 _SHARES = tuple(tenth / 10 for tenth in range(1, 11))
+_KEPT_SHARES = tuple(1 / (1 << power) for power in range(8, -1, -1))
+_TOKENS = tuple(float(1 << power) for power in range(21))
 
 
 class Metrics:
@@ -31,7 +41,12 @@ class Metrics:
         self.rejections = self._counter(
             "admission_rejections", "Requests refused before they ran", ["reason"]
         )
+        self.http_responses = self._counter("http_responses", "Replies to any path", ["status"])
         self._success = self._counter("request_success", "Requests ended", ["finish_reason"])
+        for reason in get_args(FinishReason):  # else a rate would miss the first one
+            self._success.labels(reason)
+        self.rejections.labels("queue_full")
+        self._with_adapter = self._counter("adapter_requests", "Requests that name an adapter")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens received")
         self._kept = self._counter("kept_prompt_tokens", "Prompt tokens left after filtering")
         self._cached = self._counter(
@@ -42,25 +57,35 @@ class Metrics:
         self._itl = self._seconds("inter_token_latency", "Between consecutive tokens")
         self._e2e = self._seconds("e2e_request_latency", "From arrival to last token")
         self._queue = self._seconds("request_queue_time", "From arrival to start")
+        self._inference = self._seconds("request_inference_time", "From start to last token")
+        self._per_token = self._seconds(
+            "request_time_per_output_token", "One request's tokens after its first, on average"
+        )
         self._filter = self._seconds("filter_time", "Filter pass and selection")
         self._prefill = self._seconds("request_prefill_time", "From selection to first token")
         self._decode = self._seconds("request_decode_time", "From first token to last")
-        self._kv = Histogram(
-            "gemserve_request_kv_cache_bytes",
+        self._kv = self._histogram(
+            "request_kv_cache_bytes",
             "KV cache of one request: at its peak, and while decoding",
+            _BYTES,
             ["stage"],
-            buckets=_BYTES,
-            registry=self._registry,
+        )
+        self._prompt_lengths = self._histogram("request_prompt_tokens", "Of one prompt", _TOKENS)
+        self._answer_lengths = self._histogram(
+            "request_generation_tokens", "Of one answer", _TOKENS
         )
         self._outcomes = self._counter(
             "filter_requests", "Prompts, by what became of their filter", ["method", "outcome"]
         )
-        self._coverage = Histogram(
-            "gemserve_filter_coverage",
+        self._coverage = self._histogram(
+            "filter_coverage",
             "How focused attention is: the share that the best sixteenth of a document gets",
-            buckets=_SHARES,
-            registry=self._registry,
+            _SHARES,
         )
+        self._kept_shares = self._histogram(
+            "filter_kept_ratio", "Share of a filtered prompt that was kept", _KEPT_SHARES
+        )
+        self._gauge("engine_up", "0 if the engine is dead", lambda: engine.death is None)
         self._gauge("num_requests_running", "Requests running", lambda: engine.num_running)
         self._gauge("num_requests_waiting", "Requests waiting", lambda: engine.num_waiting)
         self._gauge("kv_cache_usage_ratio", "KV memory in use", lambda: engine.kv_usage_ratio)
@@ -74,6 +99,7 @@ class Metrics:
             "adapter_memory_bytes", "Of adapters loaded or in use", lambda: adapters.num_bytes
         )
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
+        ProcessCollector(registry=self._registry)
         self._gpu_gauges()
         info = Gauge(
             "gemserve_model_info",
@@ -86,12 +112,16 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
-    def observer(self, arrived_s: float) -> RequestObserver:
+    def observer(self, request: Request, arrived_s: float) -> RequestObserver:
+        if request.adapter is not None:
+            self._with_adapter.inc()
         return RequestObserver(self, arrived_s)
 
     def count_filter(self, report: FilterReport) -> None:
         """Count the outcome of filtering one prompt."""
         self._outcomes.labels(report.method, report.reason or "applied").inc()
+        if report.applied:
+            self._kept_shares.observe(report.kept_tokens / max(1, report.prompt_tokens))
         if report.coverage is not None:
             self._coverage.observe(report.coverage)
 
@@ -99,9 +129,12 @@ class Metrics:
         return Counter(f"gemserve_{name}", text, labels or [], registry=self._registry)
 
     def _seconds(self, name: str, text: str) -> Histogram:
-        return Histogram(
-            f"gemserve_{name}_seconds", text, buckets=_SECONDS, registry=self._registry
-        )
+        return self._histogram(f"{name}_seconds", text, _SECONDS)
+
+    def _histogram(
+        self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
+    ) -> Histogram:
+        return Histogram(f"gemserve_{name}", text, labels, buckets=buckets, registry=self._registry)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(f"gemserve_{name}", text, registry=self._registry).set_function(read)
@@ -121,6 +154,7 @@ class RequestObserver:
     def __init__(self, metrics: Metrics, arrived_s: float) -> None:
         self._metrics = metrics
         self._arrived_s = arrived_s
+        self._started_s = arrived_s
         self._filtered_s = arrived_s
         self._first_s: float | None = None
         self._last_s = arrived_s
@@ -129,9 +163,10 @@ class RequestObserver:
     def see(self, event: Event) -> None:
         m = self._metrics
         if isinstance(event, Filtered):
-            self._filtered_s = event.filtered_s
+            self._started_s, self._filtered_s = event.started_s, event.filtered_s
             m._queue.observe(event.started_s - self._arrived_s)
             m._prompt.inc(event.report.prompt_tokens)
+            m._prompt_lengths.observe(event.report.prompt_tokens)
             m._kept.inc(event.report.kept_tokens)
             m._cached.inc(event.report.cached_tokens)
             if event.report.filter_ms:
@@ -150,6 +185,11 @@ class RequestObserver:
             if self._first_s is not None:
                 m._decode.observe(self._last_s - self._first_s)
                 m._e2e.observe(self._last_s - self._arrived_s)
+                m._inference.observe(self._last_s - self._started_s)
+                m._answer_lengths.observe(event.completion_tokens)
+                if event.completion_tokens > 1:
+                    mean_s = (self._last_s - self._first_s) / (event.completion_tokens - 1)
+                    m._per_token.observe(mean_s)
             if event.peak_kv_bytes:
                 m._kv.labels("peak").observe(event.peak_kv_bytes)
                 m._kv.labels("decode").observe(event.decode_kv_bytes)

@@ -1,0 +1,233 @@
+"""OpenTelemetry traces of requests: one span for each, and in it `queue` to `decode` as children.
+
+The attributes follow the semantic conventions for generative AI. No span has text of a prompt or of
+an answer. OpenTelemetry is imported only if traces are wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gemserve
+from gemserve.errors import ConfigError
+from gemserve.types import Event, Filtered, Finished, Request, Switch, TextDelta
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+log = logging.getLogger("gemserve.api")
+# any of these says that traces are wanted
+VARIABLES = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_TRACES_EXPORTER",
+)
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/filter": "filter",
+}  # every other path that reaches the engine is a chat
+
+
+def open_traces(otel: Switch, environment: Mapping[str, str] = os.environ) -> Traces | None:
+    """Traces that go where `environment` says. None: none are wanted.
+
+    Raises `ConfigError` if they are wanted and the packages are not installed.
+    """
+    is_disabled = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if otel == "off" or is_disabled or environment.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    if otel == "auto" and not any(environment.get(name) for name in VARIABLES):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        message = f"otel={otel}: traces need the packages of gemserve[otel]: {error}"
+        if otel == "on":
+            raise ConfigError(message) from error
+        log.warning("%s; none are exported", message)
+        return None
+    attributes = {"service.version": gemserve.__version__}
+    if not environment.get("OTEL_SERVICE_NAME"):
+        attributes["service.name"] = "gemserve"
+    provider = TracerProvider(resource=Resource.create(attributes))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Traces(provider)
+
+
+class Traces:
+    """Makes the traces of one server."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("gemserve", gemserve.__version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(
+        self, scope: Mapping[str, Any], requests: Sequence[Request], *, model: str, arrived_s: float
+    ) -> RequestTrace:
+        """The trace of one HTTP request, which the client's `traceparent` may already name.
+
+        `arrived_s` is of `time.monotonic()`.
+        """
+        from opentelemetry.trace import SpanKind
+
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        operation = _OPERATIONS.get(scope["path"], "chat")
+        to_epoch_ns = time.time_ns() - time.monotonic_ns()
+        span = self._tracer.start_span(
+            f"{operation} {model}",
+            context=self._propagator.extract(headers),
+            kind=SpanKind.SERVER,
+            start_time=int(arrived_s * 1e9) + to_epoch_ns,
+            attributes={
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "gemserve",
+                "gen_ai.request.model": model,
+                "gemserve.request_id": scope["state"]["request_id"],
+                **_sampling_attributes(requests),
+            },
+        )
+        return RequestTrace(self, span, len(requests), arrived_s, to_epoch_ns)
+
+    def add_child(
+        self, parent: Span, name: str, start_ns: int, stop_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
+        """A span within another one. Attributes that are None are left out."""
+        from opentelemetry.trace import set_span_in_context
+
+        known = {name: value for name, value in attributes.items() if value is not None}
+        span = self._tracer.start_span(
+            name, context=set_span_in_context(parent), start_time=start_ns, attributes=known
+        )
+        span.end(end_time=max(start_ns, stop_ns))
+
+    def shut_down(self) -> None:
+        """Export what is left, and stop."""
+        self._provider.shutdown()
+
+
+class RequestTrace:
+    """The span of one HTTP request. It ends when its last stream is no longer read."""
+
+    def __init__(
+        self, traces: Traces, span: Span, num_streams: int, arrived_s: float, to_epoch_ns: int
+    ) -> None:
+        self._traces, self._span, self._to_epoch_ns = traces, span, to_epoch_ns
+        self.arrived_s = arrived_s
+        self._num_open = num_streams
+        self._ends: list[Finished] = []
+        self._num_cached: dict[str, int] = {}
+        self._num_prompt: dict[str, int] = {}
+
+    def observer(self, request: Request, *, is_first_choice: bool) -> StreamTrace:
+        """The observer of one stream. Of a prompt's choices the first one counts its tokens."""
+        return StreamTrace(self, request, is_first_choice)
+
+    def add_child(
+        self, name: str, start_s: float, stop_s: float, attributes: Mapping[str, Any]
+    ) -> None:
+        start_ns, stop_ns = (int(at * 1e9) + self._to_epoch_ns for at in (start_s, stop_s))
+        self._traces.add_child(self._span, name, start_ns, stop_ns, attributes)
+
+    def close(self, request: Request, filtered: Filtered | None, end: Finished) -> None:
+        """One stream has ended."""
+        from opentelemetry.trace import Status, StatusCode
+
+        self._ends.append(end)
+        self._num_open -= 1
+        if filtered is not None:
+            self._num_prompt[request.request_id] = filtered.report.prompt_tokens
+            self._num_cached[request.request_id] = filtered.report.cached_tokens
+        if end.reason == "error":
+            self._span.set_status(Status(StatusCode.ERROR))
+            self._span.set_attribute("error.type", "engine_error")
+        if self._num_open:
+            return
+        output = sum(end.completion_tokens for end in self._ends)
+        self._span.set_attribute("gen_ai.usage.input_tokens", sum(self._num_prompt.values()))
+        self._span.set_attribute("gen_ai.usage.output_tokens", output)
+        self._span.set_attribute(
+            "gen_ai.usage.cache_read.input_tokens", sum(self._num_cached.values())
+        )
+        self._span.set_attribute(
+            "gen_ai.response.finish_reasons", [end.reason for end in self._ends]
+        )
+        self._span.end(end_time=time.monotonic_ns() + self._to_epoch_ns)
+
+
+class StreamTrace:
+    """Observes one stream, and makes its spans when it has ended."""
+
+    def __init__(self, trace: RequestTrace, request: Request, counts_prompt: bool) -> None:
+        self._trace, self._request, self._counts_prompt = trace, request, counts_prompt
+        self._filtered: Filtered | None = None
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._end = Finished(reason="abort", completion_tokens=0)
+        self._is_closed = False
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, Filtered):
+            self._filtered = event
+        elif isinstance(event, TextDelta) and event.token_ids:
+            self._first_s = event.drawn_s if self._first_s is None else self._first_s
+            self._last_s = event.drawn_s
+        elif isinstance(event, Finished):
+            self._end = event
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._filtered is not None:
+            self._make_spans(self._filtered)
+        self._trace.close(self._request, self._filtered if self._counts_prompt else None, self._end)
+
+    def _make_spans(self, filtered: Filtered) -> None:
+        trace, report = self._trace, filtered.report
+        own: dict[str, Any] = {"gemserve.request_id": self._request.request_id}
+        trace.add_child("queue", trace.arrived_s, filtered.started_s, own)
+        if report.filter_ms:
+            seen = own | {
+                "gemserve.filter.method": report.method,
+                "gemserve.filter.layer": report.layer,
+                "gemserve.filter.applied": report.applied,
+                "gemserve.filter.reason": report.reason,
+                "gemserve.filter.coverage": report.coverage,
+                "gemserve.filter.prompt_tokens": report.prompt_tokens,
+                "gemserve.filter.kept_tokens": report.kept_tokens,
+                "gemserve.filter.cached_tokens": report.cached_tokens,
+            }
+            trace.add_child("filter", filtered.started_s, filtered.filtered_s, seen)
+        if self._first_s is None:
+            return
+        read = own | {"gemserve.prefill.tokens": report.kept_tokens}
+        trace.add_child("prefill", filtered.filtered_s, self._first_s, read)
+        drawn = own | {"gen_ai.usage.output_tokens": self._end.completion_tokens}
+        trace.add_child("decode", self._first_s, self._last_s, drawn)
+
+
+def _sampling_attributes(requests: Sequence[Request]) -> dict[str, Any]:
+    sampling = requests[0].sampling
+    known: dict[str, Any] = {
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+    }
+    if len(requests) > 1:
+        known["gen_ai.request.choice.count"] = len(requests)
+    return {name: value for name, value in known.items() if value is not None}

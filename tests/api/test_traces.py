@@ -1,0 +1,220 @@
+"""Traces: one span for each request, and in it what the engine did."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from gemserve.api.app import create_app
+from gemserve.api.serving import build_serving
+from gemserve.api.telemetry.traces import Traces, open_traces
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.engine.build import build_core
+from gemserve.errors import ConfigError
+from gemserve.types import FilterParams, Request, SamplingParams
+from tests.fakes import CHAT, COMPLETIONS, FILTERED, FakeCore, serving_over
+
+sdk = pytest.importorskip("opentelemetry.sdk.trace")
+pytestmark = pytest.mark.anyio
+TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+Spans = dict[str, list[Any]]
+DOCUMENT = " ".join(
+    f"The colour of box {n} is blue, and that of lid {n} is red." for n in range(90)
+)
+
+
+class Recorder:
+    """A provider whose spans stay in this process."""
+
+    def __init__(self) -> None:
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        self._exporter = InMemorySpanExporter()
+        self.provider = sdk.TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    def take(self) -> Spans:
+        """The finished spans by name, which is the kind of a request's own."""
+        spans: Spans = {}
+        for span in self._exporter.get_finished_spans():
+            spans.setdefault(span.name, []).append(span)
+        self._exporter.clear()
+        return spans
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    made = Recorder()
+    yield made
+    made.provider.shutdown()
+
+
+def client_of(serving: Any, recorder: Recorder) -> httpx.AsyncClient:
+    app = create_app(serving, Traces(recorder.provider))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
+
+
+def seconds(span: Any) -> float:
+    return (span.end_time - span.start_time) / 1e9
+
+
+async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder) -> None:
+    """With a real engine: otherwise a span could begin at any time that looks right."""
+    core = build_core(
+        ModelConfig(model="builtin", device="cpu"),
+        EngineConfig(filter_min_tokens=64, filter_keep=128, kv_memory_bytes=128 << 20),
+    )
+    serving = build_serving(core, model_name="builtin", config=ServerConfig())
+    found = []
+    try:
+        async with client_of(serving, recorder) as client:
+            for question in ("What is the colour of box 7?", "What is the colour of lid 30?"):
+                message = {"role": "user", "content": f"{DOCUMENT}\n\n{question}"}
+                body = {"model": "builtin", "messages": [message], "max_tokens": 16, "stream": True}
+                body |= {"ignore_eos": True, "filter": {"method": "sieve", "fallback": False}}
+                reply = await client.post(
+                    CHAT,
+                    json=body,
+                    headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "x-request-id": "me"},
+                )
+                assert reply.status_code == 200
+                found.append(recorder.take())
+    finally:
+        serving.engine.stop()
+    for spans in found:
+        assert set(spans) == {"chat builtin", "queue", "filter", "prefill", "decode"}
+        (request,) = spans.pop("chat builtin")
+        assert f"{request.context.trace_id:032x}" == TRACE_ID
+        assert f"{request.parent.span_id:016x}" == PARENT_ID
+        parts = [span for (span,) in spans.values()]
+        for span in parts:
+            assert span.parent.span_id == request.context.span_id
+            assert request.start_time <= span.start_time <= span.end_time <= request.end_time
+        whole = seconds(request)
+        assert sum(map(seconds, parts)) == pytest.approx(whole, rel=0.05, abs=0.02)
+        assert request.attributes["gen_ai.operation.name"] == "chat"
+        assert request.attributes["gen_ai.usage.output_tokens"] == 16
+        assert request.attributes["gen_ai.response.finish_reasons"] == ("length",)
+        assert request.attributes["gemserve.request_id"] == "me"
+    first, second = (spans["filter"][0].attributes for spans in found)
+    assert (first["gemserve.filter.kept_tokens"], first["gemserve.filter.cached_tokens"]) == (
+        128,
+        0,
+    )
+    assert second["gemserve.filter.cached_tokens"] > 1000
+    texts = json.dumps(
+        [span.to_json() for spans in found for some in spans.values() for span in some]
+    )
+    assert "colour" not in texts
+
+
+async def test_choices_share_one_request_span(recorder: Recorder, tokenizer: Any) -> None:
+    """Each closed the span of the request, and the prompt counted once for each choice."""
+    serving = serving_over(FakeCore(FILTERED, "a", "b"), tokenizer)
+    try:
+        async with client_of(serving, recorder) as client:
+            await client.post(COMPLETIONS, json={"model": "fake", "prompt": "Hello there", "n": 3})
+    finally:
+        serving.engine.stop()
+    spans = recorder.take()
+    (request,) = spans["text_completion fake"]
+    assert len(spans["queue"]) == len(spans["decode"]) == 3
+    assert "filter" not in spans  # the prompt is short
+    assert request.attributes["gen_ai.usage.output_tokens"] == 6
+    assert request.attributes["gen_ai.usage.input_tokens"] < 6
+    assert request.attributes["gen_ai.request.choice.count"] == 3
+    assert request.parent is None
+
+
+async def test_a_failed_request_is_an_error(recorder: Recorder, tokenizer: Any) -> None:
+    serving = serving_over(FakeCore(FILTERED, "a", ValueError("secret")), tokenizer)
+    try:
+        async with client_of(serving, recorder) as client:
+            await client.post(COMPLETIONS, json={"model": "fake", "prompt": "Hello there"})
+    finally:
+        serving.engine.stop()
+    (request,) = recorder.take()["text_completion fake"]
+    assert not request.status.is_ok
+    assert request.attributes["error.type"] == "engine_error"
+    assert "secret" not in request.to_json()
+
+
+def test_traces_are_wanted_by_the_setting_or_by_variables() -> None:
+    assert open_traces("auto", {}) is None
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
+    assert open_traces("off", endpoint) is None
+    assert open_traces("auto", {**endpoint, "OTEL_SDK_DISABLED": "true"}) is None
+    assert open_traces("on", {"OTEL_TRACES_EXPORTER": "none"}) is None
+
+
+def test_spans_leave_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a collector's address, and with what was still to be sent when the server stops."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["content-length"])
+            received.append((self.path, self.rfile.read(length)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{collector.server_port}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
+        traces = open_traces("auto")
+        assert traces is not None
+        scope = {"path": CHAT, "headers": [], "state": {"request_id": "me"}}
+        request = Request(
+            request_id="me",
+            prompt_ids=[1],
+            sampling=SamplingParams(max_tokens=1),
+            filter=FilterParams(method="none", keep=16),
+        )
+        trace = traces.begin(scope, [request], model="fake", arrived_s=time.monotonic())
+        trace.observer(request, is_first_choice=True).close()
+        traces.shut_down()
+        collector.shutdown()
+    ((path, content),) = received
+    assert path == "/v1/traces"
+    assert b"chat fake" in content
+    assert b"gemserve" in content
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.startswith("opentelemetry.exporter")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp", None)
+    with pytest.raises(ConfigError, match=r"gemserve\[otel\]"):
+        open_traces("on", {})
+    assert open_traces("auto", {"OTEL_TRACES_EXPORTER": "otlp"}) is None
+
+
+async def test_without_traces_nothing_is_imported(tokenizer: Any) -> None:
+    """A server without traces must not need the packages, nor pay for them."""
+    import subprocess
+
+    program = (
+        "import sys, gemserve.api.app\n"
+        "from gemserve.api.telemetry.traces import open_traces\n"
+        "assert open_traces('auto', {}) is None\n"
+        "assert not [n for n in sys.modules if n.startswith('opentelemetry.sdk')]\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr.decode()

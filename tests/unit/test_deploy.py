@@ -1,0 +1,73 @@
+"""deploy/: alerts and dashboard name metrics that the server has; a renamed one would be silent."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import make_dashboard
+from tests.fakes import Api
+from tests.unit.test_docs import anchors
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+OPERATIONS = ROOT / "docs/operations.md"
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
+# Servers without these counters of the document cache have empty panels.
+HAS_CACHE_METRICS = find_spec("gemserve.api.telemetry.cache_metrics") is not None
+QUERIES = [
+    target["expr"]
+    for panel in make_dashboard.dashboard()["panels"]
+    for target in panel.get("targets", [])
+    if HAS_CACHE_METRICS or not re.search("document_cache_(?!usage)", target["expr"])
+]
+
+
+def metrics_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b((?:gemserve|process)_\w+)", expression))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("where", ["alerts", "dashboard"])
+async def test_every_metric_exists(api: Api, where: str) -> None:
+    text = (await api.client.get("/metrics")).text
+    known = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    expressions = QUERIES if where == "dashboard" else [rule["expr"] for rule in RULES]
+    named = {name for expression in expressions for name in metrics_in(expression)}
+    assert len(named) > 10
+    families = {name: re.sub(r"_(bucket|sum|count)$", "", name) for name in named}
+    assert not {n for n, family in families.items() if n not in known and family not in known}
+
+
+def test_the_dashboard_is_what_the_table_says() -> None:
+    """`python -m deploy.make_dashboard` writes it."""
+    assert make_dashboard.TARGET.read_text("utf-8") == make_dashboard.text()
+
+
+def test_every_alert_has_its_section_in_the_runbook() -> None:
+    names = [rule["alert"] for rule in RULES]
+    assert len(set(names)) == len(names) > 10
+    for rule in RULES:
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert anchor == rule["alert"].lower()
+        assert ROOT / page == OPERATIONS
+        assert anchor in anchors(OPERATIONS), rule["alert"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
+
+
+def test_what_compose_mounts_exists() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
+    sources = [v.split(":")[0] for s in services.values() for v in s["volumes"]]
+    paths = [DEPLOY / source for source in sources if source.startswith("./")]
+    assert len(paths) == 4
+    assert all(path.exists() for path in paths)
+    assert all(port.startswith("127.0.0.1:") for s in services.values() for port in s["ports"])

@@ -32,6 +32,7 @@ from gemserve.api.routes.adapters import adapter_routes
 from gemserve.api.routes.completions import completion_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
+from gemserve.api.routes.inspector import inspector_routes
 from gemserve.api.routes.messages import message_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
@@ -77,6 +78,7 @@ def create_app(serving: Serving) -> FastAPI:
     for routes in _all_routes(serving, metrics):
         app.include_router(routes)
         operations |= routes.operations
+    app.include_router(inspector_routes())
     document = write_document(operations, config, serving.model_name)
     app.openapi = lambda: document  # type: ignore[method-assign]
     _add_middleware(app, config, metrics)

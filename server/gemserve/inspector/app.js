@@ -1,21 +1,12 @@
 // The inspector page: asks a question about a document, and shows what the filter kept.
 
 import * as asking from "./asking.js";
-import { DocumentView } from "./document_view.js";
-import { fateOf, findAll } from "./find.js";
-import { Card } from "./history.js";
-import { choose } from "./selection.js";
-import { Strip } from "./strip.js";
 import * as programs from "./export.js";
+import { Card } from "./history.js";
+import { $, say, state } from "./page.js";
 import { getJson, keepKey, readKey } from "./server.js";
+import { describePlace, find, nextKept, open, redraw, showFacts, showReply, slide } from "./shown.js";
 import * as words from "./words.js";
-
-const $ = (id) => document.getElementById(id);
-const state = { entries: [], cards: new Map(), entry: null, view: null, hits: [], hit: -1, abort: null };
-const text = new DocumentView($("text"), showPlace);
-const strip = new Strip($("strip"), (share) => {
-  if (state.entry) text.scrollTo(Math.round(share * (state.entry.starts.length - 1)));
-});
 
 // ---- asking
 
@@ -128,147 +119,6 @@ function update(entry) {
   else if (entry === state.entry) showFacts();
 }
 
-// ---- showing
-
-function open(entry) {
-  entry.isOpened = true;
-  if (!entry.report) return;
-  state.entry = entry;
-  for (const [each, card] of state.cards) card.select(each === entry);
-  $("shown").hidden = false;
-  text.open(entry.text, entry.starts);
-  state.hits = [];
-  $("find-words").value = "";
-  showReply();
-  const n = entry.starts.length;
-  const first = state.view.kept.findIndex((_, i) => i > n / 50 && i < 0.98 * n && state.view.kept[i]);
-  if (entry.report.applied && first > 0) text.scrollTo(Math.max(0, first - 40));
-  showPlace(...text.onScreen());
-}
-
-/** Show the selection that the answer was given from. */
-function showReply() {
-  const { entry } = state;
-  const n = entry.starts.length;
-  const kept = new Uint8Array(n);
-  for (const [start, stop] of entry.report.selection ?? [[0, n]]) kept.fill(1, start, stop);
-  const { data, report } = entry;
-  const made = data && report.applied ? choose(data, Math.min(report.kept_tokens, n - 1)) : null;
-  show({ kept, count: report.kept_tokens, strength: strengthOf(made?.ranks ?? null), isReply: true });
-  setSlider(report.kept_tokens);
-}
-
-function showBudget(budget) {
-  const { entry } = state;
-  const { report } = entry;
-  const known = { budget: entry.keep ?? report.kept_tokens, coverage: report.coverage };
-  const chosen = choose(entry.data, budget, entry.keep ? known : null);
-  show({ ...chosen, strength: strengthOf(chosen.ranks ?? null), isReply: false });
-}
-
-function show(view) {
-  state.view = view;
-  text.show(view);
-  strip.draw(view);
-  showFacts();
-  if (state.hit >= 0 && state.hits.length) showHitWords();
-}
-
-/** Shares of the best rank, 0 to 1; the root leaves small differences visible. */
-function strengthOf(ranks) {
-  if (!ranks) return null;
-  let best = 0;
-  for (const rank of ranks) if (rank > best) best = rank;
-  return ranks.map((rank) => Math.sqrt(Math.max(0, rank) / (best || 1)));
-}
-
-function showFacts() {
-  const { entry, view } = state;
-  const facts = [
-    words.keptWords(entry.report, view.isReply ? null : view),
-    view.reason === "diffuse_attention" || view.reason === "widened" ? "With this budget the fallback would read more." : "",
-    words.timeWords(entry),
-    words.coverageWords(entry.report, entry.data?.coverageBound),
-    words.cacheWords(entry.report),
-  ];
-  $("facts").textContent = facts.filter(Boolean).join(" ");
-  $("whole").disabled = Boolean(state.abort) || Boolean(entry.whole) || !entry.report.applied;
-}
-
-function showPlace(first, last) {
-  const n = Math.max(1, state.entry?.starts.length ?? 1);
-  strip.frame(first / n, Math.max(first + 1, last) / n);
-}
-
-// ---- the budget: the slider's steps are even on a scale of logarithms
-
-const LEAST = 16;
-
-function budgetOf(step) {
-  const n = state.entry.starts.length;
-  return Math.round(LEAST * (n / LEAST) ** (step / 1000));
-}
-
-function setSlider(budget) {
-  const n = state.entry.starts.length;
-  const isOff = !state.entry.data;
-  $("budget").disabled = $("budget-back").disabled = isOff;
-  const step = (1000 * Math.log(Math.max(LEAST, budget) / LEAST)) / Math.log(Math.max(LEAST + 1, n) / LEAST);
-  $("budget").value = Math.round(step);
-  sayBudget(isOff ? null : budget);
-}
-
-function sayBudget(budget) {
-  const said = budget === null ? "not for this answer" : `${words.count(budget)} tokens`;
-  $("budget-words").value = said;
-  $("budget").setAttribute("aria-valuetext", said);
-}
-
-// ---- finding
-
-function find(direction) {
-  if (!state.entry) return;
-  const wanted = $("find").value;
-  if (wanted !== state.wanted || !state.hits.length) {
-    state.wanted = wanted;
-    state.hits = findAll(state.entry.text, wanted);
-    state.hit = direction > 0 ? -1 : 0;
-  }
-  const { hits } = state;
-  if (!hits.length) {
-    text.showHit(null);
-    $("find-words").value = wanted ? "not found" : "";
-    return;
-  }
-  state.hit = (state.hit + direction + hits.length) % hits.length;
-  text.showHit(hits[state.hit]);
-  showHitWords();
-}
-
-function showHitWords() {
-  const { hits, hit, entry, view } = state;
-  const fate = fateOf(hits[hit], entry.starts, view.kept);
-  const numKept = hits.filter((each) => fateOf(each, entry.starts, view.kept) === "kept").length;
-  $("find-words").value = `${hit + 1} of ${hits.length}: ${fate} (${numKept} kept in all)`;
-}
-
-function nextKept() {
-  const { kept } = state.view;
-  let token = text.onScreen()[0] + 1;
-  while (token < kept.length && kept[token]) token++;
-  while (token < kept.length && !kept[token]) token++;
-  text.scrollTo(token < kept.length ? token : 0);
-}
-
-function describePlace(event) {
-  const token = Number(event.target.dataset?.token ?? -1);
-  if (token < 0) return;
-  const { view } = state;
-  const said = view.kept[token] ? "kept" : "dropped";
-  const rank = view.strength ? `, with ${Math.round(100 * view.strength[token] ** 2)}% of the best passage's rank` : "";
-  $("passage").textContent = `Token ${words.count(token)}: ${said}${rank}.`;
-}
-
 // ---- files, programs, keys
 
 async function readFile(file) {
@@ -304,10 +154,6 @@ async function copyProgram() {
   }
 }
 
-function say(id, message) {
-  if ($(id).textContent !== message) $(id).textContent = message;
-}
-
 function complain(id, message) {
   say("error", message);
   $(id).focus();
@@ -328,11 +174,7 @@ function listen() {
   });
   on("document", "input", showSize);
   on("file", "change", (event) => readFile(event.target.files[0]));
-  on("budget", "input", (event) => {
-    const budget = budgetOf(Number(event.target.value));
-    sayBudget(budget);
-    showBudget(budget);
-  });
+  on("budget", "input", slide);
   on("budget-back", "click", showReply);
   on("next-kept", "click", nextKept);
   on("text", "click", describePlace);
@@ -349,7 +191,7 @@ function listen() {
     $("document").classList.remove("dropping");
     if (event.dataTransfer.files.length) (event.preventDefault(), readFile(event.dataTransfer.files[0]));
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => strip.draw(state.view));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 }
 
 listen();

@@ -1,4 +1,4 @@
-"""`/`: the inspector page, which shows what a filter kept; its files are in `gemserve/inspector`."""
+"""`/`: the page that shows what a filter kept. Its files lie in `gemserve/inspector`."""
 
 from __future__ import annotations
 

@@ -88,9 +88,7 @@ def open_browser() -> Iterator[Callable[..., Any]]:
                 "window-size=1400,900",
             ):
                 options.add_argument(f"--{flag}")
-            options.add_experimental_option(
-                "prefs", {"download.default_directory": str(downloads)}
-            )
+            options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
             options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
             service = webdriver.ChromeService(executable_path=driver)
             browser = webdriver.Chrome(options=options, service=service)

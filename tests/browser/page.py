@@ -22,8 +22,10 @@ class Page:
     def load(self) -> None:
         self.browser.get_log("browser")  # forget what came before
         self.browser.get(f"{self.url}/")
-        self.wait("document.querySelectorAll('#model option').length || "
-                  "document.querySelector('#error').textContent")
+        self.wait(
+            "document.querySelectorAll('#model option').length || "
+            "document.querySelector('#error').textContent"
+        )
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(script, *arguments)

@@ -107,7 +107,9 @@ def test_a_file_is_read(page: Page, tmp_path: Path) -> None:
     assert "not plain text" in page.text("error")
 
 
-@pytest.mark.parametrize(("kind", "has"), [("curl", "$document"), ("python", "OpenAI("), ("node", "openai")])
+@pytest.mark.parametrize(
+    ("kind", "has"), [("curl", "$document"), ("python", "OpenAI("), ("node", "openai")]
+)
 def test_programs_do_what_the_page_did(page: Page, fact: Any, kind: str, has: str) -> None:
     page.ask(fact.document, fact.question)
     page.fill("copy", kind)

@@ -137,16 +137,29 @@ export class DocumentView {
         if (isHit || this.near.has(block)) this.mark(block);
       }
     }
-    if (hit) this.element.querySelector(".hit")?.scrollIntoView({ block: "center" });
+    if (!hit) return;
+    const target = this.element.querySelector(".hit");
+    target.parentElement.style.contentVisibility = "visible";
+    this.center(target);
+    requestAnimationFrame(() => this.center(target));
   }
 
   /** Scroll to a token. */
   scrollTo(token) {
     const block = this.blocks.find((each) => token < each.last) ?? this.blocks.at(-1);
     if (!block) return;
-    block.element.scrollIntoView({ block: "start" });
-    const inside = (token - block.first) / Math.max(1, block.last - block.first);
-    this.element.scrollTop += inside * block.element.clientHeight;
+    block.element.style.contentVisibility = "visible"; // its height is a guess otherwise
+    this.mark(block);
+    const parts = [...block.element.children];
+    const target = parts.findLast((part) => Number(part.dataset.token) <= token) ?? block.element;
+    this.center(target);
+    requestAnimationFrame(() => this.center(target)); // blocks above have their true heights now
+  }
+
+  center(target) {
+    const box = this.element.getBoundingClientRect();
+    const { top } = target.getBoundingClientRect();
+    this.element.scrollTop += top - box.top - box.height / 3;
   }
 
   /** The first and last token on the screen. */

@@ -22,9 +22,7 @@ export function open(entry) {
   state.hits = [];
   $("find-words").value = "";
   showReply();
-  const n = entry.starts.length;
-  const first = state.view.kept.findIndex((_, i) => i > n / 50 && i < 0.98 * n && state.view.kept[i]);
-  if (entry.report.applied && first > 0) text.scrollTo(Math.max(0, first - 40));
+  if (state.view.strength) text.scrollTo(best(state.view.strength));
   showPlace(...text.onScreen());
 }
 
@@ -54,6 +52,12 @@ function show(view) {
   strip.draw(view);
   showFacts();
   if (state.hit >= 0 && state.hits.length) showHitWords();
+}
+
+function best(strength) {
+  let place = 0;
+  for (let i = 1; i < strength.length; i++) if (strength[i] > strength[place]) place = i;
+  return place;
 }
 
 /** Shares of the best rank, 0 to 1; the root leaves small differences visible. */

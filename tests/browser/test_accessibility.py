@@ -78,11 +78,8 @@ def axe_violations(page: Page) -> list[str]:
     found = page.browser.execute_async_script(
         "const done = arguments[0]; axe.run().then((result) => done(result.violations))"
     )
-    return [
-        f"{v['id']} ({v['impact']}): {v['nodes'][0]['html'][:200]} {v['nodes'][0]['failureSummary']}"
-        for v in found
-        if v["impact"] in ("serious", "critical")
-    ]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    return [f"{v['id']}: {node['failureSummary']}" for v in serious for node in v["nodes"][:3]]
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")

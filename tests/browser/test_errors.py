@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser.conftest import served
 from tests.browser.page import Page
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, live_server, replace_file, serving_over
 
+ROOT = Path(__file__).parents[2]
 NETWORK = "Failed to load resource"  # what Chromium itself writes about every failed request
 DOCUMENT = "The lantern hangs beside the door. " * 20
 
@@ -101,20 +103,24 @@ def test_stop_ends_the_request(browser: Any, tokenizer: Any) -> None:
         assert page.text("error") == ""
 
 
-def test_a_server_that_dies_while_it_answers(browser: Any, fact: Any, tmp_path: Path) -> None:
+def test_a_server_that_dies_while_it_answers(browser: Any) -> None:
     """A cut stream looks like the end of an answer unless its [DONE] is missed."""
-    with served(tmp_path, "--model", "builtin", "--filter-min-tokens", "256") as (url, process):
-        page = Page(browser, url)
-        page.load()
-        page.start(fact.document, "Tell a story.", **{"max-tokens": 4000})
-        page.wait("document.querySelector('.answer')?.textContent.length > 2", 240)
-        process.kill()
+    command = [sys.executable, "-m", "tests.browser.silent_server"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            page = Page(browser, process.stdout.readline().strip())
+            page.load()
+            page.start(DOCUMENT, "Where?")
+            page.wait("document.querySelector('.answer')?.textContent")
+        finally:
+            process.kill()
         page.wait_for_end()
         assert "before the answer was complete" in page.text("error")
-        assert page.answers()[0]
-        page.ask(fact.document, "And now?")
+        assert page.answers() == ["It hangs "]
+        page.ask(DOCUMENT, "And now?")
         assert "cannot be reached" in page.text("error")
-        page.check_console(NETWORK)
+        page.check_console(NETWORK, "ERR_")
 
 
 @pytest.mark.parametrize("prefix", ["/deep/path"])

@@ -12,7 +12,7 @@ from gemserve.types import FilterReport, Priority, ProtectedRange, TextBreaks
 from tests.model.test_query_rows import core_of, ids_of, request, serve
 
 N = 400
-BREAKS = TextBreaks(paragraphs=tuple(range(0, N, 40)))
+BREAKS = TextBreaks(paragraphs=tuple(range(0, N, 28)))
 PROTECTED = (ProtectedRange(N - 20, N, Priority.QUESTION),)
 
 

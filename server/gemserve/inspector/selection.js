@@ -168,28 +168,68 @@ function passageRank(scores, start, stop) {
   return Math.fround(total / peaks.length);
 }
 
-function ranksOf(data, scores, near, room) {
+/** The scores without those of `firm`, and the best ones near; computed once for each `firm`. */
+function rankable(data, firm) {
+  const known = data.rankable;
+  if (known?.firm.length === firm.length && firm.every((p, i) => p === known.firm[i])) return known;
+  const scores = data.scores.slice();
+  for (const position of firm) scores[position] = 0;
+  data.rankable = { firm, scores, near: bestNear(scores), ranks: new Map() };
+  return data.rankable;
+}
+
+const MOST_RANKS = 8; // half a megabyte each for 128K tokens
+
+function ranksOf(data, { scores, near, ranks: known }, room) {
   const limit = roundHalfEven(Math.min(Math.max(PASSAGE_SHARE * room, SHORTEST_LIMIT), LONGEST_LIMIT));
-  const ranks = Float32Array.from(near);
+  if (known.has(limit)) return known.get(limit);
+  if (known.size === MOST_RANKS) known.clear();
+  const ranks = near.slice();
   for (const [start, stop] of passagesOf(data, limit)) {
     ranks.fill(passageRank(scores, start, stop), start, stop);
   }
+  known.set(limit, ranks);
   return ranks;
+}
+
+/**
+ * The `count`-th largest of the values whose `isOut` is 0, none of them negative.
+ *
+ * The bits of such float32 numbers are in the order of the numbers, so two counts of half of the
+ * bits find it, where sorting 128K numbers would take too long for a slider.
+ */
+function nthLargest(values, isOut, count) {
+  const bits = new Uint32Array(values.buffer, values.byteOffset, values.length);
+  const descend = (bins, left) => {
+    let bin = bins.length - 1;
+    for (; bins[bin] < left; bin--) left -= bins[bin];
+    return [bin, left];
+  };
+  const bins = new Uint32Array(1 << 16);
+  for (let i = 0; i < bits.length; i++) if (!isOut[i]) bins[bits[i] >>> 16]++;
+  const [upper, left] = descend(bins, count);
+  bins.fill(0);
+  for (let i = 0; i < bits.length; i++) {
+    if (!isOut[i] && bits[i] >>> 16 === upper) bins[bits[i] & 0xffff]++;
+  }
+  const [lower, equal] = descend(bins, left);
+  const found = new Float32Array(new Uint32Array([upper * 65536 + lower]).buffer)[0];
+  return { found, equal }; // `equal`: how many of those that equal it are among the `count`
 }
 
 function coverageOf(scores, near, firm) {
   const isOutside = new Uint8Array(scores.length);
   for (const position of firm) isOutside[position] = 1;
-  const inside = [];
-  for (let i = 0; i < scores.length; i++) if (!isOutside[i]) inside.push(i);
-  inside.sort((i, j) => near[j] - near[i] || i - j);
-  const count = Math.max(1, roundHalfEven(COVERAGE_SHARE * inside.length));
+  const count = Math.max(1, roundHalfEven(COVERAGE_SHARE * (scores.length - firm.length)));
+  const { found: cut, equal } = nthLargest(near, isOutside, count);
+  let atCut = equal;
   let best = 0;
   let total = 0;
-  inside.forEach((position, place) => {
-    total += scores[position];
-    if (place < count) best += scores[position];
-  });
+  for (let i = 0; i < scores.length; i++) {
+    if (isOutside[i]) continue;
+    total += scores[i];
+    if (near[i] > cut || (near[i] === cut && atCut-- > 0)) best += scores[i];
+  }
   return Math.round((best / Math.max(total, AWAKE)) * 1e4) / 1e4;
 }
 
@@ -206,10 +246,9 @@ export function choose(data, budget, known = null) {
   }
   const reserved = reserve(data.protected, numTokens, budget);
   const room = budget - reserved.positions.length;
-  const scores = Float32Array.from(data.scores);
-  for (const position of reserved.firm) scores[position] = 0;
-  const near = bestNear(scores);
-  const ranks = ranksOf(data, scores, near, room);
+  const base = rankable(data, reserved.firm);
+  const { scores, near } = base;
+  const ranks = ranksOf(data, base, room);
   for (const position of reserved.positions) kept[position] = 1;
   let coverage = 0;
   if (room > 0) {
@@ -227,26 +266,27 @@ export function choose(data, budget, known = null) {
 /** Mark the best `count` positions that are not kept yet. */
 function take(kept, count, ranks, near, scores) {
   if (count <= 0) return;
-  const free = [];
-  for (let i = 0; i < kept.length; i++) if (!kept[i]) free.push(i);
-  if (count < free.length) {
-    // most tokens rank far above or below the cut: only those at the cut are put in order
-    const cut = Float32Array.from(free, (i) => ranks[i]).sort()[free.length - count];
-    const atCut = [];
-    let left = count;
-    for (const i of free) {
-      if (ranks[i] > cut) {
-        kept[i] = 1;
-        left--;
-      } else if (ranks[i] === cut) {
-        atCut.push(i);
-      }
-    }
-    atCut.sort((i, j) => near[j] - near[i] || scores[j] - scores[i] || i - j);
-    for (const i of atCut.slice(0, left)) kept[i] = 1;
-  } else {
-    for (const i of free) kept[i] = 1;
+  let numFree = 0;
+  for (let i = 0; i < kept.length; i++) numFree += 1 - kept[i];
+  if (count >= numFree) {
+    kept.fill(1);
+    return;
   }
+  // most tokens rank far above or below the cut: only those at the cut are put in order
+  const { found: cut } = nthLargest(ranks, kept, count);
+  const atCut = [];
+  let left = count;
+  for (let i = 0; i < kept.length; i++) {
+    if (kept[i] || ranks[i] < cut) continue;
+    if (ranks[i] === cut) {
+      atCut.push(i);
+    } else {
+      kept[i] = 1;
+      left--;
+    }
+  }
+  atCut.sort((i, j) => near[j] - near[i] || scores[j] - scores[i] || i - j);
+  for (const i of atCut.slice(0, left)) kept[i] = 1;
 }
 
 /** Half-open ranges of the positions that are kept. */

@@ -33,7 +33,8 @@ export function showReply() {
   const kept = new Uint8Array(n);
   for (const [start, stop] of entry.report.selection ?? [[0, n]]) kept.fill(1, start, stop);
   const { data, report } = entry;
-  const made = data && report.applied ? choose(data, Math.min(report.kept_tokens, n - 1)) : null;
+  const budget = Math.min(report.kept_tokens, n - 1);
+  const made = data && report.applied ? choose(data, budget, { budget, coverage: report.coverage }) : null;
   show({ kept, count: report.kept_tokens, strength: strengthOf(made?.ranks ?? null), isReply: true });
   setSlider(report.kept_tokens);
 }
@@ -41,8 +42,9 @@ export function showReply() {
 function showBudget(budget) {
   const { entry } = state;
   const { report } = entry;
-  const known = { budget: entry.keep ?? report.kept_tokens, coverage: report.coverage };
-  const chosen = choose(entry.data, budget, entry.keep ? known : null);
+  const asked = entry.keep ?? (report.reason === null ? report.kept_tokens : null);
+  const known = asked === null ? null : { budget: asked, coverage: report.coverage };
+  const chosen = choose(entry.data, budget, known);
   show({ ...chosen, strength: strengthOf(chosen.ranks ?? null), isReply: false });
 }
 

@@ -45,11 +45,9 @@ async def test_the_page_names_only_files_that_are_there(api: Api) -> None:
     for path in page_files():
         if path.endswith(".js"):
             source = (await api.client.get(path)).text
-            imports = re.findall(r'^import .* from "(.*)";$', source, re.MULTILINE)
-            assert {f"/inspector/{name.removeprefix('./')}" for name in imports} <= set(
-                page_files()
-            )
+            imports = re.findall(r'^import .* from "(.*[.]js)";$', source, re.MULTILINE)
             assert all(name.startswith("./") for name in imports)
+            assert {f"/inspector/{name[2:]}" for name in imports} <= set(page_files())
 
 
 async def test_the_page_is_no_part_of_the_document(api: Api) -> None:

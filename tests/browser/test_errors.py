@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -155,3 +156,33 @@ def test_the_page_works_behind_a_path(browser: Any, tokenizer: Any, prefix: str)
         serving.engine.stop()
         server.should_exit = True
         thread.join(10)
+
+
+PROGRESS = {
+    "choices": [],
+    "progress": {"phase": "filter", "tokens": 500, "total": 2000, "eta_ms": 3000},
+}
+
+
+def test_progress_is_shown_until_the_answer_begins(browser: Any, tokenizer: Any) -> None:
+    """A server that reports no progress yet is played by the page's own `fetch`."""
+    with page_over(browser, tokenizer, FakeCore()) as page:
+        page.run(
+            "const real = window.fetch, encoder = new TextEncoder();"
+            "const body = new ReadableStream({start(stream) {"
+            "  window.push = (chunk) => stream.enqueue(encoder.encode(`data: ${chunk}\\n\\n`));"
+            "  window.end = () => stream.close(); }});"
+            "window.fetch = (url, options) => url.endsWith('chat/completions')"
+            "  ? Promise.resolve(new Response(body)) : real(url, options);"
+        )
+        page.start(DOCUMENT, "Where?")
+        page.run("window.push(arguments[0])", json.dumps(PROGRESS))
+        page.wait("!document.getElementById('progress').hidden")
+        assert page.text("status") == "Reading: 500 of 2,000 tokens, about 3.0 s left."
+        assert page.run("return document.getElementById('progress').value") == 0.25
+        answer = {"choices": [{"delta": {"content": "Beside the door."}}]}
+        page.run("window.push(arguments[0])", json.dumps(answer))
+        page.wait("document.getElementById('progress').hidden")
+        page.run("window.push('[DONE]'); window.end()")
+        page.wait_for_end()
+        assert page.answers() == ["Beside the door."]

@@ -2,7 +2,8 @@
 // marks; the rest is plain text in blocks that the browser does not lay out.
 
 const BLOCK_TOKENS = 160; // a block ends at the next line break behind so many tokens,
-const MOST_BLOCK_TOKENS = 320; // or here
+const LONG_BLOCK_TOKENS = 240; // or at the next end of a sentence behind so many,
+const MOST_BLOCK_TOKENS = 400; // or at the next space
 const LEVELS = 5;
 
 /** Token starts in code points, as the server counts, as places in a JavaScript string. */
@@ -198,9 +199,11 @@ function cut(text, starts) {
     const size = token - first;
     const isLineEnd = text[endOf(token) - 1] === "\n";
     const isSpace = text[endOf(token)] === " ";
+    const isSentenceEnd = isSpace && ".!?".includes(text[endOf(token) - 1]);
     if (
       token === n ||
       (size >= BLOCK_TOKENS && isLineEnd) ||
+      (size >= LONG_BLOCK_TOKENS && isSentenceEnd) ||
       (size >= MOST_BLOCK_TOKENS && (isSpace || size >= 2 * MOST_BLOCK_TOKENS))
     ) {
       const low = blocks.length ? starts[first] : 0;

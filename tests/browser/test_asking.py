@@ -54,6 +54,16 @@ def test_the_slider_shows_what_a_new_request_would_keep(page: Page, fact: Any) -
     assert page.state()["ranges"] == selection_of(page, 600)["selection"]
 
 
+def test_the_slider_knows_the_fallback(page: Page, fact: Any) -> None:
+    """Where attention is diffuse, a request keeps more than its budget."""
+    page.ask(fact.document, "How many words are there, and which of them is used most often?")
+    for wanted in (64, 1024):
+        budget = page.slide_to(wanted)
+        shown, told = page.state(), selection_of(page, budget)
+        assert shown["ranges"] == told["selection"], budget
+        assert (shown["reason"] is None) == (told["reason"] is None)
+
+
 def test_several_questions_on_one_document(page: Page, fact: Any) -> None:
     page.ask(fact.document, fact.question)
     page.ask(fact.document, "What is it about?")

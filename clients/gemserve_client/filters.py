@@ -24,6 +24,7 @@ class Filter(TypedDict, total=False):
     layer: int | Literal["auto"]
     pooling: Literal["mean", "max"]
     return_selection: bool
+    return_scores: bool | Literal["exact"]
 
 
 FilterParam = Filter | FilterMethod

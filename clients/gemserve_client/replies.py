@@ -22,7 +22,8 @@ class FilterReport(BaseModel):
 
     `selection` has the kept tokens as half-open ranges, if the request has `return_selection`.
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
-    how focused attention was. Some methods do not measure it.
+    how focused attention was. Some methods do not measure it. `scores` are there if the request has
+    `return_scores`; the server's documentation describes them.
     """
 
     method: FilterMethod
@@ -35,6 +36,7 @@ class FilterReport(BaseModel):
     filter_ms: float
     selection: list[list[int]] | None = None
     coverage: float | None = None
+    scores: dict[str, Any] | None = None
 
 
 class Progress(BaseModel):

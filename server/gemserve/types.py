@@ -6,23 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from gemserve.errors import RequestError, shown
+from gemserve.scores import FilterScores, ReturnScores
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Switch = Literal["auto", "on", "off"]
 ServedMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
 # Evaluations have further methods for comparison.
 FilterMethod = ServedMethod | Literal["fastkv", "claa"]
-FILTER_METHODS: tuple[ServedMethod, ...] = (
-    "none",
-    "gemfilter",
-    "sieve",
-    "snapkv",
-    "position",
-    "random",
-)
+FILTER_METHODS: tuple[ServedMethod, ...] = get_args(ServedMethod)
 Keep = int | float | Literal["auto"]
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
 FilterReason = Literal[
@@ -84,6 +78,7 @@ class FilterOptions:
     layer: int | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
+    return_scores: ReturnScores = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +97,7 @@ class FilterParams:
     layer: int | None = None
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
+    return_scores: ReturnScores = False
 
     @property
     def is_adaptive(self) -> bool:
@@ -244,6 +240,7 @@ class FilterReport:
     filter_ms: float
     selection: tuple[tuple[int, int], ...] | None
     coverage: float | None = None
+    scores: FilterScores | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

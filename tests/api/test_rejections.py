@@ -88,6 +88,7 @@ COMMON: list[tuple[str, Any, str]] = [
     ("filter", {"method": "snip"}, "filter.method"),
     ("filter", {"pooling": "min"}, "filter.pooling"),
     ("filter", {"return_selection": 1}, "filter.return_selection"),
+    ("filter", {"return_scores": "all"}, "filter.return_scores"),
     ("filter", {"layer": 99}, "filter.layer"),
     ("filter", {"layer": FILTER_LAYER + 1}, "filter.layer"),
     ("filter", {"layer": -1}, "filter.layer"),

@@ -260,3 +260,26 @@ async def test_a_tokenizer_that_says_little(tokenizer: Any) -> None:
         reply = await api.client.post(TOKENIZE, json={"messages": MESSAGES})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
         assert "no chat template" in reply.json()["error"]["message"]
+
+
+async def test_offsets_say_where_tokens_begin(api: Api, tokenizer: Any) -> None:
+    """A page that shows what was kept needs to know which text each token is."""
+    reply = (await post(api, TOKENIZE, prompt=TEXT, return_offsets=True)).json()
+    assert reply["text"] == TEXT
+    starts = reply["offsets"]
+    assert len(starts) == reply["count"]
+    assert starts == sorted(starts)
+    places = range(len(starts) - 1)
+    whole = [
+        i for i in places if starts[i] < starts[i + 1] and (i == 0 or starts[i - 1] < starts[i])
+    ]
+    assert len(whole) > 5
+    for i in whole:
+        assert tokenizer.decode(reply["tokens"][i : i + 1]) == TEXT[starts[i] : starts[i + 1]]
+
+
+async def test_offsets_of_messages_are_those_of_the_chat(api: Api) -> None:
+    fields = {"messages": MESSAGES, "return_offsets": True}
+    reply = (await api.client.post(TOKENIZE, json=fields)).json()
+    assert "Be brief." in reply["text"]
+    assert reply["text"].index("Be brief.") in reply["offsets"]

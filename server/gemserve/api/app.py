@@ -34,6 +34,7 @@ from gemserve.api.routes.completions import completion_routes
 from gemserve.api.routes.documents import document_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
+from gemserve.api.routes.inspector import inspector_routes
 from gemserve.api.routes.messages import message_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
@@ -83,6 +84,7 @@ def create_app(serving: Serving, traces: Traces | None = None) -> FastAPI:
     for routes in _all_routes(serving, metrics, traces):
         app.include_router(routes)
         operations |= routes.operations
+    app.include_router(inspector_routes())
     document = write_document(operations, config, serving.model_name)
     app.openapi = lambda: document  # type: ignore[method-assign]
     _add_middleware(app, config, metrics)

@@ -14,6 +14,7 @@ from gemserve.engine.sequence import Sequence
 from gemserve.engine.step_plan import Plan, StepOutput
 from gemserve.filtering.selector import Choice
 from gemserve.ranges import as_ranges
+from gemserve.scores import FilterScores
 from gemserve.types import (
     Event,
     Filtered,
@@ -96,7 +97,7 @@ class EventMaker:
         elif choice.is_diffuse:
             is_whole = len(kept) == job.sequence.num_prompt
             job.reason = "diffuse_attention" if is_whole else "widened"
-        return _filtered(job, kept, now_s, choice.coverage)
+        return _filtered(job, kept, now_s, choice.coverage, choice.report)
 
     def _of_token(self, job: Job, drawn: Draw, now_s: float) -> list[Event]:
         """The text of one token, and the end of the request if this is its last token."""
@@ -137,7 +138,11 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
 
 
 def _filtered(
-    job: Job, kept: Ids[int] | None, now_s: float, coverage: float | None = None
+    job: Job,
+    kept: Ids[int] | None,
+    now_s: float,
+    coverage: float | None = None,
+    scores: FilterScores | None = None,
 ) -> Filtered:
     """The filter's report.
 
@@ -159,6 +164,7 @@ def _filtered(
         filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
         selection=selection,
         coverage=coverage,
+        scores=scores,
     )
     return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)
 

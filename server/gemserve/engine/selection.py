@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from gemserve.cost import ModelShape
 from gemserve.engine.sequence import Sequence
 from gemserve.filtering.methods import selector_of
+from gemserve.filtering.score_report import report_scores
 from gemserve.filtering.selector import Choice, Evidence, LayerEvidence
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import Memory
@@ -38,8 +42,20 @@ def choose_positions(
         coverage_bound=plan.coverage_bound,
     )
     method = request.filter.method
-    choice = selector_of(method).choose(evidence, plan.budget, request.filter)
+    selector = selector_of(method)
+    choice = selector.choose(evidence, plan.budget, request.filter)
     count, budget = len(choice.positions), plan.budget
     if not (min(budget.low, budget.high) <= count <= budget.limit):
         raise ValueError(f"{method} kept {count} tokens of a budget of {budget}")
-    return choice
+    report = None
+    if request.filter.return_scores and choice.scores is not None:
+        ratio = _whole_ratio(sequence, tap.layer, model.shape)
+        report = report_scores(choice.scores, selector, evidence, budget, request.filter, ratio)
+    return replace(choice, scores=None, report=report)
+
+
+def _whole_ratio(sequence: Sequence, layer: int, shape: ModelShape) -> float:
+    """FLOPs of reading the whole prompt, over those of the filter pass."""
+    whole = shape.prefill_chunk(0, sequence.num_prompt) + shape.head()
+    cached = sequence.num_cached
+    return whole / max(1.0, shape.filter_chunk(cached, sequence.num_read - cached, layer))

@@ -78,6 +78,7 @@ class FilterPlanner:
             layer=layer,
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
+            return_scores=options.return_scores,
         )
         check_adaptive(params)
         return params

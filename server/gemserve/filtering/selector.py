@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.filter_plan import Budget
+from gemserve.scores import FilterScores
 from gemserve.types import NO_BREAKS, FilterParams, ProtectedRange, TextBreaks
 from gemserve_kernels import Backend
 
@@ -83,13 +84,16 @@ class Choice:
 
     `coverage`: the share, 0 to 1, of the question's attention to the document that its best
     sixteenth gets; None if the method does not measure it. `is_diffuse`: coverage was below the
-    bound, so more was kept. `has_failed`: everything is kept, because choosing failed.
+    bound, so more was kept. `has_failed`: everything is kept, because choosing failed. `scores`:
+    [tokens], float32, what the method chose by; `report` shows them, if the request asks for it.
     """
 
     positions: torch.Tensor
     coverage: float | None = None
     is_diffuse: bool = False
     has_failed: bool = False
+    scores: torch.Tensor | None = None
+    report: FilterScores | None = None
 
 
 def check_finite(scores: torch.Tensor) -> torch.Tensor:
@@ -124,4 +128,4 @@ class Selector(ABC):
         By default those with the highest scores. Raises `ValueError` if the scores are not finite.
         """
         scores = check_finite(self.score(evidence, params))
-        return Choice(positions=scores.topk(budget.high).indices.sort().values)
+        return Choice(positions=scores.topk(budget.high).indices.sort().values, scores=scores)

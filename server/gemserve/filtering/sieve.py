@@ -80,7 +80,8 @@ class Sieve(Selector):
 
     def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
         num_tokens = evidence.num_tokens
-        scores = check_finite(self.score(evidence, params))
+        raw = check_finite(self.score(evidence, params))
+        scores = raw.clone()
         reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
         within = budget.high - len(reserved.positions)
         # a question's words attend to each other, so their neighbours would rank high
@@ -94,12 +95,13 @@ class Sieve(Selector):
         is_trusted = coverage >= evidence.coverage_bound
         if params.fallback and not is_trusted and budget.limit > budget.high:
             ranked = torch.cat([first, order])[: budget.limit]
-            return Choice(positions=ranked.sort().values, coverage=coverage, is_diffuse=True)
+            positions = ranked.sort().values
+            return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
         if within and budget.low < budget.high:
             whole = int((ranks >= self.focus * ranks[0]).sum())  # so that no passage is cut
             within = min(within, max(whole, budget.low))
         kept = torch.cat([first, order[:within]])
-        return Choice(positions=kept.sort().values, coverage=coverage)
+        return Choice(positions=kept.sort().values, coverage=coverage, scores=raw)
 
     def order(
         self, scores: torch.Tensor, breaks: TextBreaks, room: int
@@ -108,7 +110,7 @@ class Sieve(Selector):
 
         Within a passage those with the best neighbours come first. `room`: tokens to be chosen.
         """
-        limit = round(min(max(self.passage_share * room, self.shortest), self.longest))
+        limit = self.passage_limit(room)
         numbers = torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
         near = self._best_near(scores)
         ranks = torch.where(numbers > 0, rank_passages(scores, numbers), near)
@@ -116,6 +118,10 @@ class Sieve(Selector):
         for key in (scores, near, ranks):  # the last range counts most
             order = order[key[order].sort(descending=True, stable=True).indices]
         return order, ranks[order]
+
+    def passage_limit(self, room: int) -> int:
+        """The most tokens of a passage, if `room` tokens are to be chosen."""
+        return round(min(max(self.passage_share * room, self.shortest), self.longest))
 
     def coverage(self, scores: torch.Tensor, outside: Sequence[int] = ()) -> float:
         """The share of a document's scores that its best sixteenth has, 0 to 1.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -13,6 +15,14 @@ from gemserve.errors import InvalidKey, QuotaExceeded
 
 # Probes and Prometheus read these without a key. Every other path needs one, even if it is unknown.
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+
+
+@cache
+def page_files() -> dict[str, str]:
+    """The inspector page's files by their paths. They are open, too: the page asks for the key."""
+    names = (entry.name for entry in (files("gemserve") / "inspector").iterdir())
+    named = {f"/inspector/{name}": name for name in names if name != "index.html"}
+    return {"/": "index.html", **dict(sorted(named.items()))}
 
 
 class Gate:
@@ -26,12 +36,13 @@ class Gate:
         self, app: ASGIApp, *, keys: Keys, quota: Quota, on_refusal: Callable[[str], None]
     ) -> None:
         self._app = app
+        self._open_paths = OPEN_PATHS | page_files().keys()
         self._keys = keys
         self._quota = quota
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
         is_counted = scope["method"] == "POST"

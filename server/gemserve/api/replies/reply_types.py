@@ -199,10 +199,14 @@ class Selection(TypedDict):
 
 
 class Tokens(TypedDict):
+    """With `return_offsets`: the `text` that was tokenized, and where in it each token begins."""
+
     count: NonNegative
     max_model_len: NonNegative
     tokens: list[NonNegative]
     token_strs: list[str] | None
+    text: NotRequired[str]
+    offsets: NotRequired[list[NonNegative]]
 
 
 class Text(TypedDict):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from gemserve.api.replies.reply_types import FilterObject, Usage
 from gemserve.types import FilterReport
 
 PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER = "X-Gemserve-Prompt-Tokens", "X-Gemserve-Kept-Tokens"
-FILTER_HEADER = "X-Gemserve-Filter"  # the `filter` object as JSON, without its selection
+FILTER_HEADER = "X-Gemserve-Filter"  # the `filter` object as JSON, without selection and scores
 
 
 def filter_object(report: FilterReport) -> FilterObject:
@@ -45,5 +45,6 @@ def token_headers(reports: Sequence[FilterReport]) -> dict[str, str]:
     }
     if len(reports) == 1:
         # a selection may have thousands of ranges, and proxies limit headers
-        headers[FILTER_HEADER] = json.dumps({**filter_object(reports[0]), "selection": None})
+        report = replace(reports[0], selection=None, scores=None)
+        headers[FILTER_HEADER] = json.dumps(filter_object(report))
     return headers

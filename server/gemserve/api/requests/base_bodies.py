@@ -64,6 +64,7 @@ class FilterBody(Body):
     layer: Natural | Literal["auto"] = "auto"
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
+    return_scores: bool | Literal["exact"] = False
 
     @field_validator("keep")
     @classmethod

@@ -37,6 +37,7 @@ class TokenizeBody(TokenizerBody):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool = False
+    return_offsets: bool = False
 
 
 class DetokenizeBody(TokenizerBody):

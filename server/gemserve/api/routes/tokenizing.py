@@ -87,13 +87,19 @@ def tokenizing_routes(
 
 def tokenize(builder: RequestBuilder, body: TokenizeBody) -> str:
     """The reply's JSON. Special tokens are added to a prompt; a chat template writes its own."""
-    ids = _encode_body(builder, body).ids
+    text, encoding = _encode_body(builder, body)
+    ids = encoding.ids
     strings = "null"
     if body.return_token_strs:
         strings = _json_array(ids, builder.tokenizer.convert_ids_to_tokens)
+    offsets = ""
+    if body.return_offsets:
+        starts = [start for start, _ in encoding.offsets]
+        shown_text = json.dumps(text, ensure_ascii=False)
+        offsets = f', "text": {shown_text}, "offsets": {_json_array(starts)}'
     return (
         f'{{"count": {len(ids)}, "max_model_len": {builder.context_tokens}, '
-        f'"tokens": {_json_array(ids)}, "token_strs": {strings}}}'
+        f'"tokens": {_json_array(ids)}, "token_strs": {strings}{offsets}}}'
     )
 
 
@@ -125,8 +131,8 @@ def tokenizer_info(builder: RequestBuilder) -> TokenizerInfo:
     }
 
 
-def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> Any:
-    """The body's prompt or messages, encoded as those of a request would be."""
+def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]:
+    """The body's prompt or messages as one text, and its encoding, as those of a request."""
     tokenizer = builder.tokenizer
     if body.messages is not None:
         if body.prompt is not None:
@@ -142,7 +148,7 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> Any:
         places = find_messages(
             tokenizer, text, messages, add_generation_prompt=has_header, variables=variables
         )
-        return spell_out(tokenizer, text, encoding, places)
+        return text, spell_out(tokenizer, text, encoding, places)
     if body.add_generation_prompt is not None:
         raise RequestError(
             f"add_generation_prompt={shown(body.add_generation_prompt)}: only with messages",
@@ -154,7 +160,7 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> Any:
             "prompt: required, unless there are messages", param="prompt", code="missing_field"
         )
     is_adding = body.add_special_tokens is not False
-    return encode(tokenizer, body.prompt, add_special_tokens=is_adding)
+    return body.prompt, encode(tokenizer, body.prompt, add_special_tokens=is_adding)
 
 
 def _json_array(

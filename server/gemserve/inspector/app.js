@@ -1,0 +1,199 @@
+// The inspector page: asks a question about a document, and shows what the filter kept.
+
+import * as asking from "./asking.js";
+import * as programs from "./export.js";
+import { Card } from "./history.js";
+import { $, say, state } from "./page.js";
+import { getJson, keepKey, readKey } from "./server.js";
+import { describePlace, find, nextKept, open, redraw, showFacts, showReply, slide } from "./shown.js";
+import * as words from "./words.js";
+
+// ---- asking
+
+async function connect() {
+  say("error", "");
+  try {
+    const models = (await getJson("v1/models")).data;
+    $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
+    await asking.learnServer();
+    $("access").open = false;
+  } catch (error) {
+    if (error.status === 401) $("access").open = true;
+    const needsKey = error.status === 401 && !readKey();
+    say("error", needsKey ? "This server needs an API key." : words.errorWords(error));
+    if (error.status === 401) $("key").focus();
+  }
+}
+
+function settings() {
+  const number = (id) => ($(id).value === "" ? null : Number($(id).value));
+  return {
+    model: $("model").value,
+    document: $("document").value,
+    question: $("question").value.trim(),
+    method: $("method").value,
+    keep: number("keep"),
+    fallback: $("fallback").checked,
+    maxTokens: number("max-tokens") ?? 128,
+    temperature: number("temperature") ?? 0,
+  };
+}
+
+async function ask() {
+  const given = settings();
+  say("error", "");
+  if (!given.model) return connect();
+  if (!given.document.trim()) return complain("document", "There is no document yet.");
+  if (!given.question) return complain("question", "There is no question yet.");
+  const entry = asking.newQuestion(given, state.entries);
+  addCard(entry);
+  await run(async (signal) => {
+    await asking.answer(entry, signal, () => update(entry));
+    if ($("compare").checked && entry.report?.applied) await askWhole(entry, signal);
+  }, entry);
+  $("question").select();
+}
+
+async function askWhole(entry, signal) {
+  const whole = asking.wholeOf(entry);
+  entry.whole = whole;
+  await asking.answer(whole, signal, () => update(entry));
+}
+
+/** Run one request at a time; its errors are shown in the entry and below the form. */
+async function run(work, entry) {
+  state.abort = new AbortController();
+  $("send").disabled = $("whole").disabled = true;
+  $("stop").disabled = false;
+  say("status", "Reading the prompt…");
+  try {
+    await work(state.abort.signal);
+    say("status", "Done.");
+  } catch (error) {
+    fail(entry, error);
+  } finally {
+    state.abort = null;
+    $("send").disabled = false;
+    $("stop").disabled = $("progress").hidden = true;
+    update(entry);
+  }
+}
+
+function fail(entry, error) {
+  say("status", "");
+  const isStopped = error.name === "AbortError";
+  const told = isStopped ? "Stopped." : words.errorWords(error);
+  for (const part of [entry.whole, entry]) {
+    if (!part?.isRunning) continue;
+    part.isRunning = false;
+    part.error = told;
+  }
+  if (isStopped) return;
+  say("error", told);
+  if (error.status === 401) {
+    $("access").open = true;
+    $("key").focus();
+  }
+}
+
+function addCard(entry) {
+  const card = new Card(entry, open);
+  state.entries.push(entry);
+  state.cards.set(entry, card);
+  if (state.entries.length === 1) $("answers").replaceChildren();
+  $("answers").prepend(card.element);
+}
+
+function update(entry) {
+  state.cards.get(entry).update();
+  const { progress } = entry.whole?.isRunning ? entry.whole : entry;
+  $("progress").hidden = !progress;
+  if (progress) {
+    $("progress").value = progress.total ? progress.tokens / progress.total : 0;
+    const left = progress.eta_ms ? `, about ${words.seconds(progress.eta_ms)} left` : "";
+    say("status", `Reading: ${words.count(progress.tokens)} of ${words.count(progress.total)} tokens${left}.`);
+  } else if (entry.isRunning && entry.answer) {
+    say("status", "Answering…");
+  }
+  if (entry.report && state.entry !== entry && !entry.isOpened) open(entry);
+  else if (entry === state.entry) showFacts();
+}
+
+// ---- files, programs, keys
+
+async function readFile(file) {
+  if (!file) return;
+  const content = await file.text();
+  if (/\u0000|^%PDF/.test(content.slice(0, 4096))) {
+    say("error", `${file.name} is not plain text. Convert it to text first.`);
+    return;
+  }
+  $("document").value = content;
+  showSize();
+}
+
+function showSize() {
+  const { length } = $("document").value;
+  $("document-size").textContent = length ? `${words.count(length)} characters, about ${words.count(Math.round(length / 4))} tokens` : "";
+}
+
+function showProgram(kind) {
+  if (!kind || !state.entry) return;
+  $("program-title").textContent = $("copy").selectedOptions[0].text;
+  $("program-text").value = programs[kind](state.entry.request);
+  $("program").showModal();
+  $("copy").value = "";
+}
+
+async function copyProgram() {
+  $("program-text").select();
+  try {
+    await navigator.clipboard.writeText($("program-text").value);
+  } catch {
+    document.execCommand("copy"); // without https there is no clipboard
+  }
+}
+
+function complain(id, message) {
+  say("error", message);
+  $(id).focus();
+}
+
+// ---- events
+
+function listen() {
+  const on = (id, event, act) => $(id).addEventListener(event, act);
+  const submit = (id, act) => on(id, "submit", (event) => (event.preventDefault(), act()));
+  submit("ask-form", ask);
+  submit("find-form", () => find(1));
+  submit("key-form", () => (keepKey($("key").value.trim()), connect()));
+  on("find-before", "click", () => find(-1));
+  on("stop", "click", () => state.abort?.abort());
+  on("question", "keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey) (event.preventDefault(), $("ask-form").requestSubmit());
+  });
+  on("document", "input", showSize);
+  on("file", "change", (event) => readFile(event.target.files[0]));
+  on("budget", "input", slide);
+  on("budget-back", "click", showReply);
+  on("next-kept", "click", nextKept);
+  on("text", "click", describePlace);
+  on("whole", "click", () => run((signal) => askWhole(state.entry, signal), state.entry));
+  on("copy", "change", (event) => showProgram(event.target.value));
+  on("program-copy", "click", copyProgram);
+  on("program-close", "click", () => $("program").close());
+  on("save", "click", () => {
+    programs.save("answer.html", programs.pageOf(state.entry, state.view), "text/html");
+  });
+  on("ask", "dragover", (event) => (event.preventDefault(), $("document").classList.add("dropping")));
+  on("ask", "dragleave", () => $("document").classList.remove("dropping"));
+  on("ask", "drop", (event) => {
+    $("document").classList.remove("dropping");
+    if (event.dataTransfer.files.length) (event.preventDefault(), readFile(event.dataTransfer.files[0]));
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+}
+
+listen();
+$("key").value = readKey();
+connect();

@@ -1,0 +1,94 @@
+// Sends one question about a document, and collects what comes back.
+
+import { startsInText } from "./document_view.js";
+import { newEntry } from "./history.js";
+import { decodeScores } from "./selection.js";
+import { getJson, postJson, streamChunks } from "./server.js";
+
+const server = { hasTemplate: true, hasProgress: false };
+
+/** Learn whether the model has a chat template, and whether the server reports its progress. */
+export async function learnServer() {
+  server.hasTemplate = Boolean((await getJson("tokenizer_info")).chat_template);
+  const schemas = (await getJson("openapi.json")).components.schemas;
+  server.hasProgress = "include_progress" in (schemas.StreamOptions?.properties ?? {});
+}
+
+/** The question as an entry that is not answered yet. `earlier`: those before it. */
+export function newQuestion(given, earlier) {
+  const { model, question, keep, method } = given;
+  const filter = { method, return_selection: true };
+  if (keep !== null && method !== "none") filter.keep = keep;
+  if (method === "sieve" || method === "gemfilter") filter.return_scores = "exact";
+  if (method === "sieve" && !given.fallback) filter.fallback = false;
+  const before = earlier.find((each) => each.document === given.document && each.estimateMs);
+  const entry = newEntry({ document: given.document, question, keep: filter.keep ?? null });
+  entry.known = before?.estimateMs ?? null;
+  entry.request = requestOf(given, { model, filter });
+  return entry;
+}
+
+function requestOf(given, { model, filter }) {
+  const words = `${given.document}\n\n${given.question}`;
+  const body = {
+    model,
+    max_tokens: given.maxTokens,
+    temperature: given.temperature,
+    filter,
+    document: given.document, // for programs: not sent
+    question: given.question,
+  };
+  if (server.hasTemplate) body.messages = [{ role: "user", content: words }];
+  else body.prompt = words;
+  return { path: server.hasTemplate ? "v1/chat/completions" : "v1/completions", body };
+}
+
+/** The same question, to be answered from the whole prompt. */
+export function wholeOf(entry) {
+  const { path, body } = entry.request;
+  return newEntry({
+    isWhole: true,
+    question: entry.question,
+    document: entry.document,
+    request: { path, body: { ...body, filter: { method: "none" } } },
+  });
+}
+
+/** Answer an entry; `update` is called whenever there is something new to show. */
+export async function answer(entry, signal, update) {
+  const { document: _, question: __, ...body } = entry.request.body;
+  const tokenized = entry.isWhole ? null : tokenize(body, signal);
+  tokenized?.catch(() => {}); // it is awaited below, after the reply's first chunk
+  if (server.hasProgress) body.stream_options = { include_progress: true };
+  const startMs = performance.now();
+  for await (const chunk of streamChunks(entry.request.path, body, signal)) {
+    entry.progress = chunk.progress ?? null;
+    if (chunk.filter && !entry.report) {
+      const { scores, ...report } = chunk.filter;
+      if (tokenized) Object.assign(entry, await tokenized);
+      entry.data = decodeScores(scores);
+      entry.report = report;
+      entry.estimateMs = estimateOf(report, scores, entry.known);
+    }
+    const part = chunk.choices?.[0];
+    const words = part?.delta?.content ?? part?.text ?? "";
+    if (words && entry.firstMs === null) entry.firstMs = performance.now() - startMs;
+    entry.answer += words;
+    update();
+  }
+  entry.isRunning = false;
+  update();
+}
+
+/** The prompt's text, and where in it each token begins. */
+async function tokenize({ model, messages, prompt }, signal) {
+  const asked = messages ? { messages } : { prompt };
+  const reply = await postJson("tokenize", { model, ...asked, return_offsets: true }, signal);
+  return { text: reply.text, starts: startsInText(reply.text, reply.offsets) };
+}
+
+/** How long reading everything would take; null if too little was read to tell. */
+function estimateOf(report, scores, known) {
+  if (!scores || report.cached_tokens > report.prompt_tokens / 2) return known;
+  return report.filter_ms * scores.whole_ratio;
+}

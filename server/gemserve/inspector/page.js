@@ -1,0 +1,19 @@
+// What the parts of the page share: its elements, its state, and how it says something.
+
+export const $ = (id) => document.getElementById(id);
+
+/** `entry`: the question that is shown. `view`: what is shown as kept. `abort`: of a request. */
+export const state = {
+  entries: [],
+  cards: new Map(),
+  entry: null,
+  view: null,
+  wanted: "",
+  hits: [],
+  hit: -1,
+  abort: null,
+};
+
+export function say(id, message) {
+  if ($(id).textContent !== message) $(id).textContent = message;
+}

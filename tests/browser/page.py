@@ -1,0 +1,129 @@
+"""The inspector page as a test uses it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from typing import Any
+
+from gemserve.ranges import as_ranges
+
+ANSWER_TIMEOUT_S = 240
+
+
+class Page:
+    """The page of the server at `url`, in a browser that selenium drives."""
+
+    def __init__(self, browser: Any, url: str) -> None:
+        self.browser = browser
+        self.url = url
+
+    def load(self) -> None:
+        self.browser.get_log("browser")  # forget what came before
+        self.browser.get(f"{self.url}/")
+        self.wait(
+            "document.querySelectorAll('#model option').length || "
+            "document.querySelector('#error').textContent"
+        )
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def element(self, name: str) -> Any:
+        return self.browser.find_element("id", name)
+
+    def text(self, name: str) -> str:
+        return str(self.run("return document.getElementById(arguments[0]).innerText", name))
+
+    def wait(self, condition: str, timeout_s: float = 30) -> None:
+        """Wait until a JavaScript expression is true."""
+        deadline = time.monotonic() + timeout_s
+        while not self.run(f"return Boolean({condition})"):
+            assert time.monotonic() < deadline, f"{condition}: {self.text('error')}"
+            time.sleep(0.05)
+
+    def fill(self, name: str, value: object) -> None:
+        """Put a value into a field at once, as pasting does."""
+        self.run(
+            "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+            "e.dispatchEvent(new Event('input')); e.dispatchEvent(new Event('change'))",
+            name,
+            str(value),
+        )
+
+    def ask(self, document: str, question: str, **options: object) -> None:
+        """Ask, and wait for the end of the answer."""
+        self.start(document, question, **options)
+        self.wait_for_end()
+
+    def start(self, document: str, question: str, **options: object) -> None:
+        self.fill("document", document)
+        self.fill("question", question)
+        for name, value in options.items():
+            self.fill(name, value)
+        self.element("send").click()
+
+    def wait_for_end(self) -> None:
+        self.wait("!document.getElementById('send').disabled", ANSWER_TIMEOUT_S)
+
+    def answers(self) -> list[str]:
+        """The answers of the newest question."""
+        found = "return [...document.querySelector('.card').querySelectorAll('.answer')]"
+        return list(self.run(f"{found}.map((e) => e.textContent)"))
+
+    def state(self) -> dict[str, Any]:
+        """What the page knows of the question that is shown, and the ranges that it shows."""
+        self.browser.set_script_timeout(60)
+        known = self.browser.execute_async_script(
+            "const done = arguments[0];"
+            "import(new URL('inspector/page.js', document.baseURI).href).then(({state}) => done({"
+            "kept: [...state.view.kept], count: state.view.count, reason: state.view.reason,"
+            "report: state.entry.report, request: state.entry.request}))"
+        )
+        positions = [i for i, is_kept in enumerate(known.pop("kept")) if is_kept]
+        return {**known, "ranges": [list(r) for r in as_ranges(positions)]}
+
+    def slide_to(self, budget: int) -> int:
+        """Move the slider near a budget; the budget that the page then shows."""
+        self.run(
+            "const n = arguments[1], e = document.getElementById('budget');"
+            "e.value = Math.round(1000 * Math.log(arguments[0] / 16) / Math.log(n / 16));"
+            "e.dispatchEvent(new Event('input'))",
+            budget,
+            self.state()["report"]["prompt_tokens"],
+        )
+        return int(self.text("budget-words").split()[0].replace(",", ""))
+
+    def marked_text(self) -> str:
+        """The text with marks, of the whole document: every block is brought to the screen."""
+        self.run(
+            "document.querySelectorAll('.block').forEach("
+            "(e) => { e.style.contentVisibility = 'visible'; })"
+        )
+        parts = []
+        for at in range(int(self.run("return document.querySelectorAll('.block').length"))):
+            self.run(f"document.querySelectorAll('.block')[{at}].scrollIntoView()")
+            self.wait(f"document.querySelectorAll('.block')[{at}].children.length")
+            parts.append(
+                self.run(
+                    f"return [...document.querySelectorAll('.block')[{at}].querySelectorAll("
+                    "'mark')].map((e) => e.textContent).join('')"
+                )
+            )
+        return "".join(parts)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """A request of the test's own."""
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as reply:
+            return json.loads(reply.read())
+
+    def check_console(self, *allowed: str) -> None:
+        """No error, no warning, no violation of the content security policy."""
+        said = [entry["message"] for entry in self.browser.get_log("browser")]
+        assert [m for m in said if not any(a in m for a in allowed)] == []

@@ -1,0 +1,67 @@
+"""The scores in a filter report: those that the choice was made by."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemserve.types import FilterReport, Priority, ProtectedRange, TextBreaks
+from tests.model.test_query_rows import core_of, ids_of, request, serve
+
+N = 400
+BREAKS = TextBreaks(paragraphs=tuple(range(0, N, 28)))
+PROTECTED = (ProtectedRange(N - 20, N, Priority.QUESTION),)
+
+
+def report_of(method: str = "sieve", scores: Any = True, **params: Any) -> FilterReport:
+    params = {"method": method, "return_scores": scores, **params}
+    one = request(ids_of(N), ((N - 20, N),), params=params, breaks=BREAKS, protected=PROTECTED)
+    report, _ = serve(core_of(), one)
+    return report
+
+
+def test_scores_are_quantised_to_one_byte_a_token() -> None:
+    exact, coarse = report_of(scores="exact").scores, report_of().scores
+    assert exact is not None
+    assert coarse is not None
+    values = np.frombuffer(b64decode(exact.tokens), "<f4")
+    codes = np.frombuffer(b64decode(coarse.tokens), np.uint8)
+    assert len(values) == len(codes) == N
+    assert (coarse.low, coarse.high) == (float(values.min()), float(values.max()))
+    restored = coarse.low + (coarse.high - coarse.low) * (codes / 255.0) ** 2
+    assert np.abs(restored - values).max() <= (coarse.high - coarse.low) * 2.01 / 255
+    assert coarse.inputs is None
+    assert exact.inputs is not None
+    assert np.frombuffer(b64decode(exact.inputs.paragraphs), "<u4").tolist() == list(
+        BREAKS.paragraphs
+    )
+
+
+def test_the_best_passages_are_those_kept() -> None:
+    report = report_of()
+    assert report.scores is not None
+    assert report.selection is not None
+    kept = {i for start, stop in report.selection for i in range(start, stop)}
+    best = max(report.scores.passages, key=lambda passage: passage[2])
+    assert best[2] == 255
+    assert set(range(*best[:2])) <= kept
+    assert report.scores.passages == tuple(sorted(report.scores.passages))
+
+
+def test_asking_for_scores_changes_no_choice() -> None:
+    assert report_of(scores=False).scores is None
+    assert report_of(scores=False).selection == report_of(scores="exact").selection
+
+
+@pytest.mark.parametrize(
+    ("method", "has_scores"), [("gemfilter", True), ("position", False), ("none", False)]
+)
+def test_methods_without_scores_report_none(method: str, has_scores: bool) -> None:
+    scores = report_of(method).scores
+    assert (scores is not None) == has_scores
+    if scores is not None:
+        assert scores.passages == ()
+        assert scores.whole_ratio > 1

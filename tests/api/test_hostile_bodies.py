@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import CHAT, COMPLETIONS, Api
+from tests.fakes import BODIES, CHAT, COMPLETIONS, Api
+from tests.messages import MESSAGES, USER
 
 pytestmark = pytest.mark.anyio
 LONG = "x" * 20_000
@@ -60,3 +61,26 @@ async def test_a_bias_for_no_token_id_is_a_400(api: Api, key: str) -> None:
     reply = await api.post(CHAT, logit_bias={key: 1})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"].startswith("logit_bias")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"stop": "x" * 1001}, "stop"),
+        (COMPLETIONS, {"stop": ["y", "x" * 1001]}, "stop"),
+        (MESSAGES, {"stop_sequences": ["y", "x" * 1001]}, "stop_sequences.1"),
+    ],
+)
+async def test_a_stop_string_has_a_longest_length(
+    api: Api, path: str, fields: dict[str, Any], param: str
+) -> None:
+    """What may become a stop string is held back and compared, for every token."""
+    body = {**BODIES.get(path, {"messages": [USER], "max_tokens": 9}), "model": "fake", **fields}
+    reply = await api.client.post(path, json=body)
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert message.startswith(f"{param}=")
+    assert "1000" in message
+    name = param.split(".")[0]
+    longest = "x" * 1000 if isinstance(fields[name], str) else ["x" * 1000]
+    assert (await api.client.post(path, json={**body, name: longest})).status_code == 200

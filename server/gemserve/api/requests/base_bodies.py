@@ -37,6 +37,7 @@ from gemserve.types import (
 )
 
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1000  # of each stop string
 MAX_BIASES = 1024
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
@@ -175,7 +176,7 @@ class SamplingBody(FilteringBody):
     seed: Seed | None = None
     stop: Annotated[
         str | Annotated[list[str], Field(fail_fast=True)] | None,
-        WithJsonSchema(field_schemas.stops(MAX_STOPS)),
+        WithJsonSchema(field_schemas.stops(MAX_STOPS, MAX_STOP_CHARS)),
     ] = None
     ignore_eos: bool | None = False
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), INTEGRAL] | None = None
@@ -196,6 +197,11 @@ class SamplingBody(FilteringBody):
                 raise ValueError(f"has {len(stops)} strings, the limit is {MAX_STOPS}")
             if not all(stops):
                 raise ValueError("must not contain an empty string")
+            longest = max(map(len, stops), default=0)
+            if longest > MAX_STOP_CHARS:
+                raise ValueError(
+                    f"a stop string has {longest} characters, the limit is {MAX_STOP_CHARS}"
+                )
         return stops
 
 

@@ -27,7 +27,15 @@ from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
 from gemserve.engine.worker import Engine
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterReport,
+    Finished,
+    PromptScored,
+    Request,
+    TextDelta,
+)
 from gemserve_kernels import select_backend
 
 MODEL = "fake"
@@ -43,7 +51,7 @@ BODIES: dict[str, dict[str, Any]] = {
 FILTERED = object()  # script step: report the filter
 
 # str: one token of text; number: pause in seconds; Event: wait for it; exception: raise it;
-# Filtered, Finished or TextDelta: emit it as it is.
+# Filtered, PromptScored, Finished or TextDelta: emit it as it is.
 Step = Any
 
 
@@ -123,7 +131,7 @@ class FakeCore:
                 raise step
             elif isinstance(step, (int, float, threading.Event)):
                 yield from self._pause(step)
-            elif isinstance(step, (Filtered, Finished, TextDelta)):
+            elif isinstance(step, (Filtered, Finished, PromptScored, TextDelta)):
                 yield step
             else:
                 num_tokens += 1

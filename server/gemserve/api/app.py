@@ -28,6 +28,7 @@ from gemserve.api.replies.token_counts import (
 )
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
+from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.routes.adapters import adapter_routes
 from gemserve.api.routes.completions import completion_routes
 from gemserve.api.routes.filter import filter_routes
@@ -89,7 +90,11 @@ def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
     engine, builder, config = serving.engine, serving.builder, serving.config
     models = ModelNames(serving.model_name, serving.adapters)
     submitter = Submitter(
-        engine=engine, models=models, metrics=metrics, keep_alive_s=config.keep_alive_s
+        engine=engine,
+        models=models,
+        metrics=metrics,
+        trials=SchemaTrials(builder.grammars),
+        keep_alive_s=config.keep_alive_s,
     )
     return [
         completion_routes(submitter, builder),
@@ -105,7 +110,12 @@ def _all_routes(serving: Serving, metrics: Metrics) -> list[Routes]:
 
 def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """The last one added sees a request first and its reply last."""
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=config.max_body_bytes,
+        memory_bytes=config.body_memory_bytes,
+        timeout_s=config.body_timeout_s,
+    )
     keys = open_keys(config)
     if keys is not None:
         quota = Quota(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gemserve.engine.core import Core
 
 log = logging.getLogger("gemserve.loading")
-DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
 
 
 def add_command(commands: Any) -> None:
@@ -30,21 +29,22 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     # as process 1 of a container, Python would ignore SIGTERM until the server has started
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    import uvicorn
-
-    from gemserve.api.access.keys import open_keys
-    from gemserve.api.app import create_app
-    from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
-
+    signal.signal(signal.SIGTERM, _end_at_once)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    open_keys(server)  # these three fail early, because loading a model may take minutes
-    check_adapters(server)
+    from gemserve.api.access.keys import open_keys
+
+    # what can be wrong is found early: importing torch takes seconds, loading a model minutes
+    open_keys(server)
     _check_free(server)
+    from gemserve.api.app import create_app
+    from gemserve.api.serving import build_serving, check_adapters
+    from gemserve.cli.http_server import http_server
+    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
+
+    check_adapters(server)
     log.info("loading %s …", model.model)
     core = build_calibrated_core(model, engine)
     name = server.served_model_name or model.model
@@ -57,24 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
             flush=True,
         )
 
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            serving.engine.drain(DRAIN_S)
-            super().handle_exit(sig, frame)
-
-    Server(
-        uvicorn.Config(
-            create_app(serving),
-            host=server.host,
-            port=server.port,
-            log_level="info",
-            timeout_keep_alive=30,
-            # longer than the engine drains, so that every reply ends before connections are closed
-            timeout_graceful_shutdown=DRAIN_S + 10,
-            h11_max_incomplete_event_size=64 << 10,
-        )
-    ).run()
+    http_server(create_app(serving), serving.engine, server).run()
     return 0
+
+
+def _end_at_once(*_: object) -> None:
+    """End while nothing is served yet. An exception could be raised anywhere, and be printed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(143)
 
 
 def _print_settings(core: Core, name: str) -> None:

@@ -39,6 +39,7 @@ from gemserve.types import (
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000  # of each stop string
 MAX_BIASES = 1024
+MAX_PRIORITY = 100  # and the lowest is -100
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
@@ -179,7 +180,7 @@ class SamplingBody(FilteringBody):
         WithJsonSchema(field_schemas.stops(MAX_STOPS, MAX_STOP_CHARS)),
     ] = None
     ignore_eos: bool | None = False
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), INTEGRAL] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), INTEGRAL] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod

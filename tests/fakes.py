@@ -29,7 +29,15 @@ from gemserve.engine.document_cache import StoredDocument
 from gemserve.engine.progress import Progress
 from gemserve.engine.worker import Engine
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterReport,
+    Finished,
+    PromptScored,
+    Request,
+    TextDelta,
+)
 from gemserve_kernels import select_backend
 
 MODEL = "fake"
@@ -45,7 +53,8 @@ BODIES: dict[str, dict[str, Any]] = {
 FILTERED = object()  # script step: report the filter
 
 # str: one token of text; number: pause in seconds; Event: wait for it; exception: raise it;
-# Filtered, Finished or TextDelta: emit it as it is; Progress: what the job's is from then on.
+# Filtered, PromptScored, Finished or TextDelta: emit it as it is; Progress: what the job's is from
+# then on.
 Step = Any
 
 
@@ -147,7 +156,7 @@ class FakeCore:
                 job.progress = step
             elif isinstance(step, (int, float, threading.Event)):
                 yield from self._pause(step)
-            elif isinstance(step, (Filtered, Finished, TextDelta)):
+            elif isinstance(step, (Filtered, Finished, PromptScored, TextDelta)):
                 yield step
             else:
                 num_tokens += 1

@@ -105,9 +105,11 @@ class ServerConfig:
     """Where and how the HTTP server listens.
 
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
-    which a stream gets a comment, so that proxies keep it open. `api_key_file` None: no key is
-    needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the web
-    pages whose scripts may read replies; "*" for all. `adapter_dir` None: no adapters.
+    which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
+    that are being read. `head_timeout_s`, `body_timeout_s`: in which a request's head and its body
+    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `api_key_file` None:
+    no key is needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the
+    web pages whose scripts may read replies; "*" for all. `adapter_dir` None: no adapters.
     `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
@@ -120,6 +122,11 @@ class ServerConfig:
     port: int = 8000
     served_model_name: str | None = None
     max_body_bytes: int = 64 << 20
+    body_memory_bytes: int = 256 << 20
+    max_connections: int = 1000
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 120.0
+    read_timeout_s: float = 60.0
     keep_alive_s: float = 10.0
     api_key_file: str | None = None
     admin_key_file: str | None = None

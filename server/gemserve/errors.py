@@ -16,6 +16,7 @@
     ├── PermissionDenied     (403)
     ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
+    ├── SchemasBusy          too many schemas are being tried (503)
     └── EngineDead           (503)
 
 Messages name the field, the value and the limit. `param` is the request field at fault.
@@ -165,6 +166,16 @@ class QueueFull(GemserveError):
 
     def __init__(self, *, waiting: int, limit: int) -> None:
         super().__init__(f"The queue is full: {waiting} requests wait, the limit is {limit}.")
+
+
+class SchemasBusy(GemserveError):
+    """Schemas that are new to the server are tried a few at a time, and too many wait for that."""
+
+    code = "schema_trials_busy"
+    retry_after_s = 5
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"A schema could not be tried: {cause}. Try again later.")
 
 
 class EngineDead(GemserveError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from gemserve.errors import RequestError, shown
 from gemserve.scores import FilterScores, ReturnScores
@@ -161,12 +161,14 @@ class Grammar:
 
     `calls`: the same of a call of a function, which the answer may be instead; `is_parallel`: or of
     several ones. `is_strict`: keywords that no answer can be held to are errors, not ignored.
+    `compiled`: its compiled form, if there is one; a request that has it compiles nothing.
     """
 
     schema: str
     is_strict: bool = True
     calls: str | None = None
     is_parallel: bool = True
+    compiled: Any = field(default=None, compare=False, repr=False)
 
 
 ANY_OBJECT = Grammar('{"type": "object"}')

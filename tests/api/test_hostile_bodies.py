@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 
-from tests.fakes import CHAT, COMPLETIONS, Api
+from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.json_body import parse_body
+from gemserve.errors import RequestError
+from tests.fakes import BODIES, CHAT, COMPLETIONS, Api
+from tests.messages import MESSAGES, USER
+
+RESPONSES = "/v1/responses"
 
 pytestmark = pytest.mark.anyio
 LONG = "x" * 20_000
@@ -48,7 +55,7 @@ async def test_a_hostile_body_gets_a_small_reply(
 
 async def test_thousands_of_empty_messages_are_refused_by_their_tokens(api: Api) -> None:
     """The template's own text counts; looking for each message in all of it was quadratic."""
-    messages = [{"role": "user", "content": ""}] * 20_000 + [{"role": "user", "content": "x"}]
+    messages = [{"role": "user", "content": ""}] * 9_999 + [{"role": "user", "content": "x"}]
     started_s = time.monotonic()
     reply = await api.post(CHAT, messages=messages)
     assert reply.json()["error"]["code"] == "context_length_exceeded"
@@ -60,3 +67,95 @@ async def test_a_bias_for_no_token_id_is_a_400(api: Api, key: str) -> None:
     reply = await api.post(CHAT, logit_bias={key: 1})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"].startswith("logit_bias")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"stop": "x" * 1001}, "stop"),
+        (COMPLETIONS, {"stop": ["y", "x" * 1001]}, "stop"),
+        (MESSAGES, {"stop_sequences": ["y", "x" * 1001]}, "stop_sequences.1"),
+    ],
+)
+async def test_a_stop_string_has_a_longest_length(
+    api: Api, path: str, fields: dict[str, Any], param: str
+) -> None:
+    """What may become a stop string is held back and compared, for every token."""
+    body = {**BODIES.get(path, {"messages": [USER], "max_tokens": 9}), "model": "fake", **fields}
+    reply = await api.client.post(path, json=body)
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert message.startswith(f"{param}=")
+    assert "1000" in message
+    name = param.split(".")[0]
+    longest = "x" * 1000 if isinstance(fields[name], str) else ["x" * 1000]
+    assert (await api.client.post(path, json={**body, name: longest})).status_code == 200
+
+
+PART = {"type": "text", "text": ""}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (CHAT, {"messages": [USER] * 10_001}, "messages: has 10001 messages, the limit is 10000"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [PART] * 20_001}]},
+            "messages: has 20001 parts, the limit is 20000",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [CALL] * 20_001}]},
+            "messages: has 20001 parts, the limit is 20000",
+        ),
+        (MESSAGES, {"messages": [USER] * 10_001}, "messages: has 10001 messages, the limit is"),
+        (RESPONSES, {"input": [USER] * 10_001}, "input: has 10001 messages, the limit is 10000"),
+        (COMPLETIONS, {"prompt": ["a"] * 129}, "prompt: has 129 prompts, the limit is 128"),
+        (COMPLETIONS, {"prompt": [[1]] * 129}, "prompt: has 129 prompts, the limit is 128"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_too_many_of_something_is_refused_by_its_count(
+    api: Api, path: str, fields: dict[str, Any], message: str
+) -> None:
+    """300,000 messages took ten seconds to their refusal, and other streams stood still."""
+    limit = {} if path == RESPONSES else {"max_tokens": 9}
+    reply = await api.client.post(path, json={"model": "fake", **limit, **fields})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["message"].startswith(message)
+    assert error.get("param", "messages") == message.partition(":")[0]
+
+
+def test_counting_comes_before_checking(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: object) -> None:
+        raise AssertionError("the messages were checked")
+
+    monkeypatch.setattr(ChatBody, "model_validate", never)
+    raw = json.dumps({"model": "fake", "messages": [USER] * 10_001}).encode()
+    with pytest.raises(RequestError, match="has 10001 messages"):
+        parse_body(raw, ChatBody)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (
+            COMPLETIONS,
+            {"prompt": None},
+            "prompt=null: must be a text, token ids, or a list of up to",
+        ),
+        (COMPLETIONS, {"prompt": ["a", None]}, "prompt=['a', None]: must be a text, token ids, or"),
+        (COMPLETIONS, {"model": None}, "model=null: Input should be a valid string"),
+        (CHAT, {"messages": None}, "messages=null: Input should be a valid list"),
+        (CHAT, {"messages": [None]}, "messages.0=null: Input should be a valid dictionary"),
+    ],
+)
+async def test_null_in_the_wrong_place_says_what_would_be_right(
+    api: Api, path: str, fields: dict[str, Any], message: str
+) -> None:
+    error = (await api.post(path, **fields)).json()["error"]
+    assert error["message"].startswith(message)
+    assert "instance of" not in error["message"]

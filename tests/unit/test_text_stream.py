@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from gemserve.decoding.detokenize import TextStream
+from gemserve.decoding.detokenize import StopMatcher, TextStream
 
 EMOJI = "👩‍👩‍👧‍👦🇨🇭é漢字🌍"
 
@@ -166,3 +167,32 @@ def test_the_stop_string_that_ended_the_text_is_known(tokenizer: Any) -> None:
         if text.is_stopped:
             break
     assert text.stopped_by == "ONE"
+
+
+def test_a_long_stop_string_that_keeps_matching_costs_no_more_with_time() -> None:
+    """Each token compared all of the text held so far: a client could slow down everybody."""
+    stop = StopMatcher("a" * 100_000 + "b")
+    started_s = time.perf_counter()
+    for _ in range(20_000):
+        assert stop.find_end("aaaa") is None
+    assert stop.num_matched == 80_000
+    assert stop.find_end("c" + "a" * 100_000) is None
+    assert stop.find_end("ab") == 2
+    assert time.perf_counter() - started_s < 5  # 0.05 s; it was minutes
+
+
+def test_a_stop_string_is_found_where_a_search_in_the_whole_text_finds_it() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        text = "".join(rng.choice("ab") for _ in range(60))
+        stop = "".join(rng.choice("ab") for _ in range(rng.randrange(1, 9)))
+        matcher, at, found = StopMatcher(stop), 0, -1
+        while at < len(text) and found < 0:
+            piece = text[at : at + rng.randrange(1, 6)]
+            end = matcher.find_end(piece)
+            found = -1 if end is None else at + end - len(stop)
+            at += len(piece)
+            if end is None:
+                ends = [n for n in range(len(stop)) if text[:at].endswith(stop[:n])]
+                assert matcher.num_matched == max(ends), f"seed {seed}"
+        assert found == text.find(stop), f"seed {seed}"

@@ -29,6 +29,7 @@ from gemserve.api.replies.token_counts import (
 )
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
+from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.routes.adapters import adapter_routes
 from gemserve.api.routes.completions import completion_routes
 from gemserve.api.routes.documents import document_routes
@@ -102,6 +103,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         models=models,
         metrics=metrics,
         documents=documents,
+        trials=SchemaTrials(builder.grammars),
         keep_alive_s=config.keep_alive_s,
         traces=traces,
     )
@@ -120,7 +122,12 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
 
 def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """The last one added sees a request first and its reply last."""
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=config.max_body_bytes,
+        memory_bytes=config.body_memory_bytes,
+        timeout_s=config.body_timeout_s,
+    )
     keys = open_keys(config)
     if keys is not None:
         quota = Quota(

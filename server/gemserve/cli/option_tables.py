@@ -133,6 +133,31 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--served-model-name", "served_model_name", str, "model name; auto: that of --model"),
     Option("--keep-alive", "keep_alive_s", number(0.01, 3600, float), "seconds of silence allowed"),
     Option("--max-body-bytes", "max_body_bytes", number(1), "largest request body accepted"),
+    Option(
+        "--body-memory",
+        "body_memory_bytes",
+        read_bytes,
+        "memory for all request bodies that are being read",
+    ),
+    Option("--max-connections", "max_connections", number(1), "connections at once"),
+    Option(
+        "--head-timeout",
+        "head_timeout_s",
+        number(0.1, 3600, float),
+        "seconds for a request's head, and for a new connection to send one",
+    ),
+    Option(
+        "--body-timeout",
+        "body_timeout_s",
+        number(0.1, 86400, float),
+        "seconds for a request's body",
+    ),
+    Option(
+        "--read-timeout",
+        "read_timeout_s",
+        number(0.1, 86400, float),
+        "seconds in which a client must read 64 KiB of a reply, or all that is left of it",
+    ),
     Option("--api-key-file", "api_key_file", str, "file of keys; clients need one", "none"),
     Option("--admin-key-file", "admin_key_file", str, "file of administrators' keys", "none"),
     Option(

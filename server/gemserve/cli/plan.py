@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemserve.calibration import Calibration, find_calibration, read_calibration
 from gemserve.cli.option_readers import read_bytes, read_keep, read_value
@@ -21,8 +21,10 @@ from gemserve.config import (
 )
 from gemserve.cost import ModelShape, WeightPlan
 from gemserve.errors import ConfigError
-from gemserve.filtering.method_cost import MethodPlan, plan_methods
 from gemserve.types import FILTER_METHODS, FilterParams
+
+if TYPE_CHECKING:
+    from gemserve.filtering.method_cost import MethodPlan
 
 
 def add_command(commands: Any) -> None:
@@ -38,6 +40,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from gemserve.filtering.method_cost import plan_methods
     from gemserve.model.loader import model_from_config
     from gemserve.model.shape import shape_of
     from gemserve.model.weight_memory import weights_of

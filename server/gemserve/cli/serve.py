@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemserve.cli.logs import set_up_logs
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gemserve.loading")
 T = TypeVar("T")
-DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
 
 
 def add_command(commands: Any) -> None:
@@ -34,24 +33,25 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     # as process 1 of a container, Python would ignore SIGTERM until the server has started
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    import uvicorn
-
-    from gemserve.api.access.keys import open_keys
-    from gemserve.api.app import create_app
-    from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.api.telemetry.traces import open_traces
-    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
-
+    signal.signal(signal.SIGTERM, _end_at_once)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
     refuse_unknown_variables()
-    open_keys(server)  # these four fail early, because loading a model may take minutes
-    check_adapters(server)
+    from gemserve.api.access.keys import open_keys
+    from gemserve.api.telemetry.traces import open_traces
+
+    # what can be wrong is found early: importing torch takes seconds, loading a model minutes
+    open_keys(server)
     traces = open_traces(server.otel)
     _check_free(server)
     log_config = set_up_logs(server.log_format)
+    from gemserve.api.app import create_app
+    from gemserve.api.serving import build_serving, check_adapters
+    from gemserve.cli.http_server import http_server
+    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
+
+    check_adapters(server)
     log.info("loading %s …", model.model)
     core = call_in_new_thread(lambda: build_calibrated_core(model, engine))
     name = server.served_model_name or model.model
@@ -64,26 +64,21 @@ def run(arguments: argparse.Namespace) -> int:
             f"{adapter.num_bytes:,} bytes"
         )
 
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            serving.engine.drain(DRAIN_S)
-            super().handle_exit(sig, frame)
-
-    Server(
-        uvicorn.Config(
-            create_app(serving, traces),
-            host=server.host,
-            port=server.port,
-            log_config=log_config,
-            log_level="info",
-            access_log=False,  # its lines have no request id: see gemserve.api.access.request_id
-            timeout_keep_alive=30,
-            # longer than the engine drains, so that every reply ends before connections are closed
-            timeout_graceful_shutdown=DRAIN_S + 10,
-            h11_max_incomplete_event_size=64 << 10,
-        )
+    http_server(
+        create_app(serving, traces),
+        serving.engine,
+        server,
+        log_config=log_config,
+        access_log=False,  # its lines have no request id: see gemserve.api.access.request_id
     ).run()
     return 0
+
+
+def _end_at_once(*_: object) -> None:
+    """End while nothing is served yet. An exception could be raised anywhere, and be printed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(143)
 
 
 def call_in_new_thread(function: Callable[[], T]) -> T:

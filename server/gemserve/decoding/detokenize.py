@@ -18,7 +18,7 @@ class TextStream:
 
         self._backend = tokenizer.backend_tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._stop = tuple(stop)
+        self._stops = [StopMatcher(each) for each in stop]
         self._ids: list[int] = []
         self._num_decoded = 0  # characters, before stop strings are looked for
         self._held = ""
@@ -35,6 +35,8 @@ class TextStream:
         self._num_decoded += len(new)
         if not may_stop:
             text, self._held = self._held + new, ""
+            for stop in self._stops:
+                stop.forget()
             return text
         return self._release(new)
 
@@ -52,21 +54,59 @@ class TextStream:
 
     def _release(self, new: str) -> str:
         text = self._held + new
-        hits = [(at, s) for at, s in ((text.find(s), s) for s in self._stop) if at >= 0]
+        ends = [(stop.find_end(new), stop.text) for stop in self._stops]
+        hits = [(len(self._held) + end - len(s), s) for end, s in ends if end is not None]
         if hits:
             first, self.stopped_by = min(hits)
             self.is_stopped = True
             self._held = ""
             return text[:first]
-        hold = max((_overlap(text, s) for s in self._stop), default=0)
+        hold = max((stop.num_matched for stop in self._stops), default=0)
         cut = len(text) - hold
         self._held = text[cut:]
         return text[:cut]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class StopMatcher:
+    """Looks for one stop string in a text that comes in pieces.
+
+    It reads every character once and compares it at most twice on average (Knuth, Morris, Pratt),
+    however much of the text could be a beginning of the stop string.
+    """
+
+    def __init__(self, text: str) -> None:
+        assert text
+        self.text = text
+        self.num_matched = 0  # characters at the end of what was read that the stop begins with
+        self._shorter = _borders(text)
+
+    def forget(self) -> None:
+        """Begin anew: what was read so far is no part of a stop string."""
+        self.num_matched = 0
+
+    def find_end(self, new: str) -> int | None:
+        """Where in `new` the stop string ends first; None if it does not end there."""
+        if self.num_matched == 0 and self.text[0] not in new:
+            return None
+        matched = self.num_matched
+        for at, character in enumerate(new):
+            while matched and self.text[matched] != character:
+                matched = self._shorter[matched]
+            matched += self.text[matched] == character
+            if matched == len(self.text):
+                self.num_matched = 0
+                return at + 1
+        self.num_matched = matched
+        return None
+
+
+def _borders(text: str) -> list[int]:
+    """For each beginning of `text`, by length: its longest shorter beginning that also ends it."""
+    borders = [0, 0]
+    length = 0
+    for character in text[1:]:
+        while length and text[length] != character:
+            length = borders[length]
+        length += text[length] == character
+        borders.append(length)
+    return borders

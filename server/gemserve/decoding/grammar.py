@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
-from functools import lru_cache
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,14 @@ _NUM_CACHED = 64
 
 class GrammarFailed(RuntimeError):
     """A matcher has reached a limit, or got a token that its grammar does not allow."""
+
+
+class TrialNeeded(Exception):
+    """A grammar is not known yet: it must be tried and compiled first, which may take seconds."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        super().__init__("this grammar has not been tried")
+        self.grammar = grammar
 
 
 class Matcher:
@@ -68,24 +77,50 @@ class Grammars:
         self._end_ids = tuple(sorted(end_ids))
         self._tables: tuple[Vocabulary, LLTokenizer] | None = None
         self._lock = threading.Lock()
-        self._compiled = lru_cache(maxsize=_NUM_CACHED)(self._compile_or_refuse)
+        self._known: OrderedDict[Grammar, LLMatcher | InvalidGrammar] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the grammar's start, independent of all others.
 
-        Raises `InvalidGrammar`. Slow for a grammar not seen lately.
+        Slow for a grammar that is not compiled and was not seen lately. Raises `InvalidGrammar`,
+        `SchemasBusy`.
         """
-        compiled = self._compiled(grammar)
-        if isinstance(compiled, InvalidGrammar):
-            raise compiled.with_traceback(None)
-        return Matcher(compiled.deep_copy())
+        if grammar.compiled is not None:
+            return Matcher(grammar.compiled.deep_copy())
+        return Matcher(_usable(self._find(grammar) or self._compile_or_refuse(grammar)).deep_copy())
+
+    def known(self, grammar: Grammar) -> Grammar:
+        """The grammar in its compiled form. Never slow. Raises `InvalidGrammar`, `TrialNeeded`."""
+        found = self._find(grammar)
+        if found is None and grammar == ANY_OBJECT:
+            found = self._compile_or_refuse(grammar)
+        if found is None:
+            raise TrialNeeded(grammar)
+        return replace(grammar, compiled=_usable(found))
+
+    def try_out(self, grammar: Grammar) -> None:
+        """Make a grammar known. Takes seconds at worst. Raises `SchemasBusy`."""
+        if self._find(grammar) is None:
+            self._compile_or_refuse(grammar)
+
+    def _find(self, grammar: Grammar) -> LLMatcher | InvalidGrammar | None:
+        with self._lock:
+            if grammar in self._known:
+                self._known.move_to_end(grammar)
+            return self._known.get(grammar)
 
     def _compile_or_refuse(self, grammar: Grammar) -> LLMatcher | InvalidGrammar:
-        """A refusal is a result, so that the cache keeps it: a bad grammar may take the longest."""
+        """A refusal is a result, and is remembered: a bad grammar may take the longest."""
+        result: LLMatcher | InvalidGrammar
         try:
-            return self._compile(grammar)
+            result = self._compile(grammar)
         except InvalidGrammar as error:
-            return error
+            result = error
+        with self._lock:
+            self._known[grammar] = result
+            while len(self._known) > _NUM_CACHED:
+                self._known.popitem(last=False)
+        return result
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         vocabulary, tables = self._vocabulary_tables()
@@ -108,3 +143,9 @@ class Grammars:
                         f"this model's tokenizer cannot be held to one: {reason(str(error))}"
                     ) from error
             return self._tables
+
+
+def _usable(result: LLMatcher | InvalidGrammar) -> LLMatcher:
+    if isinstance(result, InvalidGrammar):
+        raise result.with_traceback(None)
+    return result

@@ -50,6 +50,7 @@ class SamplerState:
         self._prompt = frozenset(prompt_ids) if params.repetition_penalty != 1 else frozenset()
         self._end_ids = sorted({*end_ids, *params.stop_token_ids})
         self._counts: Counter[int] = Counter()
+        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         self._num_drawn = 0
 
     def uniform(self) -> float:
@@ -64,14 +65,14 @@ class SamplerState:
             self.matcher.advance(token)
 
     def touched(self) -> list[int]:
-        """Tokens whose logits bias or penalties may change."""
+        """Tokens whose logits penalties may change."""
         params = self.params
         is_penal = params.presence_penalty or params.frequency_penalty
         counted = self._counts if is_penal or params.repetition_penalty != 1 else ()
-        return sorted({*(t for t, _ in params.logit_bias), *counted, *self._prompt})
+        return sorted({*counted, *self._prompt})
 
     def changed(self, values: Mapping[int, float]) -> dict[int, float]:
-        """New logits of `touched` tokens after bias and penalties, where they differ."""
+        """New logits of `touched` tokens after penalties, where they differ."""
         params = self.params
         changes: dict[int, float] = {}
 
@@ -87,9 +88,15 @@ class SamplerState:
             penalty = params.presence_penalty + params.frequency_penalty * count
             if penalty:
                 changes[token] = current(token) - penalty
-        for token, bias in params.logit_bias:
-            changes[token] = current(token) + bias
         return changes
+
+    def bias(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens that have a bias [biases], int64, and their biases, float64."""
+        if self._bias is None:
+            pairs = self.params.logit_bias
+            tokens = to_device([token for token, _ in pairs], torch.long, device)
+            self._bias = tokens, to_device([value for _, value in pairs], torch.float64, device)
+        return self._bias
 
     def allowed(self, logits: torch.Tensor) -> torch.Tensor:
         """`logits` [vocab] with −inf for tokens that may not come next; the input is untouched."""
@@ -145,6 +152,17 @@ def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Ex
 
 def biased(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
     """`logits` [rows, vocab] after bias and penalties; the input is untouched."""
+    adjusted = _penalized(logits, states)
+    rows = [row for row, state in enumerate(states) if state.params.logit_bias]
+    if rows and adjusted is logits:
+        adjusted = logits.clone()
+    for row in rows:  # a row at a time: a request may have a thousand biases for 128 choices
+        tokens, biases = states[row].bias(logits.device)
+        adjusted[row, tokens] = (adjusted[row, tokens].double() + biases).float()
+    return adjusted
+
+
+def _penalized(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
     touched = [(row, token) for row, state in enumerate(states) for token in state.touched()]
     if not touched:
         return logits

@@ -16,6 +16,7 @@ from collections.abc import Sequence as Ids
 
 from gemserve.engine.cache_lookup import MAX_TIMES_PASSED, awaits_leader, find_cached
 from gemserve.engine.document_cache import CachedDocument, DocumentCache
+from gemserve.engine.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.step_plan import Chunk, Copy, Plan, StepOutput
@@ -37,6 +38,7 @@ class Scheduler:
         self._max_running = max_running
         self._is_first_next = True
         self._awaits_compaction = False
+        self._reading = ReadingShares()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
 
@@ -119,19 +121,19 @@ class Scheduler:
         assert held == self.pool.used, f"sequences and cache hold {held}, the pool {self.pool.used}"
 
     def _admit(self) -> list[Copy]:
-        """Admit whatever fits, by priority and arrival. Later requests may overtake a large one.
+        """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
-        Documents in the cache give way. If enough units are free but scattered, the pool is
-        compacted. That waits until no chunk is under way, because its pass holds views of the
-        memory at its present place. A step copies one document at most, so that nobody's next token
-        waits for several.
+        Documents in the cache give way. Scattered free units are made one by compaction, which
+        waits until no chunk is under way, because its pass holds views of the memory. A step copies
+        one document at most, so that nobody's next token waits for several.
         """
         copies: list[Copy] = []
         copied: list[CachedDocument] = []  # which must stay until this plan has been carried out
         self._awaits_compaction = False
-        for sequence in list(self.waiting):
-            if len(self.running) >= self._max_running:
-                break
+        slots = SlotShares(self.running, self._max_running)
+        for sequence in (order := slots.order(self.waiting)):
+            if not slots.may_take(sequence):
+                continue
             size = sequence.reserved_units(self._num_layers)
             document, num_cached = None, 0
             if size <= self.cache.available(size, copied):
@@ -153,10 +155,9 @@ class Scheduler:
                 span = self.pool.allocate(size)
                 assert span is not None
             span.is_private = bool(sequence.request.documents)
-            for earlier in self.waiting:
-                if earlier is sequence:
-                    break
-                earlier.times_passed += 1
+            for earlier in order[: order.index(sequence)]:
+                earlier.times_passed += earlier.state is State.WAITING
+            slots.take(sequence)
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.span, sequence.found = span, None
@@ -189,7 +190,7 @@ class Scheduler:
         return find_cached(self.cache, sequence)
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
-        """A chunk of the first unfinished prompt by rank, then of the one nearest its end, in turn.
+        """A chunk of the first unfinished prompt, then of the one nearest its end, in turn.
 
         So a huge prompt always advances, and short ones do not wait behind it. A chunk that has
         begun is finished before another prompt's begins, so few passes hold memory at once.
@@ -199,7 +200,7 @@ class Scheduler:
             unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
             return None
-        first = min(unfinished, key=lambda s: s.rank)
+        first = self._reading.first(unfinished)
         others = [s for s in unfinished if s is not first]
         sequence = first
         if others and not self._is_first_next:
@@ -218,6 +219,7 @@ class Scheduler:
 
     def _advance(self, chunk: Chunk, output: StepOutput) -> None:
         sequence = chunk.sequence
+        self._reading.note(sequence, chunk.count)
         sequence.done += chunk.count
         sequence.open_tokens = 0
         if sequence in output.kept:  # a failed filter ends this even before its last chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from gemserve.errors import RequestError
 from gemserve.prompting.tools import Message, Tool
 
 NO_VARIABLES: Mapping[str, Any] = {}
-_MARK = re.compile("\ue000(\\d+)\ue001")
 
 
 def render_chat(
@@ -62,7 +62,8 @@ def find_messages(
     the marks is scaffolding, and it also stands between the messages in `text`, even where the
     template changed a message. Nothing is found if the template treats marks unlike messages.
     """
-    marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
+    nonce = f"{secrets.randbelow(10**20):020}"  # or a client could send the marks
+    marks = [f"\ue000{nonce}:{i}\ue001" for i in range(len(messages))]
     marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
     try:
         frame = render_chat(
@@ -74,7 +75,7 @@ def find_messages(
         )
     except RequestError:
         return []
-    found = list(_MARK.finditer(frame))
+    found = list(re.finditer(f"\ue000{nonce}:(\\d+)\ue001", frame))
     shown = [int(mark[1]) for mark in found]
     if len(shown) != len(set(shown)):  # a template that repeats messages
         return []

@@ -6,7 +6,7 @@ end the user's turn and begin a system message.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -45,7 +45,7 @@ def spell_out(
     forged = [
         index
         for index, token in enumerate(ids)
-        if token in control and _is_within(places, text, encoding.token_to_chars(index))
+        if token in control and _touches(places, text, encoding.token_to_chars(index))
     ]
     if not forged:
         return encoding
@@ -72,18 +72,19 @@ def spell_out(
     return result
 
 
-def _is_within(
+def _touches(
     places: Sequence[tuple[int, int, int]], text: str, characters: tuple[int, int] | None
 ) -> bool:
-    """Does a token stand in one of `places`? `characters` None: it has no text, like a BOS."""
+    """Has a token characters in one of `places`? `characters` None: it has no text, like a BOS."""
     if characters is None:
         return False
     low, high = characters
     token_text = text[low:high]  # some tokens include the blanks around them
-    low += len(token_text) - len(token_text.lstrip())
-    high -= len(token_text) - len(token_text.rstrip())
-    before = bisect_right(places, low, key=lambda place: place[1])
-    return before > 0 and high <= places[before - 1][2]
+    if token_text.strip():
+        low += len(token_text) - len(token_text.lstrip())
+        high -= len(token_text) - len(token_text.rstrip())
+    before = bisect_left(places, high, key=lambda place: place[1])
+    return before > 0 and low < places[before - 1][2]
 
 
 def _plain_ids(backend: Any, text: str) -> list[int]:

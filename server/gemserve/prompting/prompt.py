@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemserve.errors import PromptTooLong
-from gemserve.prompting.chat_template import NO_VARIABLES, find_messages, render_chat
-from gemserve.prompting.control_tokens import spell_out
+from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
+from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import encode
 from gemserve.prompting.protected import chat_ranges, last_paragraphs, plain_ranges, with_question
 from gemserve.prompting.question import chat_question, ids_question, text_question
@@ -89,7 +89,7 @@ def chat_prompt(
 
     The template may read further `variables`.
 
-    Where a message spells a control token, this is text, if `find_messages` finds the message.
+    Where a message, a tool or a call spells a control token, this is text.
     Raises `RequestError` if there is no template, if it refuses the messages, or if the rendered
     chat has more than `max_tokens` tokens; that error names `field`.
     """
@@ -97,8 +97,7 @@ def chat_prompt(
     text = render_chat(tokenizer, messages, tools, variables=variables)
     encoding = encode(tokenizer, text, add_special_tokens=False)
     _check_length(encoding, max_tokens, field)
-    places = find_messages(tokenizer, text, messages, tools, variables=variables)
-    encoding = spell_out(tokenizer, text, encoding, places)
+    encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
     _check_length(encoding, max_tokens, field)
     question = chat_question(places, messages, text, encoding)
     ranges = chat_ranges(places, messages, text, encoding)

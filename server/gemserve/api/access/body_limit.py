@@ -1,21 +1,35 @@
-"""ASGI middleware: request bodies have a largest size."""
+"""ASGI middleware: request bodies have a largest size, a longest time, and share a memory."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from typing import Any, NoReturn
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemserve.api.error_replies import error_body
 
+FREE_BYTES = 64 << 10  # of each body, so that short requests pass when the memory is taken
+
 
 class BodyLimit:
-    """Answers 413 to a body of more than `max_bytes`, whether or not its length was announced."""
+    """Refuses bodies, whether or not their length was announced.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    A body of more than `max_bytes` gets 413, one that takes longer than `timeout_s` gets 408. All
+    bodies that are being read or parsed share `memory_bytes`, or `max_bytes` if that is more; one
+    for which nothing is left gets 503. A route that no longer needs a body's bytes calls `release`
+    of the `HeldBytes` in the request's state.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, *, memory_bytes: int = 1 << 62, timeout_s: float = 3600
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._memory = BodyMemory(max(memory_bytes, max_bytes))
+        self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -23,37 +37,108 @@ class BodyLimit:
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._max_bytes:
-            await self._refusal(int(announced))(scope, receive, send)
+            await self._too_large(int(announced))(scope, receive, send)
             return
-        received = 0
-        is_refused = False
-
-        async def receive_and_count() -> Message:
-            nonlocal received, is_refused
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                is_refused = True
-                raise _BodyTooLarge
-            return message
+        reading = _Reading(receive, self._timeout_s, self._max_bytes, HeldBytes(self._memory))
+        scope.setdefault("state", {})["body"] = reading.held
 
         async def send_unless_refused(message: Message) -> None:
-            if not is_refused:
+            if reading.refusal is None:
                 await send(message)
 
         try:
-            await self._app(scope, receive_and_count, send_unless_refused)
+            await self._app(scope, reading.receive, send_unless_refused)
         except Exception:
-            if not is_refused:
+            if reading.refusal is None:
                 raise
-        if is_refused:
-            await self._refusal(received)(scope, receive, send)
+        finally:
+            reading.held.release()
+        if reading.refusal is not None:
+            await self._reply(reading)(scope, receive, send)
 
-    def _refusal(self, size: int) -> Any:
+    def _reply(self, reading: _Reading) -> Any:
+        if reading.refusal == "large":
+            return self._too_large(reading.num_bytes)
+        if reading.refusal == "slow":
+            message = f"The body did not come within {self._timeout_s:g} s, which is the limit."
+            body = error_body(message, kind="invalid_request_error", code="request_timeout")
+            return JSONResponse(body, status_code=408, headers={"Connection": "close"})
+        message = (
+            f"The bodies that are being read have {self._memory.limit} bytes together, which is "
+            "the limit."
+        )
+        body = error_body(message, kind="overloaded_error", code="body_memory_full")
+        headers = {"Retry-After": "1", "Connection": "close"}
+        return JSONResponse(body, status_code=503, headers=headers)
+
+    def _too_large(self, size: int) -> Any:
         message = f"The body has {size} bytes or more, the limit is {self._max_bytes}."
         body = error_body(message, kind="invalid_request_error", code="body_too_large")
         return JSONResponse(body, status_code=413)
 
 
-class _BodyTooLarge(Exception):
+class BodyMemory:
+    """Counts the bytes of all bodies. It is used on the event loop only, so it needs no lock."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+
+class HeldBytes:
+    """What one body takes of the memory."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self._held = 0
+
+    def grow(self, size: int) -> bool:
+        """Take what a body of `size` bytes needs. False: there is too little left."""
+        more = max(0, size - FREE_BYTES) - self._held
+        if self._memory.used + more > self._memory.limit:
+            return False
+        self._memory.used += more
+        self._held += more
+        return True
+
+    def release(self) -> None:
+        """Give everything back. Idempotent."""
+        self._memory.used -= self._held
+        self._held = 0
+
+
+class _Reading:
+    """Receives one request, and refuses its body when a limit is reached."""
+
+    def __init__(self, receive: Receive, timeout_s: float, max_bytes: int, held: HeldBytes) -> None:
+        self.held = held
+        self.num_bytes = 0
+        self.refusal: str | None = None
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._ends_s = time.monotonic() + timeout_s
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        if self._is_whole:  # what comes next is a disconnect, at any time
+            return await self._receive()
+        try:
+            async with asyncio.timeout(max(0.0, self._ends_s - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            self._refuse("slow")
+        self._is_whole = not message.get("more_body", False)
+        self.num_bytes += len(message.get("body", b""))
+        if self.num_bytes > self._max_bytes:
+            self._refuse("large")
+        if not self.held.grow(self.num_bytes):
+            self._refuse("full")
+        return message
+
+    def _refuse(self, refusal: str) -> NoReturn:
+        self.refusal = refusal
+        raise _Refused
+
+
+class _Refused(Exception):
     pass

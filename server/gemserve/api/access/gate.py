@@ -9,7 +9,7 @@ from importlib.resources import files
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gemserve.api.access.keys import Keys
-from gemserve.api.access.quota import Quota
+from gemserve.api.access.quota import Place, Quota
 from gemserve.api.error_replies import error_response
 from gemserve.errors import InvalidKey, QuotaExceeded
 
@@ -29,7 +29,7 @@ class Gate:
     """Answers 401 without a valid key, and 429 to a POST beyond what its key may do.
 
     A POST counts as running until its reply has ended, however it ends. `on_refusal` is called with
-    the code of every refusal. Routes find the `Caller` in the request's state.
+    the code of every refusal. Routes find the `Caller` and its `Place` in the request's state.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Gate:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        is_counted = scope["method"] == "POST"
+        place: Place | None = None
         try:
             caller = self._keys.identify(scope["headers"])
-            if is_counted:
-                self._quota.enter(caller.key)
+            if scope["method"] == "POST":
+                place = Place(self._quota, caller.key)
         except (InvalidKey, QuotaExceeded) as error:
             self._on_refusal(error.code)
             await error_response(error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller
+        scope.setdefault("state", {}).update(caller=caller, place=place)
         try:
             await self._app(scope, receive, send)
         finally:
-            if is_counted:
-                self._quota.leave(caller.key)
+            if place is not None:
+                place.leave()

@@ -50,6 +50,11 @@ class Choice:
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def num_scored(self) -> int:
+        """How many tokens have log-probabilities."""
+        return len(self.logprobs) + (0 if self.scored is None else len(self.scored.logprobs))
+
     def add(self, event: Event) -> None:
         if isinstance(event, Filtered):
             self.report = event.report

@@ -6,15 +6,16 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from gemserve.api.access.request_id import new_id
 from gemserve.api.replies.choice import Choice, ChoiceFormat, ChoiceT, PartT
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import failure_body, failure_response, is_failure
+from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.reply_types import ChunkExtras, ReplyHead, Usage
 from gemserve.api.replies.server_sent_events import (
@@ -73,7 +74,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
     choices: Sequence[Choice]
     n: int
 
-    async def whole(self) -> JSONResponse:
+    async def whole(self) -> Response:
         """All choices, or the error of the first one that fails, which ends the others."""
         finished: dict[int, ChoiceT] = {}
         async with aclosing(self.reader.events()) as arrivals:
@@ -83,15 +84,18 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 if isinstance(event, Finished):
                     if is_failure(event):
                         return failure_response(event)
-                    finished[index] = self.format.choice(choice, event)
+                    work = partial(self.format.choice, choice, event)
+                    finished[index] = await build(work, choice.num_scored)
         reports = self._reports()
-        content = self.format.reply(
+        content = partial(
+            self.format.reply,
             self.head,
             [finished[choice.index] for choice in self.choices],
             self._usage(),
             [filter_object(report) for report in reports],
         )
-        return JSONResponse(content, headers=self.headers())
+        num_scored = sum(choice.num_scored for choice in self.choices)
+        return await json_reply(content, self.headers(), num_scored)
 
     async def chunks(
         self, options: StreamOptions, progress: ProgressReader | None
@@ -101,11 +105,21 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         `progress`: what comes at once and then in pauses, until the first token.
         """
 
-        def chunk(choice: Choice, part: PartT, extras: ChunkExtras | None = None) -> str:
+        def chunk(
+            choice: Choice,
+            part: PartT,
+            extras: ChunkExtras | None = None,
+            *,
+            is_small: bool = True,
+        ) -> str:
             usage: ChunkExtras = {"usage": None} if options.include_usage else {}
             if options.has_usage_everywhere:
                 usage = {"usage": self._usage_of(choice)}
-            return data_event(self.format.chunk(self.head, [part], {**usage, **(extras or {})}))
+            content = self.format.chunk(self.head, [part], {**usage, **(extras or {})})
+            return data_event(content, num_scored=0 if is_small else choice.num_scored)
+
+        def prompt_chunk(choice: Choice, scored: PromptScored) -> str:
+            return chunk(choice, self.format.prompt_part(choice, scored), is_small=False)
 
         find_pause_s = None if progress is None else progress.find_pause_s
         async with aclosing(self.reader.events_and_pauses(find_pause_s)) as arrivals:
@@ -120,7 +134,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                     report = filter_object(event.report)
                     yield chunk(choice, self.format.first_part(choice), {"filter": report})
                 elif isinstance(event, PromptScored):
-                    yield chunk(choice, self.format.prompt_part(choice, event))
+                    yield await build(partial(prompt_chunk, choice, event), choice.num_scored)
                 elif isinstance(event, TextDelta):
                     if progress is not None:
                         progress.stop()

@@ -103,6 +103,11 @@ class Answer:
             "content": [] if is_open else [self.text_of(part)],
         }
 
+    @property
+    def num_scored(self) -> int:
+        """How many tokens have log-probabilities."""
+        return sum(len(part.logprobs) for part in self._parts.parts)
+
     def scored(self, tokens: Sequence[TokenLogprob]) -> list[ScoredToken]:
         return chat_logprobs(self._vocabulary, tokens)["content"]
 

@@ -7,11 +7,11 @@ from contextlib import aclosing
 from itertools import count
 
 from fastapi import Response as HttpResponse
-from fastapi.responses import JSONResponse
 
 from gemserve.api.replies.answer_parts import Change, Part
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
+from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.logprobs import Vocabulary
 from gemserve.api.replies.response_object import Answer
 from gemserve.api.replies.response_types import AnyEvent, CallPlace, Place
@@ -32,7 +32,7 @@ async def responses_reply(
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
         return failure_response(finished)
-    return JSONResponse(answer.response, headers=answer.headers())
+    return await json_reply(lambda: answer.response, answer.headers(), answer.num_scored)
 
 
 async def _events(reader: EventReader, answer: Answer) -> AsyncGenerator[str]:

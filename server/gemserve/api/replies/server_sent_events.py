@@ -8,12 +8,17 @@ from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
 
+from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
+
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
 NO_HEADERS: Mapping[str, str] = {}
 
 
-def data_event(content: Mapping[str, object]) -> str:
+def data_event(content: Mapping[str, object], *, num_scored: int = 0) -> str:
+    """An event. `num_scored`: see `to_json`."""
+    if num_scored > MAX_ON_LOOP:
+        return f"data: {to_json(content, num_scored)}\n\n"
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 

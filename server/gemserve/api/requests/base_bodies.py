@@ -37,7 +37,9 @@ from gemserve.types import (
 )
 
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1000  # of each stop string
 MAX_BIASES = 1024
+MAX_PRIORITY = 100  # and the lowest is -100
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
@@ -180,10 +182,10 @@ class SamplingBody(FilteringBody):
     seed: Seed | None = None
     stop: Annotated[
         str | Annotated[list[str], Field(fail_fast=True)] | None,
-        WithJsonSchema(field_schemas.stops(MAX_STOPS)),
+        WithJsonSchema(field_schemas.stops(MAX_STOPS, MAX_STOP_CHARS)),
     ] = None
     ignore_eos: bool | None = False
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31), INTEGRAL] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), INTEGRAL] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -201,6 +203,11 @@ class SamplingBody(FilteringBody):
                 raise ValueError(f"has {len(stops)} strings, the limit is {MAX_STOPS}")
             if not all(stops):
                 raise ValueError("must not contain an empty string")
+            longest = max(map(len, stops), default=0)
+            if longest > MAX_STOP_CHARS:
+                raise ValueError(
+                    f"a stop string has {longest} characters, the limit is {MAX_STOP_CHARS}"
+                )
         return stops
 
 

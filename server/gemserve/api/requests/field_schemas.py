@@ -34,9 +34,10 @@ def prompts(limit: int) -> Json:
 PROMPTS: list[Json] = [TEXT, TOKENS]
 
 
-def stops(limit: int) -> Json:
-    several = {"type": "array", "items": TEXT, "maxItems": limit}
-    return {"anyOf": [TEXT, several, {"type": "null"}]}
+def stops(limit: int, chars: int) -> Json:
+    text = {**TEXT, "maxLength": chars}
+    several = {"type": "array", "items": text, "maxItems": limit}
+    return {"anyOf": [text, several, {"type": "null"}]}
 
 
 def either(*forms: dict[str, Json | None]) -> Callable[[Json], None]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from gemserve.api.documents.finder import Finder
-from gemserve.api.requests.base_bodies import Body
+from gemserve.api.requests.base_bodies import MAX_CHOICES, Body
 from gemserve.api.requests.document_reference import NOT_FOUND
+from gemserve.api.requests.item_counts import check_counts
 from gemserve.errors import DocumentNotFound, RequestError, shown
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -48,6 +50,7 @@ def validate_body(
     for name in content:  # checked first: validation would collect an error for every field
         if name not in body_type.model_fields:
             raise _unknown_field(name)
+    check_counts(content)
     try:
         return body_type.model_validate(content, context=finder)
     except ValidationError as error:
@@ -66,9 +69,11 @@ def _validation_error(error: ValidationError, body: object) -> RequestError:
         return RequestError(f"{path}: required", param=path, code="missing_field")
     if path is not None and path.split(".")[0] in UNSUPPORTED:
         return RequestError(f"{path}={shown(first['input'])}: not supported", param=path)
-    message = first["msg"].removeprefix("Value error, ")
-    message = message.removesuffix(" or instance of FilterBody")
-    return RequestError(f"{path}={shown(first['input'])}: {message}", param=path)
+    message = re.sub(r" or instance of \w+$", "", first["msg"].removeprefix("Value error, "))
+    if path == "prompt" and first["type"] == "string_type":  # what else it may be is not said
+        message = f"must be a text, token ids, or a list of up to {MAX_CHOICES} of either"
+    given = "null" if first["input"] is None else shown(first["input"])
+    return RequestError(f"{path}={given}: {message}", param=path)
 
 
 def _unknown_field(name: str) -> RequestError:

@@ -7,7 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gemserve.api.requests.base_bodies import MAX_STOPS, Body, FilteringBody
+from gemserve.api.requests.base_bodies import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    Body,
+    FilteringBody,
+)
 from gemserve.api.requests.chat_body import MAX_TOOLS
 from gemserve.api.requests.chat_form import ChatForm, as_chat
 from gemserve.api.requests.integers import Count, Natural
@@ -67,7 +72,8 @@ class MessagesBody(CountedBody):
     max_tokens: Count
     stop_sequences: (
         Annotated[
-            list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS, fail_fast=True)
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+            Field(max_length=MAX_STOPS, fail_fast=True),
         ]
         | None
     ) = None

@@ -53,10 +53,11 @@ def answer_grammar(
     rules: ToolCallRules | None,
     grammars: Grammars,
 ) -> Grammar | None:
-    """The grammar of the answer, checked; None for free text. Slow for a schema not seen lately.
+    """The grammar of the answer, checked; None for free text.
 
     A forced call follows its function's parameters, whatever the format. An answer that may be a
-    call, and has a format, is one or the other. Raises `RequestError` if no answer can follow it.
+    call, and has a format, is one or the other. Raises `RequestError` if no answer can follow it,
+    and `TrialNeeded` for a schema that must be tried first.
     """
     if rules is None or (wanted is not None and not rules.is_forced):
         if wanted is None:
@@ -70,12 +71,11 @@ def answer_grammar(
 
 
 def check_grammar(grammar: Grammar, grammars: Grammars, field: str) -> Grammar:
-    """Return the grammar if it compiles. Raises `RequestError` about `field` otherwise."""
+    """The grammar in its compiled form. Raises `RequestError` about `field`, `TrialNeeded`."""
     try:
-        grammars.matcher(grammar)
+        return grammars.known(grammar)
     except InvalidGrammar as error:
         raise RequestError(f"{field}: {error}", param=field) from error
-    return grammar
 
 
 def _call_or_answer(
@@ -93,12 +93,11 @@ def _call_or_answer(
         check_grammar(answer, grammars, wanted.field)
     _check_strict_tools(tools, rules, grammars, is_all_strict=both.is_strict)
     try:
-        grammars.matcher(both)
+        return grammars.known(both)
     except InvalidGrammar:  # a part of it has the better message
         check_grammar(answer, grammars, wanted.field)
         _calls(tools, rules, grammars)
         return check_grammar(both, grammars, "tools")
-    return both
 
 
 def _calls(tools: Sequence[Tool], rules: ToolCallRules, grammars: Grammars) -> Grammar:

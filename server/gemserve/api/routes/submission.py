@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, TypeVar
 
-from anyio import to_thread
 from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,10 +23,18 @@ from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import AdapterReference, ModelNames
+from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.engine.worker import Engine
-from gemserve.errors import AdapterBusy, AdapterUnavailable, QueueFull, RequestError
+from gemserve.errors import (
+    AdapterBusy,
+    AdapterUnavailable,
+    QueueFull,
+    QuotaExceeded,
+    RequestError,
+    SchemasBusy,
+)
 from gemserve.types import LoadedAdapter
 from gemserve.types import Request as EngineRequest
 
@@ -43,15 +51,37 @@ class Submission(Generic[BodyT]):
     reader: EventReader
 
 
+class Preparing:
+    """Counts the requests that are being parsed and tokenized. They will need a place in the queue.
+
+    It is used on the event loop only, so it needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextmanager
+    def one_more(self, engine: Engine) -> Iterator[None]:
+        """Raises `QueueFull` if there would be no place for this one after the others."""
+        engine.check_room(self._count + 1)
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitter:
     engine: Engine
     models: ModelNames
     metrics: Metrics
     documents: DocumentStore
+    trials: SchemaTrials
     keep_alive_s: float
     traces: Traces | None = None
     backlog: Backlog = field(default_factory=Backlog)
+    preparing: Preparing = field(default_factory=Preparing)
 
     async def submit(
         self, http: Request, body_type: type[BodyT], build: Build[BodyT]
@@ -66,13 +96,18 @@ class Submitter:
         with self.counting_refusals():
             self.engine.check_room()  # a full queue answers before anything is parsed or tokenized
             raw = await read_body(http)
-            body, requests = await to_thread.run_sync(
-                self._parse_and_build, raw, body_type, build, request_id, finder
-            )
-            if isinstance(requests, AdapterReference):
-                adapter = await self.models.load(requests)
-                requests = await to_thread.run_sync(build, body, request_id, adapter)
+            caller = http.scope["state"].get("caller")
+            with self.preparing.one_more(self.engine):
+                work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
+                body, requests = await self.trials.run(work, tenant)
+                if isinstance(requests, AdapterReference):
+                    adapter = await self.models.load(requests)
+                    rest = partial(build, body, request_id, adapter)
+                    requests = await self.trials.run(rest, tenant)
             finder.check_still_there()  # from here on, forgetting a document reaches the request
+            http.scope["state"]["body"].release()
+            if caller is not None:
+                http.scope["state"]["place"].add_choices(len(requests.requests) - 1)
             streams = self.engine.submit_all(
                 [
                     replace(request, tenant=tenant, documents=finder.ids)
@@ -99,7 +134,7 @@ class Submitter:
             self.metrics.rejections.labels(error.code).inc()
             error.retry_after_s = self.backlog.retry_after_s()
             raise
-        except AdapterUnavailable as error:
+        except (AdapterUnavailable, QuotaExceeded, SchemasBusy) as error:
             self.metrics.rejections.labels(error.code).inc()
             raise
         except RequestError as error:

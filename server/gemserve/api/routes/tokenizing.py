@@ -25,8 +25,8 @@ from gemserve.api.requests.tokenizer_bodies import DetokenizeBody, TokenizeBody,
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import read_body
 from gemserve.errors import RequestError, shown
-from gemserve.prompting.chat_template import find_messages, render_chat
-from gemserve.prompting.control_tokens import spell_out
+from gemserve.prompting.chat_template import render_chat
+from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import decode, encode
 from gemserve.prompting.tools import for_template
 
@@ -145,10 +145,15 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
             tokenizer, messages, add_generation_prompt=has_header, variables=variables
         )
         encoding = encode(tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
-        places = find_messages(
-            tokenizer, text, messages, add_generation_prompt=has_header, variables=variables
+        encoding, _ = encode_chat(
+            tokenizer,
+            text,
+            encoding,
+            messages,
+            add_generation_prompt=has_header,
+            variables=variables,
         )
-        return text, spell_out(tokenizer, text, encoding, places)
+        return text, encoding
     if body.add_generation_prompt is not None:
         raise RequestError(
             f"add_generation_prompt={shown(body.add_generation_prompt)}: only with messages",

@@ -16,7 +16,6 @@ import time
 import torch
 from gemserve.cli.serve import call_in_new_thread
 
-torch.set_num_threads(4)
 count = lambda: len(os.listdir("/proc/self/task"))
 before = count()
 during = call_in_new_thread(lambda: (torch.rand(512, 512) @ torch.rand(512, 512), count())[1])
@@ -31,7 +30,11 @@ print(during - before, count() - before)
 def test_loading_leaves_no_openmp_threads_behind() -> None:
     """With two sets of OpenMP threads in a process, each step of the engine took twice as long."""
     process = subprocess.run(
-        [sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", COUNT_THREADS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "4"},
     )
     during, after = map(int, process.stdout.split())
     assert during > 1, process.stderr  # its own thread, and what it has started

@@ -127,6 +127,7 @@ def test_forms_that_are_allowed_are_read() -> None:
         (form(b"X: " + b"y" * 5000 + b"\r\n\r\n"), "no headers, or too long"),
         (form(b"Content-Type: text/plain\r\n\r\nx"), "Content-Disposition"),
         (form(b"Content-Disposition: form-data\r\n\r\nx"), "no name"),
+        (form((FILE % "*0*=\x00''%C3").encode()), "cannot be read"),  # of the standard library
         (form(FIELD % (b"a", b"1"), FIELD % (b"a", b"2")), "twice"),
         (form(*(FIELD % (b"%d" % i, b"") for i in range(40))), "more than 32"),
         (

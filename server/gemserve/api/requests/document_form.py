@@ -19,7 +19,7 @@ FORM_SCHEMA: Json = {
     "type": "object",
     "description": "A file of UTF-8 text. Other fields mean what they mean in JSON.",
     "properties": {
-        "file": {"type": "string", "format": "binary"},
+        "file": {"type": "string", "contentMediaType": "text/plain"},
         "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
         "ttl": {"type": "integer", "minimum": 1},
         "pin": {"type": "boolean"},
@@ -33,6 +33,10 @@ FORM_SCHEMA: Json = {
         "expires_after[seconds]": {"type": "integer", "minimum": 1},
     },
     "required": ["file"],
+    "dependentRequired": {
+        "expires_after[anchor]": ["expires_after[seconds]"],
+        "expires_after[seconds]": ["expires_after[anchor]"],
+    },
     "additionalProperties": False,
 }
 

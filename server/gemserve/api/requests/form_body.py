@@ -49,6 +49,14 @@ def _parse_field(piece: bytes) -> tuple[str, FormField]:
     head, separator, value = rest.partition(b"\r\n\r\n")
     if padding.strip(b" \t") or not separator or len(head) > _MAX_HEADER_BYTES:
         raise _wrong("a field has no headers, or too long ones")
+    try:
+        return _named(head, value)
+    except (LookupError, ValueError) as error:  # the charset of a name, which may be anything
+        raise _wrong("the headers of a field cannot be read") from error
+
+
+def _named(head: bytes, value: bytes) -> tuple[str, FormField]:
+    """A field by its headers. Raises `RequestError`, and what the standard library raises."""
     # not the parser of bytes, which replaces what is not ASCII; browsers send names in UTF-8
     headers = HeaderParser().parsestr(head.decode("utf-8", "replace"))
     if headers.get_content_disposition() != "form-data":

@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             flush=True,
         )
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is raised when all has ended
     http_server(create_app(serving), serving.engine, server).run()
     return 0
 

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{adapter.num_bytes:,} bytes"
         )
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is raised when all has ended
     http_server(
         create_app(serving, traces),
         serving.engine,

@@ -40,7 +40,14 @@ def dashboard() -> dict[str, Any]:
     for title, row in ROWS:
         place = {"h": 1, "w": COLUMNS, "x": 0, "y": y}
         panels.append(
-            {"id": len(panels) + 1, "type": "row", "title": title, "gridPos": place, "panels": []}
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": title,
+                "gridPos": place,
+                "collapsed": False,
+                "panels": [],
+            }
         )
         y += 1
         for index, panel in enumerate(row):

@@ -187,8 +187,8 @@ def test_spans_leave_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
             sampling=SamplingParams(max_tokens=1),
             filter=FilterParams(method="none", keep=16),
         )
-        trace = traces.begin(scope, [request], model="fake", arrived_s=time.monotonic())
-        trace.observer(request, is_first_choice=True).close()
+        (observer,) = traces.begin(scope, [request], model="fake", arrived_s=time.monotonic())
+        observer.close()
         traces.shut_down()
         collector.shutdown()
     ((path, content),) = received

@@ -24,6 +24,7 @@ access_log = logging.getLogger("gemserve.access")
 # the id of the request that the current task or thread works for
 current_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 CLIENT_LEFT = 499  # in logs and metrics: the client left before the reply began
+MAX_LOGGED_PATH = 300  # characters
 _ACCEPTABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # which monitoring asks for every few seconds
 _POLLED = frozenset({"/health", "/ready", "/metrics"})
@@ -83,7 +84,7 @@ def _write_line(scope: Scope, status: int, seconds: float) -> None:
     fields = {
         "request_id": scope["state"]["request_id"],
         "method": scope["method"],
-        "path": quote(scope["path"]),
+        "path": quote(scope["path"])[:MAX_LOGGED_PATH],
         "status": status,
         "duration_ms": round(seconds * 1e3, 1),
     }

@@ -117,10 +117,11 @@ class Submitter:
         sent = [stream.request for stream in streams]
         observers = [self.observers(request, arrived_s) for request in sent]
         if self.traces is not None:
-            trace = self.traces.begin(http.scope, sent, model=body.model, arrived_s=arrived_s)
-            for index, request in enumerate(sent):
-                is_first = index % requests.n == 0
-                observers[index].append(trace.observer(request, is_first_choice=is_first))
+            traced = self.traces.begin(
+                http.scope, sent, requests.n, model=body.model, arrived_s=arrived_s
+            )
+            for some, observer in zip(observers, traced, strict=True):
+                some.append(observer)
         joined = [Observers(*some) for some in observers]
         reader = EventReader(http, streams, joined, keep_alive_s=self.keep_alive_s)
         return Submission(body, requests, reader)

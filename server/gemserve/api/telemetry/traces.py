@@ -73,10 +73,17 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(
-        self, scope: Mapping[str, Any], requests: Sequence[Request], *, model: str, arrived_s: float
-    ) -> RequestTrace:
-        """The trace of one HTTP request, which the client's `traceparent` may already name.
+        self,
+        scope: Mapping[str, Any],
+        requests: Sequence[Request],
+        n: int = 1,
+        *,
+        model: str,
+        arrived_s: float,
+    ) -> list[StreamTrace]:
+        """Begin the trace of one HTTP request, which the client's `traceparent` may already name.
 
+        Returns an observer for each of its engine requests, `n` of which have the same prompt.
         `arrived_s` is of `time.monotonic()`.
         """
         from opentelemetry.trace import SpanKind
@@ -97,7 +104,11 @@ class Traces:
                 **_sampling_attributes(requests),
             },
         )
-        return RequestTrace(self, span, len(requests), arrived_s, to_epoch_ns)
+        trace = RequestTrace(self, span, len(requests), arrived_s, to_epoch_ns)
+        return [
+            StreamTrace(trace, request, counts_prompt=index % n == 0)
+            for index, request in enumerate(requests)
+        ]
 
     def add_child(
         self, parent: Span, name: str, start_ns: int, stop_ns: int, attributes: Mapping[str, Any]
@@ -128,10 +139,6 @@ class RequestTrace:
         self._ends: list[Finished] = []
         self._num_cached: dict[str, int] = {}
         self._num_prompt: dict[str, int] = {}
-
-    def observer(self, request: Request, *, is_first_choice: bool) -> StreamTrace:
-        """The observer of one stream. Of a prompt's choices the first one counts its tokens."""
-        return StreamTrace(self, request, is_first_choice)
 
     def add_child(
         self, name: str, start_s: float, stop_s: float, attributes: Mapping[str, Any]
@@ -166,9 +173,12 @@ class RequestTrace:
 
 
 class StreamTrace:
-    """Observes one stream, and makes its spans when it has ended."""
+    """Observes one stream, and makes its spans when it has ended.
 
-    def __init__(self, trace: RequestTrace, request: Request, counts_prompt: bool) -> None:
+    `counts_prompt`: the tokens of its prompt count, and not those of the prompt's other choices.
+    """
+
+    def __init__(self, trace: RequestTrace, request: Request, *, counts_prompt: bool) -> None:
         self._trace, self._request, self._counts_prompt = trace, request, counts_prompt
         self._filtered: Filtered | None = None
         self._first_s: float | None = None

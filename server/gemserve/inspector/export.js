@@ -8,7 +8,7 @@ export function curl({ path, body }) {
   const plain = JSON.stringify(withPlaceholder(body), null, 2).replaceAll("'", "'\\''");
   return `# document.txt holds the document; jq puts it into the request
 jq -n --rawfile document document.txt '${jqOf(plain)}' |
-curl ${addressOf(path)} \\
+curl -sS '${addressOf(path)}' \\
   -H "Authorization: Bearer $GEMSERVE_API_KEY" \\
   -H "Content-Type: application/json" \\
   --data-binary @-
@@ -18,9 +18,10 @@ curl ${addressOf(path)} \\
 const PLACE = "{document}";
 
 /** The body with a placeholder instead of the document. */
-function withPlaceholder({ document: text, question, ...body }) {
+function withPlaceholder({ document: _, question, ...body }) {
   const words = `${PLACE}\n\n${question}`;
-  const { stream, stream_options: _, ...rest } = body;
+  const { return_scores: __, ...filter } = body.filter; // only the page needs them
+  const rest = { ...body, filter };
   if (rest.messages) return { ...rest, messages: [{ role: "user", content: words }] };
   return { ...rest, prompt: words };
 }
@@ -51,7 +52,7 @@ reply = ${call}(
     ${prompt}
     max_tokens=${body.max_tokens},
     temperature=${body.temperature},
-    extra_body={"filter": ${pythonOf(body.filter)}},
+    extra_body={"filter": ${pythonOf(asked.filter)}},
 )
 print(${answer})
 print(reply.filter["kept_tokens"], "of", reply.filter["prompt_tokens"], "tokens kept")
@@ -89,7 +90,7 @@ const reply = await ${call}({
   ${prompt}
   max_tokens: ${body.max_tokens},
   temperature: ${body.temperature},
-  filter: ${JSON.stringify(body.filter)},
+  filter: ${JSON.stringify(asked.filter)},
 });
 console.log(${answer});
 console.log(reply.filter.kept_tokens, "of", reply.filter.prompt_tokens, "tokens kept");

@@ -105,7 +105,7 @@ class FakeCore:
             return []
         if job is self._jobs[0]:
             self.cancelled.set()
-        self._jobs.remove(job)
+        self._end(job)
         return [(job, Finished(reason="abort", completion_tokens=job.num_tokens))]
 
     @property
@@ -138,8 +138,12 @@ class FakeCore:
             job.num_tokens += len(event.token_ids)
             job.progress = None
         if isinstance(event, Finished):
-            self._jobs.remove(job)
+            self._end(job)
         return [(job, event)]
+
+    def _end(self, job: FakeJob) -> None:
+        self._jobs.remove(job)
+        job.events = iter(())  # which holds the job, and with it the request
 
     def _play(self, request: Request, job: FakeJob) -> Iterator[Event | None]:
         """The script as events; None while it pauses."""

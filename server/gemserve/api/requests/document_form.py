@@ -15,13 +15,14 @@ from gemserve.errors import RequestError, shown
 _INTEGERS = ("ttl", "expires_after[seconds]")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 _EXPIRY = "expires_after["
+_SECONDS: Json = {"type": "integer", "minimum": 1, "maximum": 1 << 31}
 FORM_SCHEMA: Json = {
     "type": "object",
     "description": "A file of UTF-8 text. Other fields mean what they mean in JSON.",
     "properties": {
         "file": {"type": "string", "contentMediaType": "text/plain"},
         "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
-        "ttl": {"type": "integer", "minimum": 1},
+        "ttl": _SECONDS,
         "pin": {"type": "boolean"},
         "wait": {"type": "boolean"},
         "system": {"type": "string"},
@@ -30,7 +31,7 @@ FORM_SCHEMA: Json = {
         "filter": {"type": "string", "description": "A method's name, or the object as JSON."},
         "purpose": {"type": "string", "description": "Without effect."},
         "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", "minimum": 1},
+        "expires_after[seconds]": _SECONDS,
     },
     "required": ["file"],
     "dependentRequired": {
@@ -77,7 +78,7 @@ def read_switch(name: str, text: str) -> bool:
 def _value_of(name: str, field: FormField) -> Any:
     text = _text_of(field, name[:100])
     if name in _INTEGERS:
-        if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        if not (text.isascii() and text.isdecimal() and len(text) <= 20):
             raise RequestError(f"{name}={shown(text)}: must be a whole number", param=name)
         return int(text)
     if name in ("pin", "wait"):

@@ -294,4 +294,4 @@ def test_a_thousand_biases_cost_little_in_every_step() -> None:
     taken_s = time.process_time() - started_s
     assert torch.allclose(found, expected, atol=1e-5)
     assert not torch.equal(found, logits)
-    assert taken_s < 1.5  # 0.1 s; it was 3 s
+    assert taken_s < 1.5  # 0.04 s; it was 2.3 s

@@ -182,6 +182,7 @@ def drawing(bars: Bars, rows: Sequence[dict[str, Any]]) -> Draw:
             )
             if len(groups) <= _MOST_BARS:
                 axes.bar_label(drawn, fmt=lambda value: f"{value:.3g}", fontsize=8, padding=2)
+        axes.set_axisbelow(True)
         axes.set_xticks(range(len(places)), places)
         axes.set_xlabel(bars.place.replace("_", " "))
         axes.set_ylabel(bars.unit)

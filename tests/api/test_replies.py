@@ -97,7 +97,7 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
     assert all("filter" not in c for c in chunks[1:])
     assert set(whole) == {
         *("method", "applied", "reason", "layer", "prompt_tokens", "kept_tokens"),
-        *("cached_tokens", "filter_ms", "selection", "coverage"),
+        *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
     }
     assert (whole["applied"], whole["reason"]) == (False, "short_prompt")
 

@@ -7,6 +7,7 @@ import { choose } from "./selection.js";
 import { Strip } from "./strip.js";
 import * as words from "./words.js";
 
+const strengths = new WeakMap(); // by ranks, which several budgets share
 const text = new DocumentView($("text"), showPlace);
 const strip = new Strip($("strip"), (share) => {
   if (state.entry) text.scrollTo(Math.round(share * (state.entry.starts.length - 1)));
@@ -65,9 +66,12 @@ function best(strength) {
 /** Shares of the best rank, 0 to 1; the root leaves small differences visible. */
 function strengthOf(ranks) {
   if (!ranks) return null;
+  if (strengths.has(ranks)) return strengths.get(ranks);
   let best = 0;
   for (const rank of ranks) if (rank > best) best = rank;
-  return ranks.map((rank) => Math.sqrt(Math.max(0, rank) / (best || 1)));
+  const found = ranks.map((rank) => Math.sqrt(Math.max(0, rank) / (best || 1)));
+  strengths.set(ranks, found);
+  return found;
 }
 
 export function showFacts() {

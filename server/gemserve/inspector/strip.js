@@ -55,14 +55,10 @@ export class Strip {
 
   /** Bars for attention, above a band that is solid where tokens were kept. */
   pictureOf({ kept, strength }, width, height) {
-    const style = getComputedStyle(document.documentElement);
-    const [bar, solid, faded] = ["--strip-bar", "--strip-kept", "--strip-gone"].map((name) =>
-      style.getPropertyValue(name).trim(),
-    );
-    const picture = new OffscreenCanvas(width, height);
-    const context = picture.getContext("2d");
-    const band = Math.round(height / 3);
-    const room = height - band - 1;
+    const [bar, solid, faded] = ["--strip-bar", "--strip-kept", "--strip-gone"].map(colorOf);
+    const image = new ImageData(width, height); // pixels: thousands of rectangles take too long
+    const pixels = new Uint32Array(image.data.buffer);
+    const top = height - Math.round(height / 3); // of the band
     const n = kept.length;
     for (let x = 0; x < width; x++) {
       const low = Math.floor((x * n) / width);
@@ -73,16 +69,14 @@ export class Strip {
         numKept += kept[i];
         if (strength && strength[i] > best) best = strength[i];
       }
-      context.fillStyle = bar;
-      const tall = Math.round(best * room);
-      context.fillRect(x, room - tall, 1, tall);
-      context.fillStyle = faded;
-      context.fillRect(x, height - band, 1, band);
-      context.fillStyle = solid;
-      context.globalAlpha = numKept ? 0.35 + (0.65 * numKept) / (high - low) : 0;
-      context.fillRect(x, height - band, 1, band);
-      context.globalAlpha = 1;
+      const tall = Math.round(best * (top - 1));
+      for (let y = top - 1 - tall; y < top - 1; y++) pixels[y * width + x] = packed(bar);
+      const share = numKept ? 0.35 + (0.65 * numKept) / (high - low) : 0;
+      const color = packed(solid.map((part, k) => share * part + (1 - share) * faded[k]));
+      for (let y = top; y < height; y++) pixels[y * width + x] = color;
     }
+    const picture = new OffscreenCanvas(width, height);
+    picture.getContext("2d").putImageData(image, 0, 0);
     return picture;
   }
 
@@ -99,4 +93,15 @@ export class Strip {
     const wide = Math.max(4, Math.round((high - low) * (canvas.width - 4)));
     context.strokeRect(left, 1, wide, canvas.height - 2);
   }
+}
+
+/** A colour of the style sheet, written #rrggbb, as three numbers. */
+function colorOf(name) {
+  const color = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  return [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+}
+
+/** An opaque pixel of an ImageData, as one number of a little-endian machine. */
+function packed([red, green, blue]) {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }

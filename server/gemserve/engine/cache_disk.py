@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from queue import Empty
 from typing import Protocol
 
@@ -256,5 +257,6 @@ class DiskCache:
             if isinstance(save.result, FileInfo):
                 self.folder.remove(save.result)
                 save.result = None
-        save.info.path.with_suffix(".tmp").unlink(missing_ok=True)
+        with suppress(OSError):
+            save.info.path.with_suffix(".tmp").unlink()
         self._save = None

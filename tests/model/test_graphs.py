@@ -186,7 +186,7 @@ def run_together(
     assert not core.has_graphs
     if record is not None:
         runner = core._runner
-        runner._graphs = DecodeGraphs(model, runner._memory, record, most=most)
+        runner._graphs = DecodeGraphs(model, runner.memory, record, most=most)
     tokens: dict[Any, list[int]] = {}
     for index, adapter in enumerate(adapters):
         sampling = SamplingParams(

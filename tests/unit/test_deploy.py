@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,10 @@ RULES: list[dict[str, Any]] = [
     for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text("utf-8"))["groups"]
     for rule in group["rules"]
 ]
-# Servers without these counters of the document cache have empty panels.
-HAS_CACHE_METRICS = find_spec("gemserve.api.telemetry.cache_metrics") is not None
 QUERIES = [
     target["expr"]
     for panel in make_dashboard.dashboard()["panels"]
     for target in panel.get("targets", [])
-    if HAS_CACHE_METRICS or not re.search("document_cache_(?!usage)", target["expr"])
 ]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gemserve.calibration import Calibration
@@ -11,7 +14,10 @@ from gemserve.config import ResolvedEngineConfig
 from gemserve.decoding.detokenize import TextStream
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState
-from gemserve.engine.document_cache import CacheCounts, StoredDocument
+from gemserve.engine.cache_questions import check_pin, state_of
+from gemserve.engine.cache_setup import open_disk_cache
+from gemserve.engine.cache_state import CacheCounts, CacheState, StoredDocument
+from gemserve.engine.capacity import check_capacity
 from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.memory import MemoryPool
@@ -21,12 +27,13 @@ from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner import Runner
 from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
-from gemserve.engine.step_plan import Chunk, Plan
-from gemserve.errors import CapacityExceeded, RequestError
+from gemserve.engine.step_plan import Plan
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Event, Finished, Request
+
+_DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
 
 
 class Core:
@@ -71,6 +78,12 @@ class Core:
             cache_units=int(config.cache_memory * self.num_units) if model.is_rope_fixed else 0,
         )
         self._pace = Pace(target_s=config.step_target_s)
+        self._disk = open_disk_cache(
+            config, model, self._runner.memory, self._scheduler.cache, self._pace
+        )
+        self._salt = secrets.token_bytes(32) if self._disk is None else self._disk.folder.key
+        if self._disk is not None:
+            self._scheduler.begin_load = self._disk.begin_load
         self._events = EventMaker(model.shape, eos_ids)
         self._jobs: dict[Sequence, Job] = {}
         self._stored_at, self._stored = 0, dict[str, StoredDocument]()
@@ -93,7 +106,7 @@ class Core:
 
     @property
     def kv_usage_ratio(self) -> float:
-        return self._held_units / self._pool.capacity
+        return self._held_units / self.num_units
 
     @property
     def kv_bytes_used(self) -> int:
@@ -107,6 +120,11 @@ class Core:
     @property
     def cache_counts(self) -> CacheCounts:
         return self._scheduler.cache.counts
+
+    @property
+    def cache_state(self) -> CacheState:
+        """The document cache for metrics: a copy that stays as it is."""
+        return state_of(self._scheduler.cache, self._disk, self.model.shape)
 
     @property
     def stored_documents(self) -> Mapping[str, StoredDocument]:
@@ -123,10 +141,19 @@ class Core:
 
     @property
     def is_idle(self) -> bool:
-        return self._scheduler.is_idle and not self._decided
+        return not self._has_requests and (self._disk is None or not self._disk.has_work)
+
+    @property
+    def _has_requests(self) -> bool:
+        return not self._scheduler.is_idle or bool(self._decided)
 
     def step(self) -> Emitted:
         """Draw a token for every decoding sequence, or read a slice of an unfinished prompt."""
+        if self._disk is not None:
+            self._disk.work()
+            if not self._has_requests:
+                self._disk.wait(_DISK_WAIT_S)
+                return []
         if self._decided:
             return self._end_decided()
         limits = self._limits()
@@ -137,6 +164,8 @@ class Core:
         self._scheduler.commit(plan, step_output(out, emitted))
         self._runner.change_memory(self._pool.take_changes())
         self._observe(plan, out)
+        if plan.is_empty and self._disk is not None:  # all that is running waits for the disk
+            self._disk.wait(_DISK_WAIT_S)
         self._forget_finished(emitted)
         return emitted
 
@@ -148,24 +177,18 @@ class Core:
         """
         plan = self.planner.plan(request)
         sequence = Sequence(request=request, plan=plan, order=0)
-        needed_units = sequence.peak_units(self.model.num_layers)
-        if needed_units > self.num_units:
-            unit = self.model.shape.unit_bytes
-            raise CapacityExceeded(
-                tokens=sequence.num_prompt,
-                kept=sequence.num_kept,
-                max_tokens=request.sampling.max_tokens,
-                needed_bytes=needed_units * unit,
-                limit_bytes=self.num_units * unit,
-            )
+        check_capacity(sequence, self.num_units, self.model.shape)
         if request.pin:
-            self._check_pin(sequence)
+            check_pin(sequence, self._scheduler.cache, self.model.shape)
         return plan
 
     def add(self, request: Request, plan: FilterPlan | None = None) -> Job:
         """Queue a request by its plan. Raises `InvalidGrammar`, and what `plan` raises."""
         plan = plan or self.plan(request)
         self._num_added += 1
+        # what an API key is known by stays in the API: the cache has a name of its own for it
+        tenant = hashlib.blake2b(request.tenant, key=self._salt, digest_size=16).digest()
+        request = replace(request, tenant=tenant)
         sequence = Sequence(request=request, plan=plan, order=self._num_added)
         grammar = request.grammar
         matcher = self.grammars.matcher(grammar) if grammar is not None else None
@@ -204,16 +227,16 @@ class Core:
         id is never used again.
         """
         self._scheduler.forget_documents(ids)
+        if self._disk is not None:
+            self._disk.forget(ids)
         self._runner.change_memory(self._pool.take_changes())
 
     def progress(self, job: Job) -> Progress | None:
         """How far a request has come. None: it has its first token, or has ended."""
-        started_s = job.started_s
+        running_s = 0.0 if job.started_s is None else time.monotonic() - job.started_s
+        rate = self._pace.seconds_per_cost
         return find_progress(
-            job.sequence,
-            self.model.shape,
-            running_s=0.0 if started_s is None else time.monotonic() - started_s,
-            seconds_per_flop=self._pace.seconds_per_cost,
+            job.sequence, self.model.shape, running_s=running_s, seconds_per_flop=rate
         )
 
     def run_alone(
@@ -223,31 +246,25 @@ class Core:
 
         `on_progress` is called after every step until the first token.
         """
-        assert self.is_idle
+        assert not self._has_requests
         job = self.add(request)
-        while not self.is_idle:
+        while self._has_requests:
             for _, event in self.step():
                 yield event
             progress = None if on_progress is None else self.progress(job)
             if on_progress is not None and progress is not None:
                 on_progress(progress)
 
+    def close(self) -> None:
+        """End what is being written to disk. Call it last. Idempotent."""
+        if self._disk is not None:
+            self._disk.close()
+
     def check_integrity(self) -> None:
         """Prove that states and memory agree. Raises `AssertionError`."""
         self._scheduler.check_integrity()
         decided = [job.sequence for job in self._decided]
         assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting, *decided}
-
-    def _check_pin(self, sequence: Sequence) -> None:
-        """Raise `RequestError` if what is kept of a prompt could never be pinned."""
-        unit, limit = self.model.shape.unit_bytes, self._scheduler.cache.pin_limit
-        size = sequence.reading_units(self.model.num_layers)
-        if sequence.cache_key is not None and size > limit:
-            raise RequestError(
-                f"pin: {sequence.num_read} tokens take {size * unit:,} bytes; pinned documents may "
-                f"take {limit * unit:,} bytes in all, half of what the server keeps documents in",
-                param="pin",
-            )
 
     def _limits(self) -> StepLimits:
         """How much the next step may do, given how fast the last steps were."""
@@ -272,7 +289,7 @@ class Core:
             sequence = plan.chunk.sequence
             sequence.open_s = 0.0 if out.is_chunk_done else sequence.open_s + out.taken_s
             if out.pass_s:
-                self._pace.observe_pass(out.pass_s, self._cost(plan.chunk))
+                self._pace.observe_pass(out.pass_s, plan.chunk.cost(self.model.shape))
 
     def _end_decided(self) -> Emitted:
         """End the requests that want only a selection, and whose selection is known."""
@@ -286,9 +303,3 @@ class Core:
             if isinstance(event, Finished):
                 del self._jobs[job.sequence]
                 self._runner.forget(job.sequence)
-
-    def _cost(self, chunk: Chunk) -> float:
-        """FLOPs of a chunk's forward pass."""
-        if chunk.filter_layer is not None:
-            return self.model.shape.filter_chunk(chunk.start, chunk.count, chunk.filter_layer)
-        return self.model.shape.prefill_chunk(chunk.start, chunk.count)

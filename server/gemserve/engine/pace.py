@@ -44,7 +44,7 @@ class Pace:
 
     @property
     def seconds_per_cost(self) -> float | None:
-        """Seconds that a FLOP of a pass takes. None until the first pass is measured."""
+        """Seconds that a FLOP of a prompt's pass takes. None: no pass has been measured."""
         return self._seconds_per_cost
 
     def is_decode_due(self) -> bool:

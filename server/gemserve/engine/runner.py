@@ -45,8 +45,8 @@ class Runner:
     def __init__(self, model: CausalModel, num_units: int, cuda_graphs: Switch) -> None:
         """Raises `ConfigError` if `cuda_graphs` is "on" and graphs cannot be used."""
         self._model = model
-        self._memory = model.new_memory(num_units)
-        self._graphs = build_graphs(model, self._memory, cuda_graphs)
+        self.memory = model.new_memory(num_units)
+        self._graphs = build_graphs(model, self.memory, cuda_graphs)
         self._states: dict[Sequence, RunnerState] = {}
 
     @property
@@ -60,7 +60,7 @@ class Runner:
     ) -> RunOutput:
         """Advance every sequence of the plan. A sequence that fails does not stop the others."""
         self.change_memory(plan.moves)
-        copy_documents(plan.copies, self._memory)
+        copy_documents(plan.copies, self.memory)
         out = RunOutput(started_s=time.monotonic())
         logits: Logits = []
         self._decode(plan, logits, out)
@@ -86,7 +86,7 @@ class Runner:
         if any(isinstance(change, Move) for change in changes):
             unfinished = any(state.chunk_pass for state in self._states.values())
             assert not unfinished, "a pass that has begun holds views of memory that moves"
-        apply_changes(changes, self._memory)
+        apply_changes(changes, self.memory)
 
     def _decode(self, plan: Plan, logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
@@ -107,7 +107,7 @@ class Runner:
     def _decode_rows(self, sequences: list[Sequence], may_replay: bool = True) -> torch.Tensor:
         """Logits of sequences that run on one model: [sequences, vocab], float32."""
         batch = DecodeBatch(
-            self._memory,
+            self.memory,
             [self._kept_kv(s) for s in sequences],
             slots=[s.next_slot for s in sequences],
             positions=[s.next_slot + s.num_evicted for s in sequences],
@@ -202,7 +202,7 @@ class Runner:
             state.query_tap = self._model.new_query_tap(sequence.plan.tapped, sequence.plan.rows)
         num_tokens = sequence.num_read
         start = sequence.memory.start + 2 * layer * num_tokens
-        keys = self._memory.keys(start, num_tokens)
+        keys = self.memory.keys(start, num_tokens)
         return FilterTap(layer=layer, keys=keys, queries=state.query_tap)
 
     def _filtering(self, chunk: Chunk, tap: FilterTap) -> Forward:
@@ -212,18 +212,18 @@ class Runner:
             self._model_of(sequence).filter_chunk,
             sequence.read_ids(chunk.start, chunk.count),
             start=chunk.start,
-            kv=self._memory.kv(start, num_layers=tap.layer, capacity=capacity),
+            kv=self.memory.kv(start, num_layers=tap.layer, capacity=capacity),
             tap=tap,
             adapter=_adapter_of(sequence),
         )
 
     def _choose(self, sequence: Sequence, tap: FilterTap) -> Choice:
-        return choose_positions(sequence, tap, self._memory, self._model)
+        return choose_positions(sequence, tap, self.memory, self._model)
 
     def _evict(self, sequence: Sequence, state: RunnerState, query_tap: QueryTap) -> None:
         """Pack each layer's kept keys and values without gaps."""
         start, capacity = sequence.memory.start, sequence.max_length
-        target = self._memory.kv(start, num_layers=self._model.num_layers, capacity=capacity)
+        target = self.memory.kv(start, num_layers=self._model.num_layers, capacity=capacity)
         evict(
             _evictor_of(sequence),
             query_tap,
@@ -249,7 +249,7 @@ class Runner:
         state, start = self._state_of(sequence), sequence.memory.start
         if state.kv is None or state.kv_start != start:
             layers, capacity = self._model.num_layers, sequence.capacity
-            state.kv = self._memory.kv(start, num_layers=layers, capacity=capacity)
+            state.kv = self.memory.kv(start, num_layers=layers, capacity=capacity)
             state.kv_start = start
         return state.kv
 

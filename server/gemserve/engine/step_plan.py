@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
+from gemserve.cost import ModelShape
 from gemserve.engine.memory import Move, Span, Wipe
 from gemserve.engine.sequence import Sequence
 
@@ -24,6 +25,12 @@ class Chunk:
     def filter_layer(self) -> int | None:
         """The layer at which this chunk's pass ends. None: a prefill pass through all layers."""
         return self.sequence.filter_layer if self.is_filter else None
+
+    def cost(self, shape: ModelShape) -> float:
+        """FLOPs of this chunk's forward pass."""
+        if self.filter_layer is not None:
+            return shape.filter_chunk(self.start, self.count, self.filter_layer)
+        return shape.prefill_chunk(self.start, self.count)
 
 
 @dataclass(frozen=True, slots=True)

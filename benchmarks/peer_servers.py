@@ -65,16 +65,16 @@ def _vllm(models: Path, port: int, streams: int) -> list[str]:
 
 def _llama(find: Callable[[Path], Path]) -> Callable[[Path, int, int], list[str]]:
     def arguments(models: Path, port: int, streams: int) -> list[str]:
-        slots = ["--parallel", str(streams), "--ctx-size", str(CONTEXT * streams)]
-        served = ["--port", str(port), "--host", "127.0.0.1", "--no-cache-prompt", "--jinja"]
-        threads = ["--threads", str(len(os.sched_getaffinity(0)))]
-        return ["--model", str(find(models)), *slots, *served, *threads]
+        numbers = (port, streams, CONTEXT, len(os.sched_getaffinity(0)))
+        script = Path(__file__).parent / "llama_server.py"
+        return [str(script), str(find(models)), *map(str, numbers)]
 
     return arguments
 
 
 _GEMSERVE = Path(sys.executable).parent / "gemserve"
-_LLAMA = ENVIRONMENTS / "llama" / "bin" / "llama-server"
+# a build that runs everywhere, so without AVX-512: one for this processor would be faster
+_LLAMA = ENVIRONMENTS / "llama" / "bin" / "python"
 SERVERS = {
     "gemserve": ServerKind(_GEMSERVE, _gemserve()),
     "gemserve-bf16": ServerKind(_GEMSERVE, _gemserve("--dtype", "bfloat16")),

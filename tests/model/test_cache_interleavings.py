@@ -1,0 +1,34 @@
+"""Whatever happens to the document cache meanwhile, answers are those of an engine without one.
+
+More seeds: `GEMSERVE_TEST_INTERLEAVINGS=0:2000 pytest tests/model/test_cache_interleavings.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tests.cache_traces import Outcome, Trace, World
+
+FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "0:14").split(":"))
+
+
+def test_interleavings(tmp_path: Path) -> None:
+    """Tenants, adapters loaded anew, shared beginnings, chat turns, cancellations, evictions."""
+    world, total = World(tmp_path), Outcome()
+    for seed in range(FIRST, END):
+        try:
+            outcome = Trace(world, seed).run()
+        except Exception as error:
+            error.add_note(f"in the trace of seed {seed}")
+            raise
+        for name in Outcome.__slots__:
+            setattr(total, name, getattr(total, name) + getattr(outcome, name))
+        if seed % 50 == 49:
+            print(f"{seed + 1 - FIRST} traces: {total}", file=sys.stderr, flush=True)
+    count = END - FIRST
+    assert total.answers > 7 * count
+    assert total.hits > count, "the traces hardly test the cache"
+    assert total.evictions > count // 2
+    assert total.cancelled > count // 4

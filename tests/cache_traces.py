@@ -1,25 +1,19 @@
 """Random traces over an engine with a document cache, each answer compared with a cold engine's.
 
-A trace is made from its seed alone: the engine's own clock is replaced, so that chunks, pauses and
-decode steps are drawn as well. `World` has what all traces share: models and adapters.
+A trace is made from its seed alone: what the engine would do by the clock is drawn as well.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
-from gemserve.adapters.kinds import load_adapter
-from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.document_cache import as_tokens, num_common
 from gemserve.engine.job import Job
-from gemserve.errors import CapacityExceeded
+from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
-from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
 from gemserve.types import (
     Event,
     Filtered,
@@ -29,97 +23,12 @@ from gemserve.types import (
     SamplingParams,
     TextDelta,
 )
-from tests import adapters, models
-from tests.cores import core_over
-from tests.model.test_selection import NoText
+from tests import models
+from tests.cache_world import WINDOWED, World, new_core
 
-UNIT = 2 * 16 * 4  # bytes of one token's keys in one layer of the tiny models
-LAYER = 2
-WINDOWED = "qwen2-window"
 MOST_TOKENS = 1000  # of a prompt
 Answer = tuple[Any, ...]
 Key = tuple[Any, ...]
-
-
-class World:
-    """Tiny models, and adapters that were loaded one after the other under two names."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._models: dict[str, CausalModel] = {}
-        self._adapters: dict[str, dict[str, list[Adapter]]] = {}
-        self._cold: dict[tuple[str, int], Core] = {}
-
-    def model(self, name: str) -> CausalModel:
-        if name not in self._models:
-            self._models[name] = CausalModel(models.build(name))
-        return self._models[name]
-
-    def adapters(self, model_name: str) -> dict[str, list[Adapter]]:
-        """By name, the adapters that its folder has held. A reload takes another one of them."""
-        if model_name not in self._adapters:
-            third = "ntk" if model_name == WINDOWED else "prefix"  # which a window would lose
-            kinds = {"style": ("ntk", "ntk", third), "tone": ("lora", "activation")}
-            self._adapters[model_name] = {
-                name: [self._load(model_name, name, kind, seed) for seed, kind in enumerate(listed)]
-                for name, listed in kinds.items()
-            }
-        return self._adapters[model_name]
-
-    def cold(self, model_name: str, tokens: int) -> Core:
-        if (model_name, tokens) not in self._cold:
-            core = new_core(self.model(model_name), tokens, cache_memory=0.0)
-            self._cold[model_name, tokens] = core
-        return self._cold[model_name, tokens]
-
-    def _load(self, model_name: str, name: str, kind: str, seed: int) -> Adapter:
-        model = self.model(model_name)
-        folder = self._folder / f"{model_name}-{name}-{seed}"
-        if kind == "lora":
-            adapters.write_lora(folder, models.build(model_name), seed, target_modules=["k_proj"])
-        else:
-            adapters.write(folder, kind, model, seed)
-        return load_adapter(name, folder, model, base_of(model), 1 << 24)
-
-
-def new_core(model: CausalModel, tokens: int, *, cache_memory: float) -> Core:
-    return core_over(
-        model,
-        NoText(),
-        EngineConfig(
-            filter_layer=LAYER,
-            filter_min_tokens=0,
-            kv_memory_bytes=tokens * UNIT,
-            cache_memory=cache_memory,
-            min_chunk_tokens=32,
-            max_chunk_tokens=400,
-        ),
-        frozenset(),
-    )
-
-
-class RandomPace:
-    """Draws what the engine's pace measures, so that a seed alone decides about a trace."""
-
-    def __init__(self, rng: Random, token_cost: float) -> None:
-        self._rng, self._token_cost = rng, token_cost
-        self._pauses = rng.choice((0.0, 0.1, 0.5))
-
-    def is_decode_due(self) -> bool:
-        return self._rng.random() < 0.5
-
-    def slice_s(self, is_decoding: bool) -> float:
-        """Either a pass pauses at every chance, or it does not pause."""
-        return 0.0 if self._rng.random() < self._pauses else float("inf")
-
-    def piece_cost(self, is_decoding: bool) -> float:
-        return self._token_cost * self._rng.choice((1, 100, 200, 400))
-
-    def observe_decode(self, seconds: float) -> None: ...
-
-    def observe_slice(self, seconds: float) -> None: ...
-
-    def observe_pass(self, seconds: float, cost: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -130,6 +39,8 @@ class Outcome:
     hits: int = 0
     evictions: int = 0
     cancelled: int = 0
+    forgotten: int = 0
+    wiped: int = 0
     left_out: int = 0
 
 
@@ -139,7 +50,25 @@ class Asked:
 
     request: Request
     key: Key
+    number: int
     events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """Tokens that prompts begin with. `number`: which stored document they begin with."""
+
+    ids: list[int]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A filter pass that has ended, and may be in the cache until a document in it is forgotten."""
+
+    key: Key
+    tokens: Any
+    documents: frozenset[str]
 
 
 class Trace:
@@ -161,11 +90,16 @@ class Trace:
         self._core = self._new_core()
         self._outcome = Outcome()
         self._asked: dict[Job, Asked] = {}
-        self._read: list[tuple[Key, Any]] = []  # what filter passes have read to their end
+        self._read: list[Pass] = []
+        self._is_storing = rng.random() < 0.5
+        self._is_private = self._is_storing and rng.random() < 0.5
+        self._num_stored, self._forgotten = 3, set[str]()
         first = self._ids(rng.randrange(280, 500))
         # a second document begins like the first one
         second = first[: rng.randrange(200, 280)] + self._ids(rng.randrange(100, 300))
-        self._texts = [first, second, self._ids(rng.randrange(260, 400))]
+        third = self._ids(rng.randrange(260, 400))
+        self._texts = [Text(ids, number) for number, ids in enumerate((first, second, third))]
+        self._stored = [f"document-{number}" for number in range(3)]  # its id at present
 
     def run(self, num_requests: int = 12) -> Outcome:
         rng = self._rng
@@ -178,18 +112,21 @@ class Trace:
                 self._reload_adapter()
             if rng.random() < 0.01:
                 self._cancel()
+            if self._is_storing and rng.random() < 0.02:
+                self._forget(rng.randrange(3))
             if not self._core.is_idle:
                 self._step()
         counts = self._core.cache_counts
         self._outcome.hits += counts.hits
         self._outcome.evictions += counts.evictions
         assert self._core.kv_bytes_used == 0, "memory is still held"
+        if self._is_private:
+            self._check_wiped()
         return self._outcome
 
     def _new_core(self) -> Core:
-        core = new_core(self._model, self._tokens, cache_memory=self._rng.choice((0.4, 0.7, 1.0)))
-        core._pace = RandomPace(self._rng, self._model.shape.layer(0, 1))  # type: ignore[assignment]
-        return core
+        share = self._rng.choice((0.4, 0.7, 1.0))
+        return new_core(self._model, self._tokens, cache_memory=share, rng=self._rng)
 
     def _step(self) -> None:
         for job, event in self._core.step():
@@ -201,39 +138,46 @@ class Trace:
                 del self._asked[job]
                 self._check_answer(asked)
         self._core.check_integrity()
+        assert self._forgotten.isdisjoint(self._core.stored_documents)
 
     def _check_hit(self, asked: Asked, event: Filtered, tokens: Any) -> None:
         """What a pass has left out must have been read by one of the same key before it."""
-        report = event.report
-        common = [num_common(theirs, tokens) for key, theirs in self._read if key == asked.key]
+        report, documents = event.report, frozenset(asked.request.documents)
+        common = [num_common(one.tokens, tokens) for one in self._read if one.key == asked.key]
         most = max(common, default=0)
         assert report.cached_tokens <= most, f"{report.cached_tokens} of {most} tokens in common"
         self._outcome.left_out += report.cached_tokens
-        if report.layer is not None:
-            self._read.append((asked.key, as_tokens(tokens)))
+        if report.layer is not None and documents.isdisjoint(self._forgotten):
+            self._read.append(Pass(asked.key, as_tokens(tokens), documents))
 
     def _check_answer(self, asked: Asked) -> None:
-        expected = answer_of(list(self._cold.run_alone(asked.request)))
+        expected = answer_of(list(self._cold.run_alone(replace(asked.request, pin=False))))
         found = answer_of(asked.events)
         assert found == expected, f"{asked.request}: {found}, a cold engine: {expected}"
         self._outcome.answers += 1
-        history = [*asked.request.prompt_ids, *found[-1]]
-        if len(history) < MOST_TOKENS - 200:
+        history = Text([*asked.request.prompt_ids, *found[-1]], asked.number)
+        if len(history.ids) < MOST_TOKENS - 200:
             self._texts.append(history)
 
     def _ask(self) -> None:
         rng = self._rng
         name = rng.choice(self._names)
-        ids = rng.choice(self._texts[:2] + self._texts) + self._ids(rng.choice((8, 20, 40, 150)))
+        text = rng.choice(self._texts[:2] + self._texts)
+        ids = text.ids + self._ids(rng.choice((8, 20, 40, 150)))
         adapter = None if name is None else self._loaded[name]
         request = self._request(ids, adapter)
+        if self._is_private or (self._is_storing and rng.random() < 0.6):
+            documents = frozenset({self._stored[text.number]})
+            request = replace(request, documents=documents, pin=rng.random() < 0.3)
         try:
             job = self._core.add(request)
-        except CapacityExceeded:
+        except (CapacityExceeded, RequestError):  # it is too long, or too long to be pinned
             return
         of_adapter = None if adapter is None else (name, id(adapter))
         layer = job.sequence.filter_layer
-        self._asked[job] = Asked(request, (self._name, request.tenant, of_adapter, layer))
+        self._asked[job] = Asked(
+            request, (self._name, request.tenant, of_adapter, layer), text.number
+        )
 
     def _request(self, ids: list[int], adapter: Adapter | None) -> Request:
         rng = self._rng
@@ -280,6 +224,26 @@ class Trace:
         assert [event.reason for _, event in ended if isinstance(event, Finished)] == ["abort"]
         self._core.check_integrity()
         self._outcome.cancelled += 1
+
+    def _forget(self, number: int) -> None:
+        """Delete a stored document; its text may be stored again under another id."""
+        name = self._stored[number]
+        self._num_stored += 1
+        self._stored[number] = f"document-{self._num_stored}"
+        self._forgotten.add(name)
+        self._core.forget_documents({name})
+        self._read = [one for one in self._read if name not in one.documents]
+        self._outcome.forgotten += 1
+        self._core.check_integrity()
+        assert name not in self._core.stored_documents
+
+    def _check_wiped(self) -> None:
+        """Every request was about a stored document: without these, nothing is left in memory."""
+        for number in range(3):
+            self._forget(number)
+        assert self._core.cache_usage_ratio == 0.0
+        assert not self._core._runner._memory.rows.any(), "something of a deleted document is left"
+        self._outcome.wiped += 1
 
     def _ids(self, count: int) -> list[int]:
         return [self._rng.randrange(3, models.VOCAB) for _ in range(count)]

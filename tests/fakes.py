@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from gemserve.api.serving import Serving
 from gemserve.calibration import Calibration
 from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
+from gemserve.engine.document_cache import StoredDocument
 from gemserve.engine.worker import Engine
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
@@ -64,6 +65,7 @@ class FakeCore:
         self.requests: list[Request] = []
         self.started = threading.Event()
         self.cancelled = threading.Event()
+        self.forgotten: set[str] = set()
         self._jobs: list[FakeJob] = []
 
     @property
@@ -93,6 +95,13 @@ class FakeCore:
             self.cancelled.set()
         self._jobs.remove(job)
         return [(job, Finished(reason="abort", completion_tokens=job.num_tokens))]
+
+    @property
+    def stored_documents(self) -> dict[str, StoredDocument]:
+        return {}
+
+    def forget_documents(self, ids: Collection[str]) -> None:
+        self.forgotten.update(ids)
 
     def step(self) -> list[tuple[FakeJob, Event]]:
         job = self._jobs[0]

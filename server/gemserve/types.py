@@ -199,6 +199,10 @@ class Request:
     half-open token ranges of the question, ascending, not overlapping, at most
     `MAX_QUESTION_TOKENS` tokens in all. If no question was found it is empty, and the filter
     watches the prompt's last rows.
+
+    `documents`: ids of the stored documents that the prompt contains. An id is never used for
+    another document, and never again once the engine was told to forget it. `pin`: what the
+    document cache keeps of the prompt stays until then, if pinned documents have room for it.
     """
 
     request_id: str
@@ -214,6 +218,8 @@ class Request:
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
+    documents: tuple[str, ...] = ()
+    pin: bool = False
 
     @property
     def adapter_positions(self) -> int:

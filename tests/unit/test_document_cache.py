@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from gemserve.engine.document_cache import FEWEST_TOKENS, as_tokens, num_common
-from gemserve.engine.memory import MemoryPool
+from gemserve.engine.memory import MemoryPool, Wipe
 from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.step_plan import Plan, StepOutput
@@ -75,6 +75,9 @@ class FakeMemory:
     def move_and_copy(self, plan: Plan) -> None:
         units = self.units
         for move in plan.moves:
+            if isinstance(move, Wipe):
+                units[move.start : move.start + move.size] = [0] * move.size
+                continue
             part = units[move.source : move.source + move.size]
             units[move.target : move.target + move.size] = part
         for copy in plan.copies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from gemserve.calibration import Calibration
@@ -10,7 +10,7 @@ from gemserve.config import ResolvedEngineConfig
 from gemserve.decoding.detokenize import TextStream
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState
-from gemserve.engine.document_cache import CacheCounts
+from gemserve.engine.document_cache import CacheCounts, StoredDocument
 from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.memory import MemoryPool
@@ -20,7 +20,7 @@ from gemserve.engine.runner import Runner
 from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.step_plan import Chunk, Plan
-from gemserve.errors import CapacityExceeded
+from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.causal_model import CausalModel
@@ -71,6 +71,7 @@ class Core:
         self._pace = Pace(target_s=config.step_target_s)
         self._events = EventMaker(model.shape, eos_ids)
         self._jobs: dict[Sequence, Job] = {}
+        self._stored_at, self._stored = 0, dict[str, StoredDocument]()
         # requests that want only a selection, which is known without a pass
         self._decided: list[Job] = []
         self._num_added = 0
@@ -106,6 +107,14 @@ class Core:
         return self._scheduler.cache.counts
 
     @property
+    def stored_documents(self) -> Mapping[str, StoredDocument]:
+        """What the cache has of stored documents, by id."""
+        cache = self._scheduler.cache
+        if self._stored_at != cache.num_changes:
+            self._stored_at, self._stored = cache.num_changes, cache.stored()
+        return self._stored
+
+    @property
     def _held_units(self) -> int:
         """Units that requests hold."""
         return self._pool.used - self._scheduler.cache.used
@@ -124,6 +133,7 @@ class Core:
         out = self._runner.run(plan, samplers, limits)
         emitted = self._events.of_step(plan, out, self._jobs)
         self._scheduler.commit(plan, step_output(out, emitted))
+        self._runner.change_memory(self._pool.take_changes())
         self._observe(plan, out)
         self._forget_finished(emitted)
         return emitted
@@ -132,7 +142,7 @@ class Core:
         """How a request will be filtered. Any thread may call this: nothing here ever changes.
 
         Raises `CapacityExceeded` if the request could not run even alone, and `RequestError` if its
-        filter method does not fit this model.
+        filter method does not fit this model or its prompt is too long to be pinned.
         """
         plan = self.planner.plan(request)
         sequence = Sequence(request=request, plan=plan, order=0)
@@ -146,6 +156,8 @@ class Core:
                 needed_bytes=needed_units * unit,
                 limit_bytes=self.num_units * unit,
             )
+        if request.pin:
+            self._check_pin(sequence)
         return plan
 
     def add(self, request: Request, plan: FilterPlan | None = None) -> Job:
@@ -177,10 +189,20 @@ class Core:
             self._decided.remove(job)
         else:
             self._scheduler.finish(job.sequence)
+        self._runner.change_memory(self._pool.take_changes())
         count = len(job.sequence.generated)
         emitted: Emitted = [(job, self._events.finished(job, "abort", count))]
         self._forget_finished(emitted)
         return emitted
+
+    def forget_documents(self, ids: Collection[str]) -> None:
+        """Drop what is cached of stored documents, and overwrite its memory with zeros.
+
+        A request that contains one of them goes on, and its memory is overwritten when it ends. An
+        id is never used again.
+        """
+        self._scheduler.forget_documents(ids)
+        self._runner.change_memory(self._pool.take_changes())
 
     def run_alone(self, request: Request) -> Iterator[Event]:
         """All events of one request while nothing else runs, for use without a server."""
@@ -195,6 +217,17 @@ class Core:
         self._scheduler.check_integrity()
         decided = [job.sequence for job in self._decided]
         assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting, *decided}
+
+    def _check_pin(self, sequence: Sequence) -> None:
+        """Raise `RequestError` if what is kept of a prompt could never be pinned."""
+        unit, limit = self.model.shape.unit_bytes, self._scheduler.cache.pin_limit
+        size = sequence.reading_units(self.model.num_layers)
+        if sequence.cache_key is not None and size > limit:
+            raise RequestError(
+                f"pin: {sequence.num_read} tokens take {size * unit:,} bytes; pinned documents may "
+                f"take {limit * unit:,} bytes in all, half of what the server keeps documents in",
+                param="pin",
+            )
 
     def _limits(self) -> StepLimits:
         """How much the next step may do, given how fast the last steps were."""

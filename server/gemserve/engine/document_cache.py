@@ -5,11 +5,13 @@ that begins like an earlier one goes on where the two part, and selects anew: th
 that it would get without the cache.
 
 The cache holds spans of the pool that all requests share, at most `limit` units. They are given up,
-least recently used first, as soon as a request needs the memory.
+least recently used first, as soon as a request needs the memory. Pinned documents stay, at most
+half of `limit`; they give way only to a request that does not fit into the pool beside them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ import numpy.typing as npt
 from gemserve.engine.memory import MemoryPool, Span
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
+PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
+MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
 Tokens = npt.NDArray[np.int64]
 
 
@@ -38,23 +42,43 @@ class CacheKey:
 
 @dataclass(slots=True, eq=False)
 class CachedDocument:
-    """The memory of one filter pass over `tokens`, laid out as the pass has left it."""
+    """The memory of one filter pass over `tokens`, laid out as the pass has left it.
+
+    `ids`: those of the stored documents that `tokens` contain; see `Request.documents`. `used_s`:
+    when it was last used (`time.monotonic()`).
+    """
 
     key: CacheKey
     tokens: Tokens
     span: Span
+    ids: frozenset[str] = frozenset()
+    is_pinned: bool = False
     last_used: int = 0
+    used_s: float = 0.0
 
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the start: filter passes, those that found something, and the tokens of both kinds."""
+    """Since the start: filter passes, those that found something, and the tokens of both kinds.
+
+    `evictions`: documents that gave way; `evicted_idle_s`: how long they had not been used, in all.
+    """
 
     queries: int = 0
     hits: int = 0
     query_tokens: int = 0
     hit_tokens: int = 0
     evictions: int = 0
+    evicted_idle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """What the cache has of a stored document: units, tokens, and whether some of it is pinned."""
+
+    units: int
+    num_tokens: int
+    is_pinned: bool
 
 
 class DocumentCache:
@@ -62,10 +86,11 @@ class DocumentCache:
 
     def __init__(self, pool: MemoryPool, limit: int) -> None:
         self.counts = CacheCounts()
-        self.num_changes = 0  # what `find` has returned holds until this changes
+        self.num_changes = 0  # what `find` and `stored` have returned holds until this changes
         self._pool = pool
         self._limit = limit
         self._documents: list[CachedDocument] = []
+        self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
         self._used = 0
 
@@ -74,9 +99,30 @@ class DocumentCache:
         """Units that it holds."""
         return self._used
 
+    @property
+    def pinned(self) -> int:
+        """Units of pinned documents."""
+        return sum(document.span.size for document in self._documents if document.is_pinned)
+
+    @property
+    def pin_limit(self) -> int:
+        """The most units that pinned documents may hold."""
+        return int(PINNED_SHARE * self._limit)
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the document that was used longest ago was used; None: it is empty."""
+        return min((document.used_s for document in self._documents), default=None)
+
     def has_room(self, size: int) -> bool:
         """May a document of `size` units be kept, if others give way?"""
-        return size <= self._limit
+        return size <= self._limit - self.pinned
+
+    def available(self, size: int, spared: Collection[CachedDocument] = ()) -> int:
+        """Units that a request for `size` can have now, if all documents but `spared` give way."""
+        gives_way = self._gives_way(size)
+        able = (d for d in self._documents if d not in spared and (gives_way or not d.is_pinned))
+        return self._pool.free + sum(document.span.size for document in able)
 
     def find(self, key: CacheKey, tokens: Tokens, limit: int) -> tuple[CachedDocument | None, int]:
         """The document with the most tokens in common, and how many, at most `limit`."""
@@ -98,48 +144,125 @@ class DocumentCache:
             counts.hit_tokens += num_common
             self._touch(document)
 
-    def wants(self, key: CacheKey, tokens: Tokens, size: int) -> bool:
-        """Whether a pass over `tokens`, in `size` units, adds enough to what is there."""
-        if not self.has_room(size) or len(tokens) < FEWEST_TOKENS:
+    def wants(
+        self,
+        key: CacheKey,
+        tokens: Tokens,
+        size: int,
+        ids: Collection[str] = (),
+        is_pinned: bool = False,
+    ) -> bool:
+        """Whether a pass over `tokens`, in `size` units, adds enough to what is there.
+
+        If it does not, what is there is also that of `ids`, and is pinned if this one should be.
+        """
+        if any(i in self._forgotten for i in ids) or len(tokens) < FEWEST_TOKENS:
             return False
         document, count = self.find(key, tokens, len(tokens))
         if document is not None and len(tokens) - count < FEWEST_TOKENS:
             self._touch(document)
+            self._mark(document, ids, is_pinned)
             return False
-        return True
+        return self.has_room(size)
 
-    def add(self, key: CacheKey, tokens: Tokens, span: Span) -> None:
-        """Take over `span`. Documents that are the beginning of this one are dropped."""
+    def add(
+        self,
+        key: CacheKey,
+        tokens: Tokens,
+        span: Span,
+        ids: Collection[str] = (),
+        is_pinned: bool = False,
+    ) -> None:
+        """Take over `span`. Documents that are the beginning of this one are dropped.
+
+        A pinned one is dropped only for another that should be pinned.
+        """
+        all_ids = set(ids)
         for other in list(self._documents):
             if other.key == key:
                 rest = len(other.tokens) - num_common(other.tokens, tokens)
                 if rest < FEWEST_TOKENS:
-                    self._drop(other)
+                    all_ids |= other.ids
+                    if is_pinned or not other.is_pinned:
+                        self._drop(other)
         while self._used + span.size > self._limit:
-            self._evict_oldest()
+            was_evicted = self._evict_oldest()
+            assert was_evicted, "a document that has no room must not be added"
         document = CachedDocument(key, tokens, span)
         self._touch(document)
         self._documents.append(document)
         self._used += span.size
         self.num_changes += 1
+        self._mark(document, all_ids, is_pinned)
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Drop everything that contains these documents; what contains them is not added again."""
+        self._forgotten |= dict.fromkeys(ids)
+        while len(self._forgotten) > MOST_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+        for document in list(self._documents):
+            if not document.ids.isdisjoint(ids):
+                self._drop(document)
+
+    def stored(self) -> dict[str, StoredDocument]:
+        """What is held of each stored document."""
+        held: dict[str, StoredDocument] = {}
+        for document in self._documents:
+            for name in document.ids:
+                before = held.get(name, StoredDocument(0, 0, False))
+                held[name] = StoredDocument(
+                    before.units + document.span.size,
+                    before.num_tokens + len(document.tokens),
+                    before.is_pinned or document.is_pinned,
+                )
+        return held
 
     def make_room(self, needed: int, spared: Collection[CachedDocument] = ()) -> None:
-        """Evict until `needed` units of the pool are free, or nothing but `spared` is left."""
+        """Evict until `needed` units of the pool are free, or nothing but `spared` is left.
+
+        Pinned documents are evicted last, and only if the request does not fit beside them.
+        """
         while self._pool.free < needed and self._evict_oldest(spared):
             pass
+        if self._gives_way(needed):
+            while self._pool.free < needed and self._evict_oldest(spared, is_pinned=True):
+                pass
 
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""
         held = sum(document.span.size for document in self._documents)
         assert held == self._used <= self._limit, (held, self._used, self._limit)
+        assert self.pinned <= self.pin_limit, (self.pinned, self.pin_limit)
+        for document in self._documents:
+            assert document.span.is_private or not document.ids
+            assert document.ids.isdisjoint(self._forgotten)
 
-    def _evict_oldest(self, spared: Collection[CachedDocument] = ()) -> bool:
-        able = [document for document in self._documents if document not in spared]
+    def _gives_way(self, size: int) -> bool:
+        """Do pinned documents give way to a request for `size`, which could not run beside them?"""
+        return size > self._pool.capacity - self.pinned
+
+    def _evict_oldest(
+        self, spared: Collection[CachedDocument] = (), is_pinned: bool = False
+    ) -> bool:
+        able = [d for d in self._documents if d not in spared and d.is_pinned == is_pinned]
         if not able:
             return False
-        self._drop(min(able, key=lambda document: document.last_used))
+        oldest = min(able, key=lambda document: document.last_used)
+        self._drop(oldest)
         self.counts.evictions += 1
+        self.counts.evicted_idle_s += time.monotonic() - oldest.used_s
         return True
+
+    def _mark(self, document: CachedDocument, ids: Collection[str], is_pinned: bool) -> None:
+        """Note the stored documents that it contains, and pin it if pins have room for it."""
+        if not document.ids.issuperset(ids):
+            document.ids |= frozenset(ids)
+            document.span.is_private = True
+            self.num_changes += 1
+        is_fitting = self.pinned + document.span.size <= self.pin_limit
+        if is_pinned and not document.is_pinned and is_fitting:
+            document.is_pinned = True
+            self.num_changes += 1
 
     def _drop(self, document: CachedDocument) -> None:
         self._documents.remove(document)
@@ -150,6 +273,7 @@ class DocumentCache:
     def _touch(self, document: CachedDocument) -> None:
         self._clock += 1
         document.last_used = self._clock
+        document.used_s = time.monotonic()
 
 
 def as_tokens(ids: Ids[int]) -> Tokens:

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, order=True)
 class Span:
-    """`size` units from `start` on. Compaction changes `start`, so do not keep it."""
+    """`size` units from `start` on. Compaction changes `start`, so do not keep it.
+
+    `is_private`: whatever of it becomes free is overwritten with zeros.
+    """
 
     start: int
     size: int = field(compare=False)
     references: int = field(default=1, compare=False)
+    is_private: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +34,26 @@ class Move:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Overwrite `size` units from `start` on with zeros."""
+
+    start: int
+    size: int
+
+
 class MemoryPool:
-    """First-fit allocation of spans in 0..capacity−1. The runner owns the bytes."""
+    """First-fit allocation of spans in 0..capacity−1. The runner owns the bytes.
+
+    What must be done with the bytes is listed in order: see `take_changes`.
+    """
 
     def __init__(self, capacity: int) -> None:
         assert capacity > 0
         self.capacity = capacity
         self._spans: list[Span] = []  # sorted by start
         self._used = 0
+        self._changes: list[Move | Wipe] = []
 
     @property
     def used(self) -> int:
@@ -66,6 +82,7 @@ class MemoryPool:
         """Keep the first `size` units of `span`."""
         assert 0 < size <= span.size
         self._used -= span.size - size
+        self._wipe(span, span.start + size, span.size - size)
         span.size = size
 
     def retain(self, span: Span) -> None:
@@ -80,17 +97,27 @@ class MemoryPool:
         if span.references == 0:
             self._spans.remove(span)
             self._used -= span.size
+            self._wipe(span, span.start, span.size)
 
-    def compact(self) -> list[Move]:
-        """Move every span down. The caller must carry out the moves, in order, at once."""
-        moves: list[Move] = []
-        end = 0
+    def compact(self) -> None:
+        """Move every span down."""
+        if not self._spans:
+            return
+        end, old_end = 0, self._spans[-1].start + self._spans[-1].size
+        is_private = False
         for span in self._spans:
             if span.start != end:
-                moves.append(Move(span.start, end, span.size))
+                self._changes.append(Move(span.start, end, span.size))
                 span.start = end
+                is_private |= span.is_private
             end += span.size
-        return moves
+        if is_private:  # what is left of a private span at its old place
+            self._changes.append(Wipe(end, old_end - end))
+
+    def take_changes(self) -> list[Move | Wipe]:
+        """What must be done with the bytes since the last call. The caller does it, in order."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def check_integrity(self) -> None:
         """Check that no span leaks, overlaps or lies outside. Raises `AssertionError`."""
@@ -103,3 +130,7 @@ class MemoryPool:
         assert end <= self.capacity, f"spans end at {end}, capacity is {self.capacity}"
         total = sum(span.size for span in self._spans)
         assert total == self._used, f"{total} units in spans, {self._used} counted"
+
+    def _wipe(self, span: Span, start: int, size: int) -> None:
+        if span.is_private and size:
+            self._changes.append(Wipe(start, size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -14,6 +14,8 @@ import torch
 from gemserve.decoding.sampling import SamplerState, draw, score_tokens
 from gemserve.engine.document_copy import copy_documents
 from gemserve.engine.eviction import evict
+from gemserve.engine.memory import Move, Wipe
+from gemserve.engine.memory_changes import apply_changes
 from gemserve.engine.pace import StepLimits
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.engine.run_output import RunOutput
@@ -57,7 +59,7 @@ class Runner:
         self, plan: Plan, samplers: Mapping[Sequence, SamplerState], limits: StepLimits
     ) -> RunOutput:
         """Advance every sequence of the plan. A sequence that fails does not stop the others."""
-        self._move(plan)
+        self.change_memory(plan.moves)
         copy_documents(plan.copies, self._memory)
         out = RunOutput(started_s=time.monotonic())
         logits: Logits = []
@@ -79,13 +81,12 @@ class Runner:
         if state is not None and state.chunk_pass is not None:
             state.chunk_pass.forward.abandon()
 
-    def _move(self, plan: Plan) -> None:
-        if not plan.moves:
-            return
-        unfinished = any(state.chunk_pass for state in self._states.values())
-        assert not unfinished, "a pass that has begun holds views of memory that moves"
-        for move in plan.moves:
-            self._memory.move(move.source, move.target, move.size)
+    def change_memory(self, changes: Collection[Move | Wipe]) -> None:
+        """Carry out what the pool has decided."""
+        if any(isinstance(change, Move) for change in changes):
+            unfinished = any(state.chunk_pass for state in self._states.values())
+            assert not unfinished, "a pass that has begun holds views of memory that moves"
+        apply_changes(changes, self._memory)
 
     def _decode(self, plan: Plan, logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""

@@ -11,15 +11,15 @@ again.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Collection
 from collections.abc import Sequence as Ids
 
-from gemserve.engine.document_cache import FEWEST_TOKENS, CachedDocument, DocumentCache
-from gemserve.engine.memory import MemoryPool, Move
+from gemserve.engine.cache_lookup import MAX_TIMES_PASSED, awaits_leader, find_cached
+from gemserve.engine.document_cache import CachedDocument, DocumentCache
+from gemserve.engine.memory import MemoryPool
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.step_plan import Chunk, Copy, Plan, StepOutput
 
-# Once this many later requests have overtaken a waiting request, no further one may.
-MAX_TIMES_PASSED = 64
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
 
@@ -60,7 +60,8 @@ class Scheduler:
         at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
-        moves, copies = self._admit()
+        copies = self._admit()
+        moves = self.pool.take_changes()
         decodes = tuple(s for s in self.running if s.state is State.DECODING)
         chunk = None if decodes and is_decode_due else self._next_chunk(chunk_tokens)
         return Plan(tuple(moves), tuple(copies), decodes if chunk is None else (), chunk)
@@ -89,6 +90,12 @@ class Scheduler:
         sequence.state = State.FINISHED
         self._release(sequence)
 
+    def forget_documents(self, ids: Collection[str]) -> None:
+        """Drop what is cached of stored documents; passes that contain them store nothing."""
+        self.cache.forget(ids)
+        for sequence in self.waiting:
+            sequence.found = None
+
     def check_integrity(self) -> None:
         """Check that states, queues and memory agree. Raises `AssertionError`."""
         self.pool.check_integrity()
@@ -111,7 +118,7 @@ class Scheduler:
         held += self.cache.used
         assert held == self.pool.used, f"sequences and cache hold {held}, the pool {self.pool.used}"
 
-    def _admit(self) -> tuple[list[Move], list[Copy]]:
+    def _admit(self) -> list[Copy]:
         """Admit whatever fits, by priority and arrival. Later requests may overtake a large one.
 
         Documents in the cache give way. If enough units are free but scattered, the pool is
@@ -119,7 +126,6 @@ class Scheduler:
         memory at its present place. A step copies one document at most, so that nobody's next token
         waits for several.
         """
-        moves: list[Move] = []
         copies: list[Copy] = []
         copied: list[CachedDocument] = []  # which must stay until this plan has been carried out
         self._awaits_compaction = False
@@ -128,8 +134,8 @@ class Scheduler:
                 break
             size = sequence.reserved_units(self._num_layers)
             document, num_cached = None, 0
-            if size <= self.pool.free + self.cache.used - sum(d.span.size for d in copied):
-                if self._awaits_leader(sequence):
+            if size <= self.cache.available(size, copied):
+                if awaits_leader(self.cache, sequence, self.running):
                     continue
                 if copied and self._find_cached(sequence)[0] is not None:
                     break
@@ -143,9 +149,10 @@ class Scheduler:
                 if any(s.open_tokens for s in self.running):
                     self._awaits_compaction = True
                     break
-                moves += self.pool.compact()
+                self.pool.compact()
                 span = self.pool.allocate(size)
                 assert span is not None
+            span.is_private = bool(sequence.request.documents)
             for earlier in self.waiting:
                 if earlier is sequence:
                     break
@@ -161,9 +168,10 @@ class Scheduler:
                 self.cache.use(document, sequence.num_read, num_cached)
                 sequence.done = sequence.num_cached = num_cached
             if document is not None:
+                span.is_private |= document.span.is_private
                 copies.append(Copy(document.span, len(document.tokens), sequence, num_cached))
                 copied.append(document)
-        return moves, copies
+        return copies
 
     def _make_room(
         self, sequence: Sequence, size: int, spared: list[CachedDocument]
@@ -178,34 +186,7 @@ class Scheduler:
         return self._find_cached(sequence)
 
     def _find_cached(self, sequence: Sequence) -> tuple[CachedDocument | None, int]:
-        """The document that the filter pass begins like, and how many tokens of it."""
-        key = sequence.cache_key
-        if key is None or sequence.chosen is not None or not self.cache.used:
-            return None, 0
-        # again only after a change: many long prompts may wait
-        if sequence.found is None or sequence.found[0] != self.cache.num_changes:
-            found = self.cache.find(key, sequence.tokens, sequence.most_cached)
-            sequence.found = self.cache.num_changes, *found
-        return sequence.found[1:]
-
-    def _awaits_leader(self, sequence: Sequence) -> bool:
-        """Is a filter pass under way that will leave enough of this prompt in the cache?"""
-        key = sequence.cache_key
-        if key is None or sequence.chosen is not None or sequence.times_passed >= MAX_TIMES_PASSED:
-            return False
-        passes = (s for s in self.running if s.state is State.FILTERING and s.cache_key == key)
-        return any(self._is_worth_waiting(sequence, leader) for leader in passes)
-
-    def _is_worth_waiting(self, sequence: Sequence, leader: Sequence) -> bool:
-        """Will the leader's pass end before the two, side by side, have read what both begin with?
-
-        One of lower priority may take any time. One that adds little will not be kept.
-        """
-        is_later = leader.request.priority > sequence.request.priority
-        if is_later or not self.cache.has_room(leader.memory.size):
-            return False
-        gain = sequence.num_common_with(leader) - self._find_cached(sequence)[1]
-        return gain >= FEWEST_TOKENS and leader.remaining <= 2 * gain
+        return find_cached(self.cache, sequence)
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the first unfinished prompt by rank, then of the one nearest its end, in turn.
@@ -278,18 +259,23 @@ class Scheduler:
         `needed` None: it waits for more than it has. In both cases it may keep what it had instead.
         """
         key, pass_units = sequence.cache_key, sequence.reading_units(self._num_layers)
-        if key is None or not self.cache.wants(key, sequence.tokens, pass_units):
+        ids, is_pinned = sequence.request.documents, sequence.request.pin
+        if key is None:
+            return
+        if not self.cache.wants(key, sequence.tokens, pass_units, ids, is_pinned):
             return
         span, sequence.span = sequence.memory, None
         if needed is not None:
-            if needed <= self.pool.free + self.cache.used:  # else nothing is evicted in vain
+            unpinned = self.cache.used - self.cache.pinned
+            if needed <= self.pool.free + unpinned:  # else nothing is evicted in vain
                 self.cache.make_room(needed)
                 sequence.span = self.pool.allocate(needed)
             if sequence.span is None:
                 sequence.span = span
                 return
+            sequence.span.is_private = span.is_private
         self.pool.shrink(span, pass_units)
-        self.cache.add(key, sequence.tokens, span)
+        self.cache.add(key, sequence.tokens, span, ids, is_pinned)
 
     def _release(self, sequence: Sequence) -> None:
         """Free a sequence's memory, if it has any."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
-from gemserve.engine.memory import Move, Span
+from gemserve.engine.memory import Move, Span, Wipe
 from gemserve.engine.sequence import Sequence
 
 
@@ -38,9 +38,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: either `decodes` or `chunk`. The moves of memory come first, then the copies."""
+    """One step: either `decodes` or `chunk`. The changes of memory come first, then the copies."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[Move | Wipe, ...]
     copies: tuple[Copy, ...]
     decodes: tuple[Sequence, ...]
     chunk: Chunk | None

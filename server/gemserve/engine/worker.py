@@ -17,47 +17,16 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal
 
+from gemserve.engine.document_cache import StoredDocument
+from gemserve.engine.steps import Load, Steps, load_of
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
 from gemserve.types import Event, Finished, Request
 
 log = logging.getLogger("gemserve.engine")
-
-
-class Steps(Protocol):
-    """What the engine needs of a core. Tests use a fake.
-
-    `plan` returns a plan of any type, and `add` a job of any type. Any thread may call `plan`; only
-    the worker calls the rest.
-    """
-
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def kv_usage_ratio(self) -> float: ...
-    @property
-    def cache_usage_ratio(self) -> float: ...
-    @property
-    def is_idle(self) -> bool: ...
-    def plan(self, request: Request) -> Any: ...
-    def add(self, request: Request, plan: Any) -> Any: ...
-    def cancel(self, job: Any) -> list[tuple[Any, Event]]: ...
-    def step(self) -> list[tuple[Any, Event]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the core was when the worker last looked."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    kv_usage_ratio: float = 0.0
-    cache_usage_ratio: float = 0.0
 
 
 class Stream:
@@ -111,6 +80,7 @@ class Engine:
         self._inbox: list[Stream] = []
         self._load = Load()
         self._jobs: dict[Any, Stream] = {}
+        self._forgets: list[tuple[frozenset[str], Future[None]]] = []
         self._changed = threading.Condition()
         self._is_draining = False
         self._is_stopping = False
@@ -134,6 +104,14 @@ class Engine:
     @property
     def cache_usage_ratio(self) -> float:
         return self._load.cache_usage_ratio
+
+    @property
+    def stored_documents(self) -> Mapping[str, StoredDocument]:
+        """What the document cache has of stored documents, by id; those that it lacks are absent.
+
+        A request that should store one has done so, or could not, when its `Finished` arrives.
+        """
+        return self._load.stored_documents
 
     @property
     def death(self) -> str | None:
@@ -172,6 +150,21 @@ class Engine:
             self._inbox += streams
             self._changed.notify()
         return streams
+
+    def forget_documents(self, ids: Collection[str]) -> Future[None]:
+        """Drop what is cached of stored documents, between two steps. Any thread may call this.
+
+        Requests that contain them and were submitted before go on, and store nothing. The future
+        raises `EngineDead` if the worker ends first.
+        """
+        future: Future[None] = Future()
+        with self._changed:
+            if self._death is not None:
+                future.set_exception(EngineDead(self._death))
+                return future
+            self._forgets.append((frozenset(ids), future))
+            self._changed.notify()
+        return future
 
     @property
     def is_draining(self) -> bool:
@@ -217,11 +210,11 @@ class Engine:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._inbox or self._is_stopping or not self._core.is_idle
+                lambda: self._inbox or self._forgets or self._is_stopping or not self._core.is_idle
             )
             if self._is_stopping:
                 return False
-            arrivals = list(self._inbox)
+            arrivals, forgets = list(self._inbox), list(self._forgets)
         for stream in arrivals:
             end = self._add(stream)
             with self._changed:  # the stream has counted as waiting until now
@@ -229,6 +222,13 @@ class Engine:
                 self._publish_load()
             if end is not None:
                 stream.emit(end)
+        for ids, future in forgets:
+            self._core.forget_documents(ids)
+            self._publish_load()
+            with self._changed:
+                self._forgets.remove((ids, future))
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
         return True
 
     def _add(self, stream: Stream) -> Finished | None:
@@ -254,13 +254,7 @@ class Engine:
                 del self._jobs[job]
 
     def _publish_load(self) -> None:
-        core = self._core
-        self._load = Load(
-            num_running=core.num_running,
-            num_waiting=core.num_waiting,
-            kv_usage_ratio=core.kv_usage_ratio,
-            cache_usage_ratio=core.cache_usage_ratio,
-        )
+        self._load = load_of(self._core)
 
     def _die(self, cause: str, reason: Literal["abort", "error"]) -> None:
         with self._changed:
@@ -268,7 +262,11 @@ class Engine:
             orphans = [*self._jobs.values(), *self._inbox]
             self._inbox = []
             self._jobs = {}
+            forgets, self._forgets = self._forgets, []
             self._load = Load()
+        for _, future in forgets:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineDead(cause))
         error = cause if reason == "error" else None
         for stream in orphans:
             stream.emit(Finished(reason=reason, completion_tokens=0, error=error))

@@ -173,6 +173,10 @@ class Memory:
             count = min(step, size - done)
             self._units(target + done, count).copy_(self._units(source + done, count))
 
+    def wipe(self, start: int, size: int) -> None:
+        """Overwrite units with zeros."""
+        self._units(start, size).zero_()
+
     def kv(self, start: int, *, num_layers: int, capacity: int) -> KVSpan:
         """Keys and values from unit `start` on."""
         units = self._units(start, 2 * num_layers * capacity)

@@ -151,6 +151,8 @@ def _asked(
         expected = _answer(cold, ids, arguments)
         row["cold_ttft_s"] = expected["ttft_s"]
         row["same_answer"] = seen["answer"] == expected["answer"]
+    if not arguments.json:
+        print(row, flush=True)
     return row
 
 

@@ -167,7 +167,7 @@ class Trace:
         adapter = None if name is None else self._loaded[name]
         request = self._request(ids, adapter)
         if self._is_private or (self._is_storing and rng.random() < 0.6):
-            documents = frozenset({self._stored[text.number]})
+            documents = (self._stored[text.number],)
             request = replace(request, documents=documents, pin=rng.random() < 0.3)
         try:
             job = self._core.add(request)

@@ -44,16 +44,6 @@ class Outcome:
     left_out: int = 0
 
 
-@dataclass(slots=True)
-class Asked:
-    """A request in flight, and its events so far."""
-
-    request: Request
-    key: Key
-    number: int
-    events: list[Event] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
     """Tokens that prompts begin with. `number`: which stored document they begin with."""
@@ -69,6 +59,20 @@ class Pass:
     key: Key
     tokens: Any
     documents: frozenset[str]
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request in flight, and its events so far.
+
+    `had`: passes that were forgotten after it was admitted, so it may have taken over their tokens.
+    """
+
+    request: Request
+    key: Key
+    number: int
+    events: list[Event] = field(default_factory=list)
+    had: list[Pass] = field(default_factory=list)
 
 
 class Trace:
@@ -143,8 +147,8 @@ class Trace:
     def _check_hit(self, asked: Asked, event: Filtered, tokens: Any) -> None:
         """What a pass has left out must have been read by one of the same key before it."""
         report, documents = event.report, frozenset(asked.request.documents)
-        common = [num_common(one.tokens, tokens) for one in self._read if one.key == asked.key]
-        most = max(common, default=0)
+        passes = [one for one in self._read + asked.had if one.key == asked.key]
+        most = max((num_common(one.tokens, tokens) for one in passes), default=0)
         assert report.cached_tokens <= most, f"{report.cached_tokens} of {most} tokens in common"
         self._outcome.left_out += report.cached_tokens
         if report.layer is not None and documents.isdisjoint(self._forgotten):
@@ -232,7 +236,11 @@ class Trace:
         self._stored[number] = f"document-{self._num_stored}"
         self._forgotten.add(name)
         self._core.forget_documents({name})
+        gone = [one for one in self._read if name in one.documents]
         self._read = [one for one in self._read if name not in one.documents]
+        for job, asked in self._asked.items():
+            if job.sequence.span is not None:
+                asked.had += gone
         self._outcome.forgotten += 1
         self._core.check_integrity()
         assert name not in self._core.stored_documents

@@ -21,7 +21,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from gemserve.config import ModelConfig
 from gemserve.model.checkpoint import open_checkpoint
 
-_PAGE_TOKENS = 32
+_PAGE_TOKENS = 256  # the default; only whole pages are shared
 _CHUNK_TOKENS = 512
 _ANSWER_TOKENS = 4
 Seen = dict[str, Any]
@@ -43,6 +43,8 @@ def main() -> None:
         num_blocks=2 * len(documents) * CONTEXT // _PAGE_TOKENS,
         max_batch_tokens=_CHUNK_TOKENS,
         allow_block_sharing=True,
+        use_cuda_graph=False,
+        use_async_batching=False,
         auto_switch_to_flash=False,
     )
     drawing = GenerationConfig(max_new_tokens=_ANSWER_TOKENS, do_sample=False, eos_token_id=-1)

@@ -5,7 +5,8 @@ A trace is made from its seed alone: what the engine would do by the clock is dr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import shutil
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,65 +15,20 @@ from gemserve.engine.document_cache import as_tokens, num_common
 from gemserve.engine.job import Job
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterParams,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
+from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams
 from tests import models
-from tests.cache_world import WINDOWED, World, new_core
+from tests.cache_records import Asked, Outcome, Pass, Text, answer_of
+from tests.cache_world import (
+    HAS_DISK,
+    OTHER_WEIGHTS,
+    WINDOWED,
+    World,
+    copy_files,
+    damage_file,
+    new_core,
+)
 
 MOST_TOKENS = 1000  # of a prompt
-Answer = tuple[Any, ...]
-Key = tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What happened in a trace. `left_out`: tokens that passes took over from the cache."""
-
-    answers: int = 0
-    hits: int = 0
-    evictions: int = 0
-    cancelled: int = 0
-    forgotten: int = 0
-    wiped: int = 0
-    left_out: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Text:
-    """Tokens that prompts begin with. `number`: which stored document they begin with."""
-
-    ids: list[int]
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A filter pass that has ended, and may be in the cache until a document in it is forgotten."""
-
-    key: Key
-    tokens: Any
-    documents: frozenset[str]
-
-
-@dataclass(slots=True)
-class Asked:
-    """A request in flight, and its events so far.
-
-    `had`: passes that were forgotten after it was admitted, so it may have taken over their tokens.
-    """
-
-    request: Request
-    key: Key
-    number: int
-    events: list[Event] = field(default_factory=list)
-    had: list[Pass] = field(default_factory=list)
 
 
 class Trace:
@@ -80,19 +36,16 @@ class Trace:
 
     def __init__(self, world: World, seed: int) -> None:
         self._rng = rng = Random(seed)
-        names = ("llama", "llama", "llama", WINDOWED, "qwen3")
-        self._name = rng.choice(names)
+        self._world = world
         self._tokens = rng.choice((9_000, 14_000, 40_000))
-        self._model = world.model(self._name)
-        self._versions = world.adapters(self._name)
-        self._loaded = {name: rng.choice(listed) for name, listed in self._versions.items()}
+        self._folder = world.new_folder() if HAS_DISK and rng.random() < 0.4 else None
+        self._use_model(rng.choice(("llama", "llama", "llama", WINDOWED, "qwen3")))
         # few of each in a trace, so that many requests have a key in common
         self._tenants = rng.choice(((b"a",), (b"a", b"a", b"b")))
         self._names = rng.choice(((None,), (None, "style"), ("style",), ("tone", "style")))
         self._layers = rng.choice(((None,), (None, None, None if self._name == WINDOWED else 1)))
-        self._cold = world.cold(self._name, self._tokens)
-        self._core = self._new_core()
         self._outcome = Outcome()
+        self._core = self._new_core()
         self._asked: dict[Job, Asked] = {}
         self._read: list[Pass] = []
         self._is_storing = rng.random() < 0.5
@@ -118,19 +71,61 @@ class Trace:
                 self._cancel()
             if self._is_storing and rng.random() < 0.02:
                 self._forget(rng.randrange(3))
+            if self._folder is not None and rng.random() < 0.01:
+                self._restart()
             if not self._core.is_idle:
                 self._step()
-        counts = self._core.cache_counts
-        self._outcome.hits += counts.hits
-        self._outcome.evictions += counts.evictions
         assert self._core.kv_bytes_used == 0, "memory is still held"
         if self._is_private:
             self._check_wiped()
+        self._close()
         return self._outcome
+
+    def _use_model(self, name: str) -> None:
+        rng, world = self._rng, self._world
+        self._name, self._model = name, world.model(name)
+        self._versions = world.adapters(name)
+        self._loaded = {name: rng.choice(listed) for name, listed in self._versions.items()}
+        self._cold = world.cold(name, self._tokens)
 
     def _new_core(self) -> Core:
         share = self._rng.choice((0.4, 0.7, 1.0))
-        return new_core(self._model, self._tokens, cache_memory=share, rng=self._rng)
+        return new_core(
+            self._model,
+            self._tokens,
+            cache_memory=share,
+            rng=self._rng,
+            folder=self._folder,
+        )
+
+    def _close(self) -> None:
+        counts = self._core.cache_counts
+        self._outcome.hits += counts.hits
+        self._outcome.evictions += counts.evictions
+        if self._folder is not None:
+            self._outcome.disk_hits += self._core._disk.counts.hits
+            self._core.close()
+
+    def _restart(self) -> None:
+        """Go on with another engine, sometimes with other weights, or as after a sudden end."""
+        assert self._folder is not None
+        rng, after_end = self._rng, self._world.new_folder()
+        if rng.random() < 0.5:  # what a process leaves that is killed at this moment
+            copy_files(self._folder, after_end)
+            self._folder, before = after_end, self._folder
+        else:
+            before = None
+        self._close()
+        if before is not None:
+            shutil.rmtree(before)
+        if rng.random() < 0.3:
+            self._outcome.damaged += damage_file(self._folder, rng)
+        self._outcome.cancelled += len(self._asked)
+        self._asked.clear()
+        if rng.random() < 0.3 and self._name in OTHER_WEIGHTS:
+            self._use_model(OTHER_WEIGHTS[self._name])
+        self._core = self._new_core()
+        self._outcome.restarts += 1
 
     def _step(self) -> None:
         for job, event in self._core.step():
@@ -244,6 +239,9 @@ class Trace:
         self._outcome.forgotten += 1
         self._core.check_integrity()
         assert name not in self._core.stored_documents
+        if self._folder is not None:
+            held = [info for info in self._core._disk.folder.files if name in info.ids]
+            assert not held, held
 
     def _check_wiped(self) -> None:
         """Every request was about a stored document: without these, nothing is left in memory."""
@@ -251,17 +249,10 @@ class Trace:
             self._forget(number)
         assert self._core.cache_usage_ratio == 0.0
         assert not self._core._runner._memory.rows.any(), "something of a deleted document is left"
+        if self._folder is not None:
+            left = [path for path in self._folder.iterdir() if path.name.startswith("kv-")]
+            assert not left, left
         self._outcome.wiped += 1
 
     def _ids(self, count: int) -> list[int]:
         return [self._rng.randrange(3, models.VOCAB) for _ in range(count)]
-
-
-def answer_of(events: list[Event]) -> Answer:
-    """What must not depend on a cache: what was kept and why, and the tokens of the answer."""
-    (report,) = (event.report for event in events if isinstance(event, Filtered))
-    last = events[-1]
-    assert isinstance(last, Finished)
-    assert last.reason != "error", last.error
-    tokens = [t for event in events if isinstance(event, TextDelta) for t in event.token_ids]
-    return report.reason, report.kept_tokens, report.selection, last.reason, tuple(tokens)

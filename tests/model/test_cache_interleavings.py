@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from tests.cache_traces import Outcome, Trace
-from tests.cache_world import World
+from tests.cache_world import HAS_DISK, World
 
 FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "0:14").split(":"))
 
 
 def test_interleavings(tmp_path: Path) -> None:
-    """Tenants, adapters loaded anew, shared beginnings, chat turns, cancellations, evictions."""
+    """Tenants, adapters loaded anew, chat turns, evictions, deletions, restarts on one folder…"""
     world, total = World(tmp_path), Outcome()
     for seed in range(FIRST, END):
         try:
@@ -29,7 +29,11 @@ def test_interleavings(tmp_path: Path) -> None:
         if seed % 50 == 49:
             print(f"{seed + 1 - FIRST} traces: {total}", file=sys.stderr, flush=True)
     count = END - FIRST
-    assert total.answers > 7 * count
+    assert total.answers > 6 * count
     assert total.hits > count, "the traces hardly test the cache"
     assert total.evictions > count // 2
     assert total.cancelled > count // 4
+    assert total.forgotten > count // 2
+    if HAS_DISK:
+        assert total.restarts > count // 4
+        assert total.disk_hits >= count // 20

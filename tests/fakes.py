@@ -25,7 +25,7 @@ from gemserve.api.serving import Serving
 from gemserve.calibration import Calibration
 from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
-from gemserve.engine.document_cache import StoredDocument
+from gemserve.engine.cache_state import CacheState, StoredDocument
 from gemserve.engine.worker import Engine
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
@@ -59,6 +59,7 @@ class FakeCore:
 
     kv_usage_ratio = 0.0
     cache_usage_ratio = 0.0
+    cache_state = CacheState()
 
     def __init__(self, *script: Step) -> None:
         self.script: Sequence[Step] = script or (FILTERED, "Hé", "llo ", "🌍", "!")
@@ -99,6 +100,9 @@ class FakeCore:
     @property
     def stored_documents(self) -> dict[str, StoredDocument]:
         return {}
+
+    def close(self) -> None:
+        pass
 
     def forget_documents(self, ids: Collection[str]) -> None:
         self.forgotten.update(ids)

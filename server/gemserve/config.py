@@ -62,6 +62,7 @@ class EngineConfig:
 
     `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share
     of it, from 0 to 1, that the document cache may hold as long as no request needs it.
+    `cache_dir`: the folder where documents are kept on disk too, in at most `cache_disk_bytes`.
     `max_running`: requests in progress at once. `step_target_s`: target time of a step of prompt
     work; cancellations are noticed between steps. `min_chunk_tokens`, `max_chunk_tokens`: how much
     of a prompt passes the layers at once.
@@ -85,6 +86,8 @@ class EngineConfig:
     max_queue: int = 128
     max_prompt_tokens: int | None = None
     cache_memory: float = 0.5
+    cache_dir: str | None = None
+    cache_disk_bytes: int = 16 << 30
     filter_precision: FilterPrecision = "model"
     offload_layers: int | Literal["auto"] = 0
     cuda_graphs: Switch = "auto"
@@ -157,6 +160,11 @@ def resolve_engine(
         keep = DEFAULT_KEEP if is_known or config.filter_method != "sieve" else "auto"
     if limit is None:
         limit = context_tokens - 1
+    if config.cache_dir is not None and not config.cache_memory:
+        raise ConfigError(
+            f"cache_dir={config.cache_dir}: needs a cache_memory above 0, documents are written "
+            "from there"
+        )
     if limit < 1:
         raise ConfigError(f"max_prompt_tokens={limit}: must be at least 1")
     offloaded = find_offload_layers(config.offload_layers, num_layers, layer)

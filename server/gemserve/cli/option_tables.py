@@ -91,6 +91,8 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         number(0, 1, float),
         "share of the KV memory in which documents stay for further questions; 0: none",
     ),
+    Option("--cache-dir", "cache_dir", str, "folder where documents are kept on disk", "none"),
+    Option("--cache-disk", "cache_disk_bytes", read_bytes, "most bytes of documents on disk"),
     Option("--min-chunk-tokens", "min_chunk_tokens", number(1), "smallest chunk of a prompt"),
     Option("--max-chunk-tokens", "max_chunk_tokens", number(1), "largest chunk of a prompt"),
     Option("--max-running", "max_running", number(1), "requests in progress at once"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gemserve.calibration import Calibration
@@ -10,7 +13,9 @@ from gemserve.config import ResolvedEngineConfig
 from gemserve.decoding.detokenize import TextStream
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState
-from gemserve.engine.document_cache import CacheCounts, StoredDocument
+from gemserve.engine.cache_questions import check_pin, state_of
+from gemserve.engine.cache_setup import open_disk_cache
+from gemserve.engine.cache_state import CacheCounts, CacheState, StoredDocument
 from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.memory import MemoryPool
@@ -20,11 +25,13 @@ from gemserve.engine.runner import Runner
 from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.step_plan import Chunk, Plan
-from gemserve.errors import CapacityExceeded, RequestError
+from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Event, Finished, Request
+
+_DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
 
 
 class Core:
@@ -69,6 +76,12 @@ class Core:
             cache_units=int(config.cache_memory * self.num_units) if model.is_rope_fixed else 0,
         )
         self._pace = Pace(target_s=config.step_target_s)
+        self._disk = open_disk_cache(
+            config, model, self._runner.memory, self._scheduler.cache, self._pace
+        )
+        self._salt = secrets.token_bytes(32) if self._disk is None else self._disk.folder.key
+        if self._disk is not None:
+            self._scheduler.begin_load = self._disk.begin_load
         self._events = EventMaker(model.shape, eos_ids)
         self._jobs: dict[Sequence, Job] = {}
         self._stored_at, self._stored = 0, dict[str, StoredDocument]()
@@ -107,6 +120,11 @@ class Core:
         return self._scheduler.cache.counts
 
     @property
+    def cache_state(self) -> CacheState:
+        """The document cache for metrics: a copy that stays as it is."""
+        return state_of(self._scheduler.cache, self._disk, self.model.shape)
+
+    @property
     def stored_documents(self) -> Mapping[str, StoredDocument]:
         """What the cache has of stored documents, by id."""
         cache = self._scheduler.cache
@@ -121,10 +139,19 @@ class Core:
 
     @property
     def is_idle(self) -> bool:
-        return self._scheduler.is_idle and not self._decided
+        return not self._has_requests and (self._disk is None or not self._disk.has_work)
+
+    @property
+    def _has_requests(self) -> bool:
+        return not self._scheduler.is_idle or bool(self._decided)
 
     def step(self) -> Emitted:
         """Draw a token for every decoding sequence, or read a slice of an unfinished prompt."""
+        if self._disk is not None:
+            self._disk.work()
+            if not self._has_requests:
+                self._disk.wait(_DISK_WAIT_S)
+                return []
         if self._decided:
             return self._end_decided()
         limits = self._limits()
@@ -135,6 +162,8 @@ class Core:
         self._scheduler.commit(plan, step_output(out, emitted))
         self._runner.change_memory(self._pool.take_changes())
         self._observe(plan, out)
+        if plan.is_empty and self._disk is not None:  # all that is running waits for the disk
+            self._disk.wait(_DISK_WAIT_S)
         self._forget_finished(emitted)
         return emitted
 
@@ -157,13 +186,16 @@ class Core:
                 limit_bytes=self.num_units * unit,
             )
         if request.pin:
-            self._check_pin(sequence)
+            check_pin(sequence, self._scheduler.cache, self.model.shape)
         return plan
 
     def add(self, request: Request, plan: FilterPlan | None = None) -> Job:
         """Queue a request by its plan. Raises `InvalidGrammar`, and what `plan` raises."""
         plan = plan or self.plan(request)
         self._num_added += 1
+        # what an API key is known by stays in the API: the cache has a name of its own for it
+        tenant = hashlib.blake2b(request.tenant, key=self._salt, digest_size=16).digest()
+        request = replace(request, tenant=tenant)
         sequence = Sequence(request=request, plan=plan, order=self._num_added)
         grammar = request.grammar
         matcher = self.grammars.matcher(grammar) if grammar is not None else None
@@ -202,32 +234,28 @@ class Core:
         id is never used again.
         """
         self._scheduler.forget_documents(ids)
+        if self._disk is not None:
+            self._disk.forget(ids)
         self._runner.change_memory(self._pool.take_changes())
 
     def run_alone(self, request: Request) -> Iterator[Event]:
         """All events of one request while nothing else runs, for use without a server."""
-        assert self.is_idle
+        assert not self._has_requests
         self.add(request)
-        while not self.is_idle:
+        while self._has_requests:
             for _, event in self.step():
                 yield event
+
+    def close(self) -> None:
+        """End what is being written to disk. Call it last. Idempotent."""
+        if self._disk is not None:
+            self._disk.close()
 
     def check_integrity(self) -> None:
         """Prove that states and memory agree. Raises `AssertionError`."""
         self._scheduler.check_integrity()
         decided = [job.sequence for job in self._decided]
         assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting, *decided}
-
-    def _check_pin(self, sequence: Sequence) -> None:
-        """Raise `RequestError` if what is kept of a prompt could never be pinned."""
-        unit, limit = self.model.shape.unit_bytes, self._scheduler.cache.pin_limit
-        size = sequence.reading_units(self.model.num_layers)
-        if sequence.cache_key is not None and size > limit:
-            raise RequestError(
-                f"pin: {sequence.num_read} tokens take {size * unit:,} bytes; pinned documents may "
-                f"take {limit * unit:,} bytes in all, half of what the server keeps documents in",
-                param="pin",
-            )
 
     def _limits(self) -> StepLimits:
         """How much the next step may do, given how fast the last steps were."""

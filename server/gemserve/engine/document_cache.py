@@ -17,14 +17,15 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from gemserve.engine.cache_state import CacheCounts, StoredDocument
 from gemserve.engine.memory import MemoryPool, Span
+from gemserve.types import TokenArray
 
+Tokens = TokenArray
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
 MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
-Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +54,10 @@ class CachedDocument:
     span: Span
     ids: frozenset[str] = frozenset()
     is_pinned: bool = False
+    is_saved: bool = False  # on the disk, as far as it should be
+    is_dropped: bool = False
     last_used: int = 0
     used_s: float = 0.0
-
-
-@dataclass(slots=True)
-class CacheCounts:
-    """Since the start: filter passes, those that found something, and the tokens of both kinds.
-
-    `evictions`: documents that gave way; `evicted_idle_s`: how long they had not been used, in all.
-    """
-
-    queries: int = 0
-    hits: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    evictions: int = 0
-    evicted_idle_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDocument:
-    """What the cache has of a stored document: units, tokens, and whether some of it is pinned."""
-
-    units: int
-    num_tokens: int
-    is_pinned: bool
 
 
 class DocumentCache:
@@ -98,6 +77,10 @@ class DocumentCache:
     def used(self) -> int:
         """Units that it holds."""
         return self._used
+
+    @property
+    def documents(self) -> Ids[CachedDocument]:
+        return self._documents
 
     @property
     def pinned(self) -> int:
@@ -257,7 +240,7 @@ class DocumentCache:
         """Note the stored documents that it contains, and pin it if pins have room for it."""
         if not document.ids.issuperset(ids):
             document.ids |= frozenset(ids)
-            document.span.is_private = True
+            document.span.is_private, document.is_saved = True, False
             self.num_changes += 1
         is_fitting = self.pinned + document.span.size <= self.pin_limit
         if is_pinned and not document.is_pinned and is_fitting:
@@ -265,6 +248,7 @@ class DocumentCache:
             self.num_changes += 1
 
     def _drop(self, document: CachedDocument) -> None:
+        document.is_dropped = True
         self._documents.remove(document)
         self._used -= document.span.size
         self._pool.release(document.span)

@@ -42,6 +42,11 @@ class Pace:
         self._decode_s: float | None = None
         self._since_decode_s = 0.0
 
+    @property
+    def seconds_per_cost(self) -> float | None:
+        """Seconds that a FLOP of a prompt's pass takes. None: no pass has been measured."""
+        return self._seconds_per_cost
+
     def is_decode_due(self) -> bool:
         """Have prompts used up their time since the last decode step?"""
         return self._since_decode_s >= _DUE * self._share(is_decoding=True)

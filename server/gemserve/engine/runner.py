@@ -29,7 +29,7 @@ from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.graphs import build_graphs
-from gemserve.model.kv import DecodeBatch, KVSpan
+from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.types import Switch
 
@@ -48,6 +48,10 @@ class Runner:
         self._memory = model.new_memory(num_units)
         self._graphs = build_graphs(model, self._memory, cuda_graphs)
         self._states: dict[Sequence, RunnerState] = {}
+
+    @property
+    def memory(self) -> Memory:
+        return self._memory
 
     @property
     def has_graphs(self) -> bool:

@@ -11,7 +11,7 @@ again.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 
 from gemserve.engine.cache_lookup import MAX_TIMES_PASSED, awaits_leader, find_cached
@@ -33,6 +33,8 @@ class Scheduler:
         """`cache_units`: how much of the pool the document cache may hold."""
         self.pool = pool
         self.cache = DocumentCache(pool, cache_units)
+        # looks for more of an admitted sequence on the disk: see `DiskCache.begin_load`
+        self.begin_load: Callable[[Sequence, int], object] = lambda sequence, num_cached: None
         self._num_layers = num_layers
         self._max_running = max_running
         self._is_first_next = True
@@ -171,6 +173,8 @@ class Scheduler:
                 span.is_private |= document.span.is_private
                 copies.append(Copy(document.span, len(document.tokens), sequence, num_cached))
                 copied.append(document)
+            if sequence.state is State.FILTERING:
+                self.begin_load(sequence, num_cached)
         return copies
 
     def _make_room(
@@ -194,7 +198,8 @@ class Scheduler:
         So a huge prompt always advances, and short ones do not wait behind it. A chunk that has
         begun is finished before another prompt's begins, so few passes hold memory at once.
         """
-        unfinished = [s for s in self.running if s.state in (State.FILTERING, State.PREFILLING)]
+        reading = (State.FILTERING, State.PREFILLING)
+        unfinished = [s for s in self.running if s.state in reading and not s.is_loading]
         if self._awaits_compaction:
             unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:

@@ -42,6 +42,7 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     chosen: Ids[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
     span: Span | None = None
+    is_loading: bool = False  # its filter pass waits for what the disk has of it
     num_cached: int = 0  # tokens of its filter pass that the document cache had
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
@@ -92,7 +93,7 @@ class Sequence:
     def tokens(self) -> Tokens:
         """All tokens of a pass over the whole prompt."""
         if self._tokens is None:
-            self._tokens = as_tokens(self.request.prompt_ids)
+            self._tokens = self.request.tokens
             if self.plan.repeated:
                 self._tokens = np.concatenate([self._tokens, as_tokens(self.plan.repeated)])
         return self._tokens

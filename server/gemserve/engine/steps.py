@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gemserve.engine.document_cache import StoredDocument
+from gemserve.engine.cache_state import CacheState, StoredDocument
 from gemserve.types import Event, Request
 
 
@@ -33,7 +33,10 @@ class Steps(Protocol):
     def step(self) -> list[tuple[Any, Event]]: ...
     @property
     def stored_documents(self) -> Mapping[str, StoredDocument]: ...
+    @property
+    def cache_state(self) -> CacheState: ...
     def forget_documents(self, ids: Collection[str]) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Load:
     kv_usage_ratio: float = 0.0
     cache_usage_ratio: float = 0.0
     stored_documents: Mapping[str, StoredDocument] = field(default_factory=dict)
+    cache: CacheState = field(default_factory=CacheState)
 
 
 def load_of(core: Steps) -> Load:
@@ -54,4 +58,5 @@ def load_of(core: Steps) -> Load:
         kv_usage_ratio=core.kv_usage_ratio,
         cache_usage_ratio=core.cache_usage_ratio,
         stored_documents=core.stored_documents,
+        cache=core.cache_state,
     )

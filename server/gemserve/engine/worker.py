@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from gemserve.engine.document_cache import StoredDocument
+from gemserve.engine.cache_state import CacheState, StoredDocument
 from gemserve.engine.steps import Load, Steps, load_of
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
 from gemserve.types import Event, Finished, Request
@@ -114,6 +114,10 @@ class Engine:
         return self._load.stored_documents
 
     @property
+    def cache_state(self) -> CacheState:
+        return self._load.cache
+
+    @property
     def death(self) -> str | None:
         """Why the worker has ended; None while it runs."""
         return self._death
@@ -201,6 +205,7 @@ class Engine:
             # passes under way must be unwound in the thread that runs them
             for job in list(self._jobs):
                 self._core.cancel(job)
+            self._core.close()
             self._die("shut down", "abort")
 
     def _take_in(self) -> bool:

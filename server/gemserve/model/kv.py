@@ -182,6 +182,14 @@ class Memory:
         units = self._units(start, 2 * num_layers * capacity)
         return KVSpan(units, self._shape, num_layers=num_layers, capacity=capacity)
 
+    def layers(self, start: int, *, num_units: int, capacity: int) -> torch.Tensor:
+        """Keys and values in turn from unit `start` on: [num_units, kv_heads, capacity, head_dim].
+
+        `num_units`: units of each token.
+        """
+        heads, dim = self._shape.num_kv_heads, self._shape.head_dim
+        return self._units(start, num_units * capacity).view(num_units, heads, capacity, dim)
+
     def keys(self, start: int, num_tokens: int) -> torch.Tensor:
         """Keys of one layer from unit `start` on: [kv_heads, num_tokens, head_dim]."""
         heads, dim = self._shape.num_kv_heads, self._shape.head_dim

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gemserve.adapters.store import AdapterStore
+from gemserve.api.telemetry.cache_metrics import CacheCollector
 from gemserve.engine.worker import Engine
 from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
 from gemserve_kernels import Backend
@@ -74,6 +75,7 @@ class Metrics:
             "adapter_memory_bytes", "Of adapters loaded or in use", lambda: adapters.num_bytes
         )
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
+        self._registry.register(CacheCollector(lambda: engine.cache_state))
         self._gpu_gauges()
         info = Gauge(
             "gemserve_model_info",

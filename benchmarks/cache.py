@@ -1,15 +1,18 @@
 """Time to first token of further questions about a document, with and without the document cache.
 
-Ten questions are asked one after the other, then all at once, then as the turns of a conversation.
-Both engines have the same weights. Every answer is compared with that of the one without a cache.
+Questions are asked one after the other, then the turns of a conversation, then all questions at
+once about a changed document. Both engines have the same weights. Answers and choices of the first
+`--compared` questions and turns, and of the last of each, are compared with those of the engine
+without a cache.
 
     python benchmarks/cache.py --model smollm2 --tokens 7000 --keep 512
-    python benchmarks/cache.py --model random --tokens 32768
+    python benchmarks/cache.py --model random --tokens 32768 --keep 1024 --compared 2
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -38,6 +41,7 @@ THINGS = (
     "key",
 )
 Seen = dict[str, Any]
+_LOAD = os.getloadavg()
 
 
 def main() -> None:
@@ -46,20 +50,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=7000, help="of the document")
     parser.add_argument("--keep", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=8, help="of an answer")
+    parser.add_argument(
+        "--compared", type=int, default=10, help="answers to compare with a cold engine's"
+    )
     results.add_common(parser)
     arguments = parser.parse_args()
     warm, cold, questions, turns = _prepared(arguments)
-    rows = []
-    for name, prompts in (("questions", questions), ("turns", turns)):
-        pairs = []
-        for index, ids in enumerate(prompts):
-            results.note(f"{name} {index + 1}")
-            pairs.append([_answer(core, ids, arguments) for core in (warm, cold)])
-        rows.append(_row(name, pairs))
-    held = warm.cache_usage_ratio * warm.config.kv_memory_bytes
-    whole = warm.model.shape.kept_bytes(len(questions[0]))
-    rows.append({"asked": "memory", "cache_bytes": held, "of_all_layers": held / whole})
+    rows: list[Seen] = []
+    for name, prompts in (("question", questions), ("turn", turns)):
+        asked = [
+            _asked(name, number, ids, warm, cold, arguments)
+            for number, ids in enumerate(prompts, 1)
+        ]
+        rows += [*asked, _summary(f"{name}s", asked)]
+        if name == "question":
+            rows.append(_memory(warm, len(questions[0])))
     rows.append(_at_once(questions, arguments, warm))
+    rows.append({"summary": "load average", "before_and_after": [_LOAD, os.getloadavg()]})
     results.finish("cache", arguments.device, rows, arguments.json)
 
 
@@ -127,27 +134,64 @@ def _answer(core: Core, ids: Sequence[int], arguments: argparse.Namespace) -> Se
     return seen
 
 
-def _row(name: str, pairs: list[list[Seen]]) -> Seen:
-    """The first of the prompts, and the median of the later ones, with and without a cache."""
-    (first, first_cold), *later = pairs
-    warm_s = statistics.median(warm["ttft_s"] for warm, _ in later)
-    cold_s = statistics.median(cold["ttft_s"] for _, cold in later)
+def _asked(
+    name: str,
+    number: int,
+    ids: list[int],
+    warm: Core,
+    cold: Core,
+    arguments: argparse.Namespace,
+) -> Seen:
+    """The row of one question or turn, and its answer beside a cold engine's if that is wanted."""
+    results.note(f"{name} {number}")
+    seen = _answer(warm, ids, arguments)
+    row: Seen = {name: number, "prompt_tokens": len(ids), "cached_tokens": seen["cached"]}
+    row |= {"ttft_s": seen["ttft_s"], "cold_ttft_s": None, "same_answer": None}
+    if number <= arguments.compared or number == len(THINGS):
+        expected = _answer(cold, ids, arguments)
+        row["cold_ttft_s"] = expected["ttft_s"]
+        row["same_answer"] = seen["answer"] == expected["answer"]
+    if not arguments.json:
+        print(row, flush=True)
+    return row
+
+
+def _summary(name: str, asked: list[Seen]) -> Seen:
+    """The first, and the median of the later ones."""
+    first_s = asked[0]["ttft_s"]
+    later_s = statistics.median(row["ttft_s"] for row in asked[1:])
+    cold_s = [row["cold_ttft_s"] for row in asked if row["cold_ttft_s"] is not None]
     return {
-        "asked": name,
-        "first_s": first["ttft_s"],
-        "first_cold_s": first_cold["ttft_s"],
-        "later_s": warm_s,
-        "later_cold_s": cold_s,
-        "last_s": later[-1][0]["ttft_s"],
-        "first_to_later": first["ttft_s"] / warm_s,
-        "cold_to_warm": cold_s / warm_s,
-        "cached_tokens": later[-1][0]["cached"],
-        "same_answers": sum(warm["answer"] == cold["answer"] for warm, cold in pairs),
+        "summary": name,
+        "first_s": first_s,
+        "later_s": later_s,
+        "last_s": asked[-1]["ttft_s"],
+        "cold_s": statistics.median(cold_s),
+        "first_to_later": first_s / later_s,
+        "cold_to_later": statistics.median(cold_s) / later_s,
+        "compared": len(cold_s),
+        "same_answers": sum(row["same_answer"] is True for row in asked),
+    }
+
+
+def _memory(core: Core, num_tokens: int) -> Seen:
+    """What the cache holds of one document, beside the plan and a cache of all layers."""
+    shape, layer = core.model.shape, core.calibration.layer
+    held = round(core.cache_usage_ratio * core.num_units) * shape.unit_bytes
+    whole = shape.kept_bytes(num_tokens)
+    return {
+        "summary": "memory",
+        "cache_bytes": held,
+        "planned_bytes": shape.filter_bytes(num_tokens, layer),
+        "all_layers_bytes": whole,
+        "of_all_layers": held / whole,
+        "r_of_m": layer / shape.num_layers,
     }
 
 
 def _at_once(prompts: list[list[int]], arguments: argparse.Namespace, core: Core) -> Seen:
     """All questions at once, about a document that the cache does not know."""
+    results.note("all at once")
     changed = [[*ids[:1], ids[1] + 1, *ids[2:]] for ids in prompts]
     read = core.cache_counts.query_tokens - core.cache_counts.hit_tokens
     started_s = time.perf_counter()
@@ -158,10 +202,11 @@ def _at_once(prompts: list[list[int]], arguments: argparse.Namespace, core: Core
     seconds = time.perf_counter() - started_s
     read = core.cache_counts.query_tokens - core.cache_counts.hit_tokens - read
     return {
-        "asked": "ten at once",
+        "summary": f"{len(prompts)} at once",
         "total_s": seconds,
         "tokens_filtered": read,
         "tokens_sent": sum(map(len, prompts)),
+        "passes": read / len(prompts[0]),
     }
 
 

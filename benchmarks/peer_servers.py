@@ -48,19 +48,14 @@ def _gemserve(*more: str) -> Callable[[Path, int, int], list[str]]:
     return arguments
 
 
-def _vllm(models: Path, port: int, streams: int) -> list[str]:
-    model = peer_models.write_checkpoint(models / MODEL)
-    limits = ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(streams)]
-    served = ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"]
-    return [
-        "serve",
-        str(model),
-        "--dtype",
-        "bfloat16",
-        *limits,
-        *served,
-        "--no-enable-prefix-caching",
-    ]
+def _vllm(*more: str) -> Callable[[Path, int, int], list[str]]:
+    def arguments(models: Path, port: int, streams: int) -> list[str]:
+        model = peer_models.write_checkpoint(models / MODEL)
+        limits = ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(streams)]
+        served = ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"]
+        return ["serve", str(model), "--dtype", "bfloat16", *limits, *served, *more]
+
+    return arguments
 
 
 def _llama(find: Callable[[Path], Path]) -> Callable[[Path, int, int], list[str]]:
@@ -73,15 +68,22 @@ def _llama(find: Callable[[Path], Path]) -> Callable[[Path, int, int], list[str]
 
 
 _GEMSERVE = Path(sys.executable).parent / "gemserve"
+_VLLM = ENVIRONMENTS / "vllm" / "bin" / "vllm"
+_VLLM_ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "3",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 # a build that runs everywhere, so without AVX-512: one for this processor would be faster
 _LLAMA = ENVIRONMENTS / "llama" / "bin" / "python"
 SERVERS = {
     "gemserve": ServerKind(_GEMSERVE, _gemserve()),
     "gemserve-bf16": ServerKind(_GEMSERVE, _gemserve("--dtype", "bfloat16")),
-    "vllm": ServerKind(
-        ENVIRONMENTS / "vllm" / "bin" / "vllm",
-        _vllm,
-        {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_NO_USAGE_STATS": "1"},
+    "vllm": ServerKind(_VLLM, _vllm("--no-enable-prefix-caching"), _VLLM_ENVIRONMENT),
+    "vllm-prefix-cache": ServerKind(
+        _VLLM,
+        _vllm("--enable-prefix-caching", "--enable-prompt-tokens-details"),
+        _VLLM_ENVIRONMENT,
     ),
     "llama.cpp-bf16": ServerKind(
         _LLAMA, _llama(lambda models: peer_models.write_bfloat16_gguf(models / "smollm2-bf16.gguf"))
@@ -121,6 +123,10 @@ class Server:
             )
         self._wait()
         self._signal(signal.SIGSTOP)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @contextmanager
     def running(self) -> Iterator[None]:

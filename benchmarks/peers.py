@@ -2,15 +2,19 @@
 
 All servers have the same weights (SmolLM2-135M-Instruct) and get the same prompts in the same
 order. They are asked in turn, one at a time; a signal holds the others still meanwhile. Prefix
-caches are off, and every prompt is a document of its own. `make peers` installs the other servers.
+caches are off, and every prompt is a document of its own, except for `documents`. `make peers`
+installs the other servers.
 
     make peers
     python benchmarks/peers.py --lengths 1024,4096,6000 --streams 1,8,16 --mixed 8
+    python benchmarks/peers.py --measures documents --documents 6000
 
 - ttft: seconds from the request to the first text of its answer, at each prompt length.
 - decode: output tokens per second of so many streams together, while all of them generate.
 - mixed: requests per second of 4,096-token prompts with so many always in progress, and the gaps
   between the pieces of their answers.
+- documents: seconds to the first text of the first and of further questions about one document,
+  with all caches on, and the memory of the servers.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import peer_documents
 import results
 from peer_servers import CONTESTANTS, CONTEXT, MODEL, Contestant, Server
 
@@ -40,6 +45,7 @@ from gemserve.model.checkpoint import open_checkpoint
 from gemserve_client.load_test.streamed_request import Client, Record
 from gemserve_client.load_test.traffic import Job
 
+_MEASURES = ("ttft", "decode", "mixed", "documents")
 _FIRST_PORT = 8460
 _TIMEOUT_S = 600.0
 _MIXED_TOKENS = 4096
@@ -49,22 +55,43 @@ _WARM_UP_TOKENS = 512
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--contestants", default=",".join(CONTESTANTS))
+    known = dict.fromkeys((*CONTESTANTS, *peer_documents.NAMES))
+    parser.add_argument("--contestants", default=",".join(known))
+    parser.add_argument("--measures", default=",".join(_MEASURES))
     parser.add_argument("--lengths", type=results.numbers, default=[1024, 2048, 4096, 6000, 7900])
     parser.add_argument("--streams", type=results.numbers, default=[1, 8, 16])
     parser.add_argument("--mixed", type=results.numbers, default=[4, 16])
+    parser.add_argument("--documents", type=results.numbers, default=[6000], help="their tokens")
     parser.add_argument("--decode-tokens", type=int, default=192)
     parser.add_argument("--answer-tokens", type=int, default=32, help="of a mixed request")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "peers")
     results.add_common(parser)
     arguments = parser.parse_args()
     names = arguments.contestants.split(",")
-    unknown = [name for name in names if name not in CONTESTANTS]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"--contestants: {unknown[0]!r} is none of {', '.join(CONTESTANTS)}")
+        parser.error(f"--contestants: {unknown[0]!r} is none of {', '.join(known)}")
+    measures = arguments.measures.split(",")
+    if not set(measures) <= set(_MEASURES):
+        parser.error(f"--measures: {arguments.measures!r}: must be of {', '.join(_MEASURES)}")
     arguments.models.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which stops the servers
-    contestants = [CONTESTANTS[name] for name in names]
+    rows: list[dict[str, Any]] = []
+    if set(measures) != {"documents"}:
+        contestants = [CONTESTANTS[name] for name in names if name in CONTESTANTS]
+        rows += _contest(contestants, measures, arguments)
+    if "documents" in measures:
+        prompts = Prompts()
+        documents = [prompts.make(n, 9000 + i) for i, n in enumerate(arguments.documents)]
+        rows += peer_documents.measure(names, documents, arguments.models, _FIRST_PORT)
+    results.finish("peers", "cpu", rows, arguments.json)
+
+
+def _contest(
+    contestants: Sequence[Contestant], measures: Sequence[str], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Everything but documents, with all servers started and held still between their turns."""
+    rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         streams = max([*arguments.streams, *arguments.mixed])
@@ -74,12 +101,13 @@ def main() -> None:
             servers[name] = Server(name, arguments.models, _FIRST_PORT + index, streams, log)
             stack.callback(servers[name].stop)
         contest = Contest(contestants, servers, arguments.repeats)
-        rows = [
-            *contest.ttft(arguments.lengths),
-            *contest.decode(arguments.streams, arguments.decode_tokens),
-            *contest.mixed(arguments.mixed, arguments.answer_tokens),
-        ]
-    results.finish("peers", "cpu", rows, arguments.json)
+        if "ttft" in measures:
+            rows += contest.ttft(arguments.lengths)
+        if "decode" in measures:
+            rows += contest.decode(arguments.streams, arguments.decode_tokens)
+        if "mixed" in measures:
+            rows += contest.mixed(arguments.mixed, arguments.answer_tokens)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

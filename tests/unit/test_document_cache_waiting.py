@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from gemserve.engine.cache_lookup import find_cached
 from gemserve.engine.document_cache import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import MAX_TIMES_PASSED, Scheduler
@@ -204,3 +205,16 @@ def test_common_beginnings_of_any_length() -> None:
         part = rng.randrange(3000)
         one, two = [5] * length, [5] * min(part, other) + [6] * max(0, other - part)
         assert num_common(as_tokens(one), as_tokens(two)) == min(length, other, part)
+
+
+def test_a_document_that_was_found_and_evicted_is_not_found_again() -> None:
+    """What a waiting prompt has found is remembered; its memory may be somebody else's by now."""
+    s, memory = cached()
+    for order in (7, 8):
+        s.add(sequence(order, [order] * 1000))
+        finish(s, memory)
+    waiting = sequence(9, [7] * 1000 + [1] * 10)
+    assert find_cached(s.cache, waiting)[1] == 1000
+    s.cache.make_room(s.pool.free + 1)
+    assert s.cache.used > 0
+    assert find_cached(s.cache, waiting) == (None, 0)

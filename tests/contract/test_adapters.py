@@ -231,7 +231,7 @@ def test_while_all_room_is_in_use_others_wait(client: GemserveClient, served: Se
         text_of(client, adapter="a", max_tokens=1)
     assert busy.value.status_code == 503
     assert busy.value.code == "adapter_memory_full"
-    assert busy.value.response.headers["retry-after"] == "1"
+    assert 1 <= int(busy.value.response.headers["retry-after"]) <= 60  # an estimate
     streams[0].close()
     assert text_of(client.with_options(max_retries=5), adapter="a", max_tokens=1) is not None
     streams[1].close()

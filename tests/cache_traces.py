@@ -248,7 +248,7 @@ class Trace:
         for number in range(3):
             self._forget(number)
         assert self._core.cache_usage_ratio == 0.0
-        assert not self._core._runner._memory.rows.any(), "something of a deleted document is left"
+        assert not self._core._runner.memory.rows.any(), "something of a deleted document is left"
         if self._folder is not None:
             left = [path for path in self._folder.iterdir() if path.name.startswith("kv-")]
             assert not left, left

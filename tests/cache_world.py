@@ -103,7 +103,7 @@ def new_core(
     )
     core._pace._seconds_per_cost = 1.0  # to compute takes so long that loading always pays
     core._pace = RandomPace(rng, model.shape.layer(0, 1))  # type: ignore[assignment]
-    core._runner._memory.rows.zero_()
+    core._runner.memory.rows.zero_()
     return core
 
 

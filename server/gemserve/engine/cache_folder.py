@@ -120,7 +120,11 @@ class CacheFolder:
         self.num_changes += 1
 
     def _read_headers(self) -> None:
-        """Take up the files that an earlier process has left. Its unfinished ones are removed."""
+        """Take up the files that an earlier process has left. Its unfinished ones are removed.
+
+        So are those with stored documents: these ended with their process, and nobody could delete
+        or name them any more.
+        """
         found = []
         for path in self.path.iterdir():
             if re.fullmatch(NAME + r"\.tmp|probe\.tmp", path.name):
@@ -134,7 +138,10 @@ class CacheFolder:
                 except OSError as error:
                     log.warning("document cache: %s cannot be read: %s", path, error)
                 else:
-                    found.append((path.stat().st_mtime_ns, info))
+                    if info.ids:
+                        path.unlink()
+                    else:
+                        found.append((path.stat().st_mtime_ns, info))
         for _, info in sorted(found, key=lambda pair: pair[0]):
             self.add(info)
         self.make_room(0)

@@ -11,7 +11,7 @@ from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.types import Event, Request
-from tests.fakes import FILTERED, FakeCore, Step, live_server, serving_over
+from tests.fakes import FILTERED, FakeCore, FakeJob, Step, live_server, serving_over
 
 TEXT = "Héllo 🌍!"
 DOCUMENT = "The river runs past the houses. " * 150
@@ -39,9 +39,9 @@ class Answers(FakeCore):
     def answer(self, *answers: str) -> None:
         self.play(*([FILTERED, *_pieces(answer)] for answer in answers))
 
-    def _play(self, request: Request) -> Iterator[Event | None]:
+    def _play(self, request: Request, job: FakeJob) -> Iterator[Event | None]:
         self.script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
-        yield from super()._play(request)
+        yield from super()._play(request, job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,8 @@ def test_a_pattern_with_look_around_is_left_out(pattern: str, stays: bool) -> No
 
 def test_pydantic_s_decimal_is_a_number() -> None:
     """Its other form is a text with look-ahead. Any text would do without, and none would parse."""
-    number, text = {"type": "number"}, {"type": "string", "pattern": DECIMAL}
+    number = {"type": "number", "minimum": 0}
+    text = {"type": "string", "pattern": DECIMAL}
     for is_strict in (False, True):
         assert prepared({"anyOf": [number, text]}, is_strict=is_strict) == {"anyOf": [number]}
 
@@ -174,3 +175,13 @@ def test_a_schema_that_says_it_all_stays_as_it_is() -> None:
     for seed in range(30):
         schema = random_schema(seed)
         assert prepared(schema) == schema
+
+
+@pytest.mark.parametrize("kind", ["number", ["number", "null"]])
+def test_numbers_without_bounds_get_some(kind: Any) -> None:
+    """Bug: a model wrote 3.02e8928, which `Decimal` reads and JSON's readers take for infinity."""
+    done = prepared({"type": kind})
+    assert (done["minimum"], done["maximum"]) == (-(10**15), 10**15)
+    for given in ({"minimum": 3}, {"enum": [1e20]}, {"const": 1e20}):
+        assert prepared({"type": kind, **given}) == {"type": kind, **given}
+    assert prepared({"type": "integer"}) == {"type": "integer"}

@@ -3,6 +3,7 @@
 - Objects that list their `properties` get no others, unless the schema says otherwise: a small
   model invents keys until `max_tokens`.
 - Formats that the compiler does not know are annotations, as JSON Schema says.
+- Numbers without bounds get some: else they get exponents of thousands, which no program reads.
 - A `pattern` that no automaton can follow is left out, and so is a branch of an `anyOf` that has
   one where other branches do without.
 
@@ -39,6 +40,8 @@ _PATTERNS = {
     "date-time": f"{_DATE}T{_TIME}",
     "duration": f"P({_COUNT}W|{_DAYS}({_CLOCK})?|{_CLOCK})",
 }
+_MOST = 10**15  # of a number without bounds; below 2**53, up to which JavaScript counts exactly
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "const")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = (
@@ -86,6 +89,7 @@ def _prepare(schema: Any, stays_open: set[int], is_strict: bool) -> Any:
     if id(schema) not in stays_open and _lists_all(schema):
         prepared["additionalProperties"] = False
     _replace_format(prepared)
+    _bound_numbers(prepared)
     if not is_strict and not _is_regular(prepared.get("pattern")):
         del prepared["pattern"]
     return prepared
@@ -100,6 +104,13 @@ def _replace_format(schema: Json) -> None:
         del schema["format"]
     elif name not in _KNOWN_FORMATS:
         del schema["format"]
+
+
+def _bound_numbers(schema: Json) -> None:
+    types = schema.get("type")
+    has_numbers = "number" in types if isinstance(types, list) else types == "number"
+    if has_numbers and not any(name in schema for name in _BOUNDS):
+        schema |= {"minimum": -_MOST, "maximum": _MOST}
 
 
 def _held_branches(branches: list[Any]) -> list[Any]:

@@ -185,3 +185,11 @@ def test_numbers_without_bounds_get_some(kind: Any) -> None:
     for given in ({"minimum": 3}, {"enum": [1e20]}, {"const": 1e20}):
         assert prepared({"type": kind, **given}) == {"type": kind, **given}
     assert prepared({"type": "integer"}) == {"type": "integer"}
+
+
+def test_maps_with_patterns_of_names_are_closed() -> None:
+    """A model called `dict[Pattern, bool]` with names of its own in 34 of 40 answers."""
+    schema = {"type": "object", "patternProperties": {"^[a-z]{3}$": {"type": "boolean"}}}
+    assert prepared(schema) == closed(schema)
+    for name, value in (("required", ["x"]), ("minProperties", 2), ("additionalProperties", A)):
+        assert prepared({**schema, name: value}).get("additionalProperties") is not False

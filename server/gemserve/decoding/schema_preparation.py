@@ -1,7 +1,7 @@
 """A client's JSON schema as the grammar's compiler takes it.
 
-- Objects that list their `properties` get no others, unless the schema says otherwise: a small
-  model invents keys until `max_tokens`.
+- Objects that list their `properties`, or patterns of their names, get no others, unless the
+  schema says otherwise: a small model invents keys until `max_tokens`.
 - Formats that the compiler does not know are annotations, as JSON Schema says.
 - Numbers without bounds get some: else they get exponents of thousands, which no program reads.
 - A `pattern` that no automaton can follow is left out, and so is a branch of an `anyOf` that has
@@ -61,6 +61,13 @@ _SINGLE = (
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("not", "if", "then", "else")
 _IN_PLACE_OTHERS = ("$ref", "$dynamicRef", "dependentSchemas")
+_BESIDE_PATTERNS = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "required",
+    "minProperties",
+)
 _OPENING = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
@@ -142,6 +149,8 @@ def _is_regular(pattern: object) -> bool:
 
 def _lists_all(schema: Json) -> bool:
     """Does the object say which properties it has, without a word about others?"""
+    if "properties" not in schema and isinstance(schema.get("patternProperties"), dict):
+        return not any(name in schema for name in _BESIDE_PATTERNS)
     properties = schema.get("properties")
     if not isinstance(properties, dict) or any(name in schema for name in _OPENING):
         return False

@@ -149,4 +149,5 @@ def test_leaving_after_the_first_progress_ends_the_request(tokenizer: Any) -> No
         with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=10) as reply:
             line = next(reply.iter_lines())
             assert json.loads(line.removeprefix("data: "))["progress"]
+            assert core.started.wait(5)  # what is cancelled before that never reaches the core
         assert core.cancelled.wait(5)

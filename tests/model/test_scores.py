@@ -30,9 +30,11 @@ def test_scores_are_quantised_to_one_byte_a_token() -> None:
     values = np.frombuffer(b64decode(exact.tokens), "<f4")
     codes = np.frombuffer(b64decode(coarse.tokens), np.uint8)
     assert len(values) == len(codes) == N
-    assert (coarse.low, coarse.high) == (float(values.min()), float(values.max()))
+    # two passes, whose chunks may differ, and with them the last bits
+    ends = (float(values.min()), float(values.max()))
+    assert (coarse.low, coarse.high) == pytest.approx(ends, rel=1e-5)
     restored = coarse.low + (coarse.high - coarse.low) * (codes / 255.0) ** 2
-    assert np.abs(restored - values).max() <= (coarse.high - coarse.low) * 2.01 / 255
+    assert np.abs(restored - values).max() <= (coarse.high - coarse.low) * 2.01 / 255 + 1e-7
     assert coarse.inputs is None
     assert exact.inputs is not None
     assert np.frombuffer(b64decode(exact.inputs.paragraphs), "<u4").tolist() == list(

@@ -232,43 +232,82 @@ def sorted_probabilities(
 
     Of equal logits the lower id comes first. At least the best token always stays.
     """
-
-    vocab_size = logits.shape[-1]
-    numbers = [
-        # below this, float32 would round a temperature to 0
-        (
-            max(p.temperature, 1e-30),
-            float(p.top_k or vocab_size),
-            p.top_p if p.top_p < 1 else 2.0,
-            p.min_p,
-        )
-        for p in params
-    ]
-    columns = to_device([x for row in numbers for x in row], torch.float32, logits.device)
-    temperature, top_k, top_p, min_p = columns.view(-1, 4, 1).unbind(1)  # [rows, 1] each
-    # relative to the largest, or a tiny temperature overflows
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    scaled = _scaled(logits, params)
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
+    vocab_size = logits.shape[-1]
+    limits = [(float(p.top_k or vocab_size), p.top_p if p.top_p < 1 else 2.0) for p in params]
+    top_k, top_p = _columns(limits, logits.device)
     rank = torch.arange(vocab_size, device=logits.device)
     ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
     probabilities = ordered.softmax(-1)
     mass_before = probabilities.cumsum(-1) - probabilities
     is_out = mass_before >= top_p
-    is_out |= probabilities < min_p * probabilities[:, :1]
+    is_out |= _is_below_min_p(probabilities, params)
     is_out[:, 0] = False
     kept = probabilities.masked_fill(is_out, 0)
     return kept / kept.sum(dim=-1, keepdim=True), ids
 
 
+def _unsorted_probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """What the rows that neither top_k nor top_p cuts may draw, in any scale: [rows, vocab].
+
+    Sorting a vocabulary takes longer than everything else that drawing does.
+    """
+    probabilities = _scaled(logits, params).softmax(-1)
+    if any(p.min_p for p in params):
+        return probabilities.masked_fill(_is_below_min_p(probabilities, params), 0)
+    return probabilities
+
+
+def _scaled(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    # below this, float32 would round a temperature to 0
+    (temperature,) = _columns([(max(p.temperature, 1e-30),) for p in params], logits.device)
+    # relative to the largest, or a tiny temperature overflows
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+
+
+def _is_below_min_p(probabilities: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    (min_p,) = _columns([(p.min_p,) for p in params], probabilities.device)
+    return probabilities < min_p * probabilities.amax(dim=-1, keepdim=True)
+
+
+def _columns(rows: Sequence[Sequence[float]], device: torch.device) -> list[torch.Tensor]:
+    """The columns of a table of numbers, each [rows, 1], in one transfer."""
+    numbers = to_device([number for row in rows for number in row], torch.float32, device)
+    return list(numbers.view(len(rows), -1, 1).unbind(1))
+
+
 def _draw_random(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
-    """[rows], int64; any token where logits are not finite."""
-    probabilities, ids = sorted_probabilities(logits, [s.params for s in states])
-    uniform = to_device([s.uniform() for s in states], torch.float64, logits.device)
+    """[rows], int64; any token where logits are not finite.
+
+    Which rows are sorted depends on their own settings only, so that a row draws what it would
+    draw alone.
+    """
+    chosen = torch.empty(len(states), dtype=torch.long, device=logits.device)
+    is_cut = [bool(state.params.top_k) or state.params.top_p < 1 for state in states]
+    for sorts in set(is_cut):
+        rows = [row for row, cut in enumerate(is_cut) if cut == sorts]
+        index = to_device(rows, torch.long, logits.device)
+        some = logits if len(rows) == len(states) else logits[index]
+        params = [states[row].params for row in rows]
+        uniform = to_device([states[row].uniform() for row in rows], torch.float64, logits.device)
+        if sorts:
+            probabilities, ids = sorted_probabilities(some, params)
+            places = _pick(probabilities, uniform)
+            chosen[index] = ids.gather(-1, places[:, None])[:, 0]
+        else:
+            chosen[index] = _pick(_unsorted_probabilities(some, params), uniform)
+    return chosen
+
+
+def _pick(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Where each row's uniform number falls in its cumulative sum: [rows], int64."""
     cumulative = probabilities.double().cumsum(-1)
     place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     # rounding must not lead past the last token that may be drawn
-    last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
-    return ids.gather(-1, torch.minimum(place, last).clamp_min(0))[:, 0]
+    positions = torch.arange(probabilities.shape[-1], device=probabilities.device)
+    last = (positions * (probabilities > 0)).amax(dim=-1, keepdim=True)
+    return torch.minimum(place, last)[:, 0]
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:

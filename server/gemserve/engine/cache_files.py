@@ -85,7 +85,7 @@ class FileWriter:
         self._header_bytes = len(_header(info, [bytes(_SUM_BYTES)] * info.num_segments))
         opened = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._file = os.fdopen(opened, "wb", buffering=0)
-        self._write(bytes(self._header_bytes))
+        self._file.seek(self._header_bytes)  # writing might fail, with nobody to remove the file
 
     def add(self, data: memoryview) -> None:
         """Append the next segment."""

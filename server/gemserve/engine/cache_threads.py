@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue, SimpleQueue
 
-from gemserve.engine.cache_files import FileInfo, FileWriter, read_segment
+from gemserve.engine.cache_files import CHAIN_TOKENS, FileInfo, FileWriter, read_segment
 from gemserve.engine.document_cache import CachedDocument
 from gemserve.engine.sequence import Sequence
 
@@ -89,7 +89,7 @@ class CacheThreads:
             try:
                 with open(load.info.path, "rb") as file:
                     for segment in range(load.segment, load.info.num_segments):
-                        if load.info.tokens_of(segment)[0] >= 256 * load.num_links:
+                        if load.info.tokens_of(segment)[0] >= CHAIN_TOKENS * load.num_links:
                             break
                         if not self._hand_over(load, read_segment(file, load.info, segment)):
                             break

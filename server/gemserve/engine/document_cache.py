@@ -72,6 +72,7 @@ class DocumentCache:
         self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
         self._used = 0
+        self._pinned = 0
 
     @property
     def used(self) -> int:
@@ -85,7 +86,7 @@ class DocumentCache:
     @property
     def pinned(self) -> int:
         """Units of pinned documents."""
-        return sum(document.span.size for document in self._documents if document.is_pinned)
+        return self._pinned
 
     @property
     def pin_limit(self) -> int:
@@ -104,8 +105,9 @@ class DocumentCache:
     def available(self, size: int, spared: Collection[CachedDocument] = ()) -> int:
         """Units that a request for `size` can have now, if all documents but `spared` give way."""
         gives_way = self._gives_way(size)
-        able = (d for d in self._documents if d not in spared and (gives_way or not d.is_pinned))
-        return self._pool.free + sum(document.span.size for document in able)
+        able = self._used if gives_way else self._used - self._pinned
+        kept = (d.span.size for d in spared if gives_way or not d.is_pinned)
+        return self._pool.free + able - sum(kept)
 
     def find(self, key: CacheKey, tokens: Tokens, limit: int) -> tuple[CachedDocument | None, int]:
         """The document with the most tokens in common, and how many, at most `limit`."""
@@ -214,6 +216,8 @@ class DocumentCache:
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""
         held = sum(document.span.size for document in self._documents)
+        pinned = sum(document.span.size for document in self._documents if document.is_pinned)
+        assert pinned == self._pinned, (pinned, self._pinned)
         assert held == self._used <= self._limit, (held, self._used, self._limit)
         assert self.pinned <= self.pin_limit, (self.pinned, self.pin_limit)
         for document in self._documents:
@@ -245,12 +249,14 @@ class DocumentCache:
         is_fitting = self.pinned + document.span.size <= self.pin_limit
         if is_pinned and not document.is_pinned and is_fitting:
             document.is_pinned = True
+            self._pinned += document.span.size
             self.num_changes += 1
 
     def _drop(self, document: CachedDocument) -> None:
         document.is_dropped = True
         self._documents.remove(document)
         self._used -= document.span.size
+        self._pinned -= document.span.size if document.is_pinned else 0
         self._pool.release(document.span)
         self.num_changes += 1
 

@@ -132,6 +132,8 @@ class Scheduler:
         copies: list[Copy] = []
         copied: list[CachedDocument] = []  # which must stay until this plan has been carried out
         self._awaits_compaction = False
+        if not self.waiting or len(self.running) >= self._max_running:
+            return []
         slots = SlotShares(self.running, self._max_running)
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):

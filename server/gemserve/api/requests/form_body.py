@@ -1,4 +1,8 @@
-"""Parse the bytes of a form with files (multipart/form-data, RFC 7578)."""
+"""Parse the bytes of a form with files (multipart/form-data, RFC 7578).
+
+python-multipart, which FastAPI would use, takes a form that is cut off for a whole one. A document
+would then be stored without its end.
+"""
 
 from __future__ import annotations
 

@@ -35,13 +35,14 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join(ENGINES), help="default: %(default)s")
     parser.add_argument("--skip-continuous-batching", action="store_true")
     harness.add_shape_option(parser)
+    harness.add_dtype_option(parser)
     harness.add_variants_option(parser)
     results.add_row_options(parser)
     arguments = parser.parse_args()
     if arguments.skip_continuous_batching:
         arguments.engines = arguments.engines.replace("continuous_batching", "")
     rows = results.Rows(arguments)
-    model = harness.random_llama(arguments.device, shape=arguments.shape)
+    model = harness.random_llama(arguments.device, shape=arguments.shape, dtype=arguments.dtype)
     theirs = harness.twin(model)
     for count in results.numbers(arguments.sequences):
         length, vocab_size = arguments.prompt_tokens, model.config.vocab_size

@@ -135,6 +135,22 @@ def add_variants_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_dtype_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dtype",
+        type=_dtype,
+        metavar="{float32,bfloat16}",
+        help="of weights and KV cache (default: float32 on a CPU, bfloat16 on a GPU)",
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in dtypes:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(dtypes)}")
+    return dtypes[name]
+
+
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """The options of benchmarks that read prompts."""
     parser.add_argument(
@@ -143,11 +159,16 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk-tokens", default="", help="at most, of one pass over a prompt")
 
 
-def random_llama(device: str, *, seed: int = 0, shape: str = "small") -> Any:
-    """A transformers model with random weights, made on the device."""
+def random_llama(
+    device: str, *, seed: int = 0, shape: str = "small", dtype: torch.dtype | None = None
+) -> Any:
+    """A transformers model with random weights, made on the device.
+
+    `dtype`: float32 on a CPU and bfloat16 on a GPU if not given.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(**SHAPES[shape].config)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
@@ -185,7 +206,17 @@ def served_labels(core: Core, variant: str) -> dict[str, str]:
     """How an engine core serves: the variant, and what the engine has chosen by itself."""
     graphs = "on" if core.has_graphs else "off"
     name = core.model.backend.name
-    return {"variant": variant, "attention_backend": name, "cuda_graphs": graphs}
+    return {
+        "variant": variant,
+        "dtype": dtype_name(core),
+        "attention_backend": name,
+        "cuda_graphs": graphs,
+    }
+
+
+def dtype_name(core: Core) -> str:
+    """Of the weights: "float32" or "bfloat16"."""
+    return str(core.model.hf.dtype).removeprefix("torch.")
 
 
 def pool_bytes(wanted: int, device: str) -> int:

@@ -59,9 +59,12 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--streams", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--stream-tokens", type=int, default=1024, help="default: %(default)s")
+    harness.add_dtype_option(parser)
     results.add_common(parser)
     arguments = parser.parse_args()
-    core = harness.build_core(harness.random_llama(arguments.device), kv_memory_bytes=8 << 30)
+    core = harness.build_core(
+        harness.random_llama(arguments.device, dtype=arguments.dtype), kv_memory_bytes=8 << 30
+    )
     ids = harness.random_ids(arguments.prompt_tokens, core.model.vocab_size, seed=99)
     long = request(ids, arguments.method, arguments.keep, 1)
 
@@ -85,6 +88,7 @@ def main() -> None:
         core.cancel(job)
     row: dict[str, Any] = {
         "method": arguments.method,
+        "dtype": harness.dtype_name(core),
         "prompt_tokens": arguments.prompt_tokens,
         "streams": arguments.streams,
         "gap_p50_s": float(np.percentile(quiet, 50)),

@@ -69,10 +69,16 @@ def _llama(find: Callable[[Path], Path]) -> Callable[[Path, int, int], list[str]
 
 _GEMSERVE = Path(sys.executable).parent / "gemserve"
 _VLLM = ENVIRONMENTS / "vllm" / "bin" / "vllm"
-_VLLM_ENVIRONMENT = {
+_VLLM_AS_IT_COMES = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "3",
     "VLLM_NO_USAGE_STATS": "1",
+}
+# without these it leaves one core to its scheduler, and computes on the others
+_VLLM_ENVIRONMENT = {
+    **_VLLM_AS_IT_COMES,
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
 }
 # a build that runs everywhere, so without AVX-512: one for this processor would be faster
 _LLAMA = ENVIRONMENTS / "llama" / "bin" / "python"
@@ -80,6 +86,7 @@ SERVERS = {
     "gemserve": ServerKind(_GEMSERVE, _gemserve()),
     "gemserve-bf16": ServerKind(_GEMSERVE, _gemserve("--dtype", "bfloat16")),
     "vllm": ServerKind(_VLLM, _vllm("--no-enable-prefix-caching"), _VLLM_ENVIRONMENT),
+    "vllm-as-it-comes": ServerKind(_VLLM, _vllm("--no-enable-prefix-caching"), _VLLM_AS_IT_COMES),
     "vllm-prefix-cache": ServerKind(
         _VLLM,
         _vllm("--enable-prefix-caching", "--enable-prompt-tokens-details"),
@@ -98,6 +105,7 @@ CONTESTANTS = {
         Contestant("gemserve bf16", "gemserve-bf16", {"filter": {"method": "none"}}),
         Contestant("gemserve bf16 sieve", "gemserve-bf16", {"filter": {"method": "sieve"}}),
         Contestant("vllm", "vllm"),
+        Contestant("vllm as it comes", "vllm-as-it-comes"),
         Contestant("llama.cpp bf16", "llama.cpp-bf16", {"cache_prompt": False}),
         Contestant("llama.cpp q4", "llama.cpp-q4", {"cache_prompt": False}),
     )

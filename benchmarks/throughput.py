@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=512, help="default: %(default)s")
     parser.add_argument("--kv-memory", type=read_bytes, default="8GiB", help="default: %(default)s")
     harness.add_shape_option(parser)
+    harness.add_dtype_option(parser)
     harness.add_variants_option(parser)
     harness.add_prompt_options(parser)
     results.add_row_options(parser)
@@ -69,7 +70,9 @@ class Contest:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._options = arguments
-        self._model = harness.random_llama(arguments.device, shape=arguments.shape)
+        self._model = harness.random_llama(
+            arguments.device, shape=arguments.shape, dtype=arguments.dtype
+        )
         self._shape = CausalModel(self._model).shape
         self._first: tuple[float, float] | None = None  # requests per second, FLOPs of a request
 

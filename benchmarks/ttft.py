@@ -48,7 +48,9 @@ class Race:
 
     def __init__(self, arguments: argparse.Namespace, rows: results.Rows) -> None:
         self.options, self.rows = arguments, rows
-        self.hf = harness.random_llama(arguments.device, shape=arguments.shape)
+        self.hf = harness.random_llama(
+            arguments.device, shape=arguments.shape, dtype=arguments.dtype
+        )
         self.shape = CausalModel(self.hf).shape
         self.layer = harness.SHAPES[arguments.shape].filter_layer
         self.sdpa = harness.twin(self.hf)
@@ -217,6 +219,7 @@ def main() -> None:
     parser.add_argument("--fit-kv", action="store_true", help="a pool just large enough, each time")
     parser.add_argument("--skip-sdpa", action="store_true", help="do not run transformers")
     harness.add_shape_option(parser)
+    harness.add_dtype_option(parser)
     harness.add_variants_option(parser)
     harness.add_prompt_options(parser)
     results.add_row_options(parser)

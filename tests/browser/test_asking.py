@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.browser.page import Page
+from tests.pdfs import pdf_of
 
 
 def selection_of(page: Page, keep: int | None = None, **more: object) -> Any:
@@ -117,10 +119,27 @@ def test_a_file_is_read(page: Page, tmp_path: Path) -> None:
     page.element("file").send_keys(str(path))
     page.wait("document.getElementById('document').value")
     assert page.run("return document.getElementById('document').value") == path.read_text("utf-8")
-    (tmp_path / "paper.pdf").write_bytes(b"%PDF-1.7\n")
-    page.element("file").send_keys(str(tmp_path / "paper.pdf"))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
+    page.element("file").send_keys(str(tmp_path / "picture.png"))
     page.wait("document.getElementById('error').textContent")
-    assert "not plain text" in page.text("error")
+    assert "picture.png is neither text nor a PDF" in page.text("error")
+
+
+def test_a_pdf_is_read(page: Page, tmp_path: Path) -> None:
+    """One that Chromium prints, and one without text, whose error names the file."""
+    pytest.importorskip("pypdf", reason='"gemserve[pdf]" is not installed')
+    printed = page.browser.execute_cdp_cmd("Page.printToPDF", {})["data"]
+    (tmp_path / "paper.pdf").write_bytes(base64.b64decode(printed))
+    page.element("file").send_keys(str(tmp_path / "paper.pdf"))
+    page.wait("document.getElementById('document').value")
+    assert "what the filter kept" in page.run("return document.getElementById('document').value")
+    assert "of paper.pdf: " in page.text("document-size")
+    (tmp_path / "scan.pdf").write_bytes(pdf_of([""]))
+    page.element("file").send_keys(str(tmp_path / "scan.pdf"))
+    page.wait("document.getElementById('error').textContent")
+    assert "'scan.pdf' has no text on its 1 page(s)" in page.text("error")
+    assert "of paper.pdf: " in page.text("document-size"), "the document is still the other one"
+    assert [m for m in page.browser.get_log("browser") if "400" not in m["message"]] == []
 
 
 @pytest.mark.parametrize("kind", ["curl", "python", "node"])

@@ -19,6 +19,8 @@ from gemserve.api.access.keys import open_keys
 from gemserve.api.access.message_errors import MessageErrors
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
+from gemserve.api.documents.pdf_queue import PdfQueue
+from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.openapi import write_document
@@ -32,6 +34,7 @@ from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.routes.adapters import adapter_routes
 from gemserve.api.routes.completions import completion_routes
+from gemserve.api.routes.document_text import document_text_routes
 from gemserve.api.routes.documents import document_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
@@ -107,12 +110,14 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         keep_alive_s=config.keep_alive_s,
         traces=traces,
     )
+    pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
     return [
         completion_routes(submitter, builder),
         response_routes(submitter, builder),
         message_routes(submitter, builder, models),
         filter_routes(submitter, builder),
-        document_routes(submitter, builder, documents),
+        document_routes(submitter, builder, documents, pdfs),
+        document_text_routes(submitter, pdfs),
         tokenizing_routes(builder, models, documents),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config),

@@ -130,6 +130,9 @@ class _Writer:
             if operation.form is not None:
                 content[FORM] = {"schema": operation.form}
             written["requestBody"] = {"required": True, "content": content}
+        elif operation.form is not None:
+            content = {FORM: {"schema": operation.form}}
+            written["requestBody"] = {"required": True, "content": content}
         statuses = dict(self._replies(path, operation, is_open))
         written["responses"] = {str(status): statuses[status] for status in sorted(statuses)}
         return written
@@ -152,7 +155,7 @@ class _Writer:
         self, path: str, operation: Operation, is_open: bool
     ) -> Iterator[tuple[int, Json]]:
         yield 200, self._success(operation)
-        if operation.body is not None:
+        if operation.takes_body:
             yield (
                 400,
                 self._error(operation, "The body is wrong; `param` names the field, if it is one."),
@@ -168,7 +171,7 @@ class _Writer:
                     operation, "The key is missing or wrong.", {"WWW-Authenticate": _BEARER}
                 ),
             )
-            if operation.body is not None and self._has_quota:
+            if operation.takes_body and self._has_quota:
                 yield (
                     429,
                     self._error(operation, "The key has had its share.", {"Retry-After": _SECONDS}),
@@ -177,7 +180,7 @@ class _Writer:
             yield 403, self._error(operation, "The key is not an administrator's.")
         yield 500, self._error(operation, "The server failed.")
         if operation.unavailable is not None:
-            headers = {} if operation.body is None else {"Retry-After": _optional(_SECONDS)}
+            headers = {} if not operation.takes_body else {"Retry-After": _optional(_SECONDS)}
             content = {_JSON: {"schema": self._schemas[operation.unavailable]}}
             yield 503, _reply("Not now: overloaded, stopping or dead.", content, headers)
 

@@ -2,6 +2,7 @@
 
 import * as asking from "./asking.js";
 import * as programs from "./export.js";
+import { textOf } from "./files.js";
 import { Card } from "./history.js";
 import { $, say, state } from "./page.js";
 import { getJson, keepKey, readKey } from "./server.js";
@@ -123,18 +124,22 @@ function update(entry) {
 
 async function readFile(file) {
   if (!file) return;
-  const content = await file.text();
-  if (/\u0000|^%PDF/.test(content.slice(0, 4096))) {
-    say("error", `${file.name} is not plain text. Convert it to text first.`);
-    return;
+  say("error", "");
+  say("status", `Reading ${file.name}…`);
+  try {
+    const { text, note } = await textOf(file);
+    $("document").value = text;
+    showSize(note);
+    say("status", "");
+  } catch (error) {
+    fail({}, error);
   }
-  $("document").value = content;
-  showSize();
 }
 
-function showSize() {
+function showSize(note = "") {
   const { length } = $("document").value;
-  $("document-size").textContent = length ? `${words.count(length)} characters, about ${words.count(Math.round(length / 4))} tokens` : "";
+  const size = length ? `${words.count(length)} characters, about ${words.count(Math.round(length / 4))} tokens` : "";
+  say("document-size", note ? `${note}: ${size}` : size);
 }
 
 function showProgram(kind) {
@@ -172,7 +177,7 @@ function listen() {
   on("question", "keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) (event.preventDefault(), $("ask-form").requestSubmit());
   });
-  on("document", "input", showSize);
+  on("document", "input", () => showSize());
   on("file", "change", (event) => readFile(event.target.files[0]));
   on("budget", "input", slide);
   on("budget-back", "click", showReply);

@@ -28,13 +28,14 @@ export function addressOf(path) {
 async function send(path, body, signal) {
   const key = readKey();
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const isForm = body instanceof FormData; // the browser names its type, with the boundary
+  if (body !== undefined && !isForm) headers["Content-Type"] = "application/json";
   let reply;
   try {
     reply = await fetch(addressOf(path), {
       method: body === undefined ? "GET" : "POST",
       headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: isForm || body === undefined ? body : JSON.stringify(body),
       signal,
     });
   } catch (error) {
@@ -66,6 +67,10 @@ export async function getJson(path, signal) {
 
 export async function postJson(path, body, signal) {
   return (await send(path, body, signal)).json();
+}
+
+export async function postForm(path, form, signal) {
+  return (await send(path, form, signal)).json();
 }
 
 /** The chunks of a stream, up to its [DONE]. An error in the stream is thrown. */

@@ -41,6 +41,14 @@ class DocumentDeleted(TypedDict):
     deleted: Literal[True]
 
 
+class FileText(TypedDict):
+    """The text of a file. `pages`: of a PDF; null for a file that is a text already."""
+
+    name: str
+    text: str
+    pages: NonNegative | None
+
+
 def document_object(document: store.Document, cached: StoredDocument | None) -> Document:
     """`cached`: what the document cache has of it."""
     is_pinned = document.is_pinned

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from gemserve.api.documents.pdf_text import is_pdf
 from gemserve.api.requests.document_body import MAX_NAME_CHARS, DocumentBody
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FormField, parse_form
@@ -18,7 +19,7 @@ _EXPIRY = "expires_after["
 _SECONDS: Json = {"type": "integer", "minimum": 1, "maximum": 1 << 31}
 FORM_SCHEMA: Json = {
     "type": "object",
-    "description": "A file of UTF-8 text. Other fields mean what they mean in JSON.",
+    "description": "A file of UTF-8 text, or a PDF. Other fields mean what they mean in JSON.",
     "properties": {
         "file": {"type": "string", "contentMediaType": "text/plain"},
         "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
@@ -41,17 +42,24 @@ FORM_SCHEMA: Json = {
     "additionalProperties": False,
 }
 
+FILE_SCHEMA: Json = {
+    "type": "object",
+    "description": "A PDF, or a file of UTF-8 text.",
+    "properties": {"file": {"type": "string", "contentMediaType": "application/pdf"}},
+    "required": ["file"],
+    "additionalProperties": False,
+}
 
-def parse_document_form(raw: bytes, content_type: str) -> DocumentBody:
+
+def parse_document_form(raw: bytes, content_type: str, pdf_text: str | None = None) -> DocumentBody:
     """The form as a body; the file's name is the document's if no other is given.
 
-    Raises `RequestError`.
+    `pdf_text`: the text of the file, if it is a PDF. Raises `RequestError`.
     """
     fields = parse_form(raw, content_type)
-    file = fields.pop("file", None)
-    if file is None:
-        raise RequestError("file: required", param="file", code="missing_field")
-    content: dict[str, Any] = {"text": _text_of(file, "file")}
+    file = _take_file(fields)
+    text = _text_of(file, "file") if pdf_text is None else pdf_text
+    content: dict[str, Any] = {"text": text}
     if file.filename:
         content["name"] = file.filename[-MAX_NAME_CHARS:]
     for name, field in fields.items():
@@ -65,6 +73,33 @@ def parse_document_form(raw: bytes, content_type: str) -> DocumentBody:
     if not content["text"]:
         raise RequestError("file: must not be empty", param="file")
     return validate_body(content, DocumentBody)
+
+
+def find_pdf(raw: bytes, content_type: str) -> FormField | None:
+    """The form's file, if it is a PDF. Raises `RequestError` if the form is wrong."""
+    file = _take_file(parse_form(raw, content_type))
+    return file if is_pdf(file.value) else None
+
+
+def parse_file_form(raw: bytes, content_type: str) -> FormField:
+    """The file of a form that has nothing else. Raises `RequestError`."""
+    fields = parse_form(raw, content_type)
+    file = _take_file(fields)
+    for name in fields:
+        raise RequestError(f"{name[:100]}: unknown field", param=name[:100])
+    return file
+
+
+def text_of_file(file: FormField) -> str:
+    """The text of a file that is no PDF. Raises `RequestError`."""
+    return _text_of(file, "file")
+
+
+def _take_file(fields: dict[str, FormField]) -> FormField:
+    file = fields.pop("file", None)
+    if file is None:
+        raise RequestError("file: required", param="file", code="missing_field")
+    return file
 
 
 def read_switch(name: str, text: str) -> bool:
@@ -96,6 +131,6 @@ def _text_of(field: FormField, name: str) -> str:
         return field.value.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"{name}: is not UTF-8 text (byte {error.start}); this server reads texts only",
+            f"{name}: is not UTF-8 text (byte {error.start}), and no PDF",
             param=name,
         ) from error

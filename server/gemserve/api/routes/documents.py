@@ -12,13 +12,19 @@ from fastapi import Request as HttpRequest
 
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.request_id import request_id_of
+from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.store import Document, DocumentStore, Wish, new_document_id
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import document_types
 from gemserve.api.replies.document_types import document_object
 from gemserve.api.replies.event_reader import Observers
 from gemserve.api.requests.document_body import DocumentBody
-from gemserve.api.requests.document_form import FORM_SCHEMA, parse_document_form, read_switch
+from gemserve.api.requests.document_form import (
+    FORM_SCHEMA,
+    find_pdf,
+    parse_document_form,
+    read_switch,
+)
 from gemserve.api.requests.document_request import count_tokens, warming_request
 from gemserve.api.requests.form_body import is_form
 from gemserve.api.requests.json_body import parse_body
@@ -54,7 +60,9 @@ class Intake:
     request: Request
 
 
-def document_routes(submitter: Submitter, builder: RequestBuilder, store: DocumentStore) -> Routes:
+def document_routes(
+    submitter: Submitter, builder: RequestBuilder, store: DocumentStore, pdfs: PdfQueue
+) -> Routes:
     routes = Routes()
     warm_ups = WarmUps()
     engine = submitter.engine
@@ -69,7 +77,7 @@ def document_routes(submitter: Submitter, builder: RequestBuilder, store: Docume
         tenant = tenant_of(http)
         with submitter.counting_refusals():
             engine.check_room()
-            intake = await _take_in(http, submitter, builder, store)
+            intake = await _take_in(http, submitter, builder, store, pdfs)
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document
             stream = engine.submit(replace(intake.request, tenant=tenant))
@@ -104,15 +112,20 @@ def document_routes(submitter: Submitter, builder: RequestBuilder, store: Docume
 
 
 async def _take_in(
-    http: HttpRequest, submitter: Submitter, builder: RequestBuilder, store: DocumentStore
+    http: HttpRequest,
+    submitter: Submitter,
+    builder: RequestBuilder,
+    store: DocumentStore,
+    pdfs: PdfQueue,
 ) -> Intake:
     """Parse the body and build the warm-up. Raises `RequestError` and what adapters raise."""
     raw = await read_body(http)
     content_type = http.headers.get("content-type", "")
     tenant, request_id = tenant_of(http), request_id_of(http)
+    pdf_text = await _pdf_text(raw, content_type, pdfs)
 
     def parse() -> tuple[DocumentBody, Wish]:
-        body = _parse(raw, content_type)
+        body = _parse(raw, content_type, pdf_text)
         num_bytes = len(body.text.encode("utf-8", "surrogatepass"))
         wish = Wish(num_bytes=num_bytes, ttl_s=body.ttl_s, is_pinned=bool(body.pin))
         store.check(tenant, wish)  # before anything is tokenized
@@ -130,9 +143,19 @@ async def _take_in(
     return await to_thread.run_sync(build, adapter)
 
 
-def _parse(raw: bytes, content_type: str) -> DocumentBody:
+async def _pdf_text(raw: bytes, content_type: str, pdfs: PdfQueue) -> str | None:
+    """The text of the PDF that a form brings; None if it brings none."""
+    if not is_form(content_type):
+        return None
+    file = await to_thread.run_sync(find_pdf, raw, content_type)
+    if file is None:
+        return None
+    return (await pdfs.read(file.value, file.filename or "the file")).text
+
+
+def _parse(raw: bytes, content_type: str, pdf_text: str | None) -> DocumentBody:
     if is_form(content_type):
-        return parse_document_form(raw, content_type)
+        return parse_document_form(raw, content_type, pdf_text)
     return parse_body(raw, DocumentBody)
 
 

@@ -19,7 +19,8 @@ EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 class Operation:
     """What an endpoint takes and replies.
 
-    `body`: the model that parses the body. `form`: the JSON Schema of a form that may come instead.
+    `body`: the model that parses the body. `form`: the JSON Schema of a form that may come instead,
+    or of the form that must come.
     `query`: the schemas of the parameters in the URL, by name. `example`: of a body, without its
     model. `reply`: the type of the reply; None for plain text. `event`: the type of the data of a
     stream's events.
@@ -38,6 +39,10 @@ class Operation:
     unavailable: Any = None
     links: Json | None = None
     is_admin: bool = False
+
+    @property
+    def takes_body(self) -> bool:
+        return self.body is not None or self.form is not None
 
 
 class Routes(APIRouter):

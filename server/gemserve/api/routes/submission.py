@@ -30,6 +30,7 @@ from gemserve.engine.worker import Engine
 from gemserve.errors import (
     AdapterBusy,
     AdapterUnavailable,
+    PdfsBusy,
     QueueFull,
     QuotaExceeded,
     RequestError,
@@ -135,7 +136,7 @@ class Submitter:
             self.metrics.rejections.labels(error.code).inc()
             error.retry_after_s = self.backlog.retry_after_s()
             raise
-        except (AdapterUnavailable, QuotaExceeded, SchemasBusy) as error:
+        except (AdapterUnavailable, PdfsBusy, QuotaExceeded, SchemasBusy) as error:
             self.metrics.rejections.labels(error.code).inc()
             raise
         except RequestError as error:

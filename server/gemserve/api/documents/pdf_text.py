@@ -1,0 +1,183 @@
+"""Reads the text of PDF files, in a process of its own with limits on time, memory and output.
+
+A PDF is a program that draws pages. A hostile one can be small and keep a reader busy for hours, so
+no thread of the server reads one. This module is also the program of that process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from gemserve.errors import PdfsBusy, RequestError, shown
+
+_MAGIC = b"%PDF-"
+_MAGIC_WITHIN = 1024  # readers accept so many bytes before it
+_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PdfLimits:
+    """`cpu_s`: seconds of processor time. `wall_s`: with fewer of these, a processor is missing.
+
+    `text_bytes`: of the text as UTF-8.
+    """
+
+    text_bytes: int
+    pages: int = 5000
+    cpu_s: int = 60
+    wall_s: float = 240.0
+    memory_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PdfText:
+    """The text of a PDF. An empty line stands between two pages."""
+
+    text: str
+    num_pages: int
+
+
+def is_pdf(content: bytes) -> bool:
+    return _MAGIC in content[:_MAGIC_WITHIN]
+
+
+def read_pdf(content: bytes, name: str, limits: PdfLimits) -> PdfText:
+    """The text of the file called `name`. It blocks for at most `limits.wall_s` seconds.
+
+    Raises `RequestError`, whose message names the file, the reason and the limit, and `PdfsBusy`.
+    """
+    if importlib.util.find_spec("pypdf") is None:
+        raise _refusal(
+            name,
+            'is a PDF, which this server does not read: install "gemserve[pdf]" there, or convert '
+            "the file to text first",
+            "pdf_not_supported",
+        )
+    given = (limits.text_bytes, limits.pages, limits.cpu_s, limits.memory_bytes)
+    command = [sys.executable, "-P", "-m", __name__, *map(str, given)]
+    try:
+        done = subprocess.run(
+            command,
+            input=content,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limits.wall_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PdfsBusy(
+            f"the machine was too busy to read one within {limits.wall_s:g} s"
+        ) from error
+    if done.returncode < 0:  # ended by a limit
+        said: dict[str, Any] = {"code": "pdf_too_large", "reason": _costly(limits)}
+    else:
+        said = json.loads(done.stdout)
+    if said.get("code") == "pdf_too_large" and not said["reason"]:
+        said["reason"] = _costly(limits)
+    if "code" in said:
+        raise _refusal(name, said["reason"], said["code"])
+    return PdfText(said["text"], said["pages"])
+
+
+def _costly(limits: PdfLimits) -> str:
+    return (
+        f"takes too much to read; the limits are {limits.cpu_s} s of processor time and "
+        f"{limits.memory_bytes >> 20} MiB of memory"
+    )
+
+
+def _refusal(name: str, reason: str, code: str) -> RequestError:
+    return RequestError(f"file: {shown(name)} {reason}.", param="file", code=code)
+
+
+class _Refused(Exception):
+    """What the process replies in place of a text: a code, and a reason without the file's name."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def _main() -> None:
+    """Read a PDF from stdin; write its text, or why there is none, as JSON."""
+    text_bytes, pages, cpu_s, memory_bytes = map(int, sys.argv[1:])
+    _limit_this_process(cpu_s, memory_bytes)
+    logging.disable()
+    try:
+        reply: dict[str, Any] = _read(sys.stdin.buffer.read(), text_bytes, pages)
+    except _Refused as error:
+        reply = {"code": error.code, "reason": str(error)}
+    except MemoryError:
+        reply = {"code": "pdf_too_large", "reason": ""}
+    except Exception as error:  # the library raises whatever a broken file leads to
+        cause = f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]
+        reply = {"code": "pdf_invalid", "reason": f"cannot be read as a PDF ({cause})"}
+    sys.stdout.write(json.dumps(reply))
+
+
+def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = math.ceil(used.ru_utime + used.ru_stime) + cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)  # answers go first
+
+
+def _read(content: bytes, text_bytes: int, max_pages: int) -> dict[str, Any]:
+    from io import BytesIO
+
+    from pypdf import PdfReader
+    from pypdf.errors import LimitReachedError
+
+    reader = PdfReader(BytesIO(content))
+    if reader.is_encrypted and not _can_decrypt(reader):
+        raise _Refused("pdf_encrypted", "is encrypted; save it without a password first")
+    num_pages = len(reader.pages)
+    if num_pages > max_pages:
+        raise _Refused("pdf_too_large", f"has {num_pages} pages, the limit is {max_pages}")
+    texts: list[str] = []
+    num_bytes = 0
+    for page in reader.pages:
+        try:
+            raw = page.extract_text()
+        except LimitReachedError:  # the library's own, on what a stream may unpack to
+            raise _Refused("pdf_too_large", "") from None
+        text = raw.replace("\0", "").encode("utf-8", "replace").decode().strip()
+        num_bytes += len(text.encode()) + 2
+        if num_bytes > text_bytes:
+            raise _Refused(
+                "pdf_too_large",
+                f"has more than {text_bytes} bytes of text, the limit (--max-document-bytes)",
+            )
+        if text:
+            texts.append(text)
+    if not texts:
+        raise _Refused(
+            "pdf_without_text",
+            f"has no text on its {num_pages} page(s); if it is a scan, recognise the text (OCR) "
+            "first",
+        )
+    return {"text": "\n\n".join(texts), "pages": num_pages}
+
+
+def _can_decrypt(reader: Any) -> bool:
+    """Whether the file opens without a password, as one does that only forbids printing."""
+    try:
+        return bool(reader.decrypt(""))
+    except Exception:  # an algorithm for which no library is there
+        return False
+
+
+if __name__ == "__main__":
+    _main()

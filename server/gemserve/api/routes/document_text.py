@@ -1,0 +1,46 @@
+"""`/v1/documents/text`: the text of a file, which is not stored. The inspector reads PDFs so."""
+
+from __future__ import annotations
+
+from anyio import to_thread
+from fastapi import Request as HttpRequest
+
+from gemserve.api.documents.pdf_queue import PdfQueue
+from gemserve.api.documents.pdf_text import is_pdf
+from gemserve.api.error_replies import Error
+from gemserve.api.replies.document_types import FileText
+from gemserve.api.requests.document_form import FILE_SCHEMA, parse_file_form, text_of_file
+from gemserve.api.requests.form_body import is_form
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.submission import Submitter, read_body
+from gemserve.errors import RequestError
+
+TEXT = Operation(
+    summary="Read the text of a file, for example a PDF",
+    form=FILE_SCHEMA,
+    reply=FileText,
+    unavailable=Error,
+)
+
+
+def document_text_routes(submitter: Submitter, pdfs: PdfQueue) -> Routes:
+    routes = Routes()
+
+    @routes.add("POST", "/v1/documents/text", TEXT)
+    async def post_document_text(http: HttpRequest) -> FileText:
+        with submitter.counting_refusals():
+            raw = await read_body(http)
+            content_type = http.headers.get("content-type", "")
+            if not is_form(content_type):
+                raise RequestError(
+                    "the body must be a form (multipart/form-data) with a file", param=None
+                )
+            file = await to_thread.run_sync(parse_file_form, raw, content_type)
+            name = file.filename or "the file"
+            if not is_pdf(file.value):
+                text = await to_thread.run_sync(text_of_file, file)
+                return {"name": name, "text": text, "pages": None}
+            read = await pdfs.read(file.value, name)
+            return {"name": name, "text": read.text, "pages": read.num_pages}
+
+    return routes

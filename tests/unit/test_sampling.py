@@ -14,6 +14,7 @@ from gemserve.decoding.sampling import (
     SamplerState,
     biased,
     draw,
+    score_tokens,
     sorted_probabilities,
 )
 from gemserve.types import SamplingParams
@@ -320,3 +321,12 @@ def test_the_last_bits_of_logits_hardly_change_a_draw() -> None:
     one = [draws(logits, 1, temperature=1.0, seed=seed) for seed in seeds]
     other = [draws(others, 1, temperature=1.0, seed=seed) for seed in seeds]
     assert sum(a != b for a, b in zip(one, other, strict=True)) <= 1
+
+
+def test_the_lowest_log_probability_is_a_number() -> None:
+    """A model that rules tokens out made replies with -Infinity, which is no JSON."""
+    logits = torch.tensor([[1.0, -torch.inf, 1.0, -torch.inf]])
+    (scored,) = score_tokens(logits, [1], 3)
+    assert scored.logprob == -9999.0
+    assert [value for _, value in scored.top[2:]] == [-9999.0]
+    assert scored.top[0][1] == pytest.approx(-0.6931, abs=1e-4)

@@ -17,6 +17,8 @@ from gemserve.decoding.grammar import Matcher
 from gemserve.model.transfer import to_device
 from gemserve.types import SamplingParams, TokenLogprob
 
+LOWEST_LOGPROB = -9999.0  # OpenAI's for a token that cannot come
+
 
 class InvalidLogits(ArithmeticError):
     """The model produced NaN, or nothing but −inf."""
@@ -313,13 +315,14 @@ def _pick(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
     """Log-probabilities of `tokens`, one to each row of `logits` [tokens, vocab], float32.
 
-    With the `count` likeliest of each row.
+    With the `count` likeliest of each row. The lowest is `LOWEST_LOGPROB`: JSON has no infinity.
     """
     logprobs = logits.log_softmax(-1)
     top = logprobs.topk(count)
     wanted = to_device(tokens, torch.long, logits.device)
-    values_of_tokens = logprobs.gather(-1, wanted[:, None])[:, 0].tolist()
-    tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    given = logprobs.gather(-1, wanted[:, None])[:, 0]
+    values_of_tokens = given.clamp_min(LOWEST_LOGPROB).tolist()
+    tops = zip(top.indices.tolist(), top.values.clamp_min(LOWEST_LOGPROB).tolist(), strict=True)
     return [
         TokenLogprob(token, value, tuple(zip(ids, values, strict=True)))
         for token, value, (ids, values) in zip(tokens, values_of_tokens, tops, strict=True)

@@ -21,7 +21,7 @@ import uvicorn
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.app import create_app
 from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.api.serving import Serving
+from gemserve.api.serving import Serving, watchdog_of
 from gemserve.calibration import Calibration
 from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
@@ -262,14 +262,15 @@ def serving_over(
             longest_sequence=context_tokens,
         ),
     )
-    engine = Engine(core, max_queue=max_queue)
+    engine, config = Engine(core, max_queue=max_queue), ServerConfig(**server)
     return Serving(
         engine=engine,
         builder=builder,
         adapters=adapters or AdapterStore(no_model, None, 0),
         model_name=model_name,
         backend=select_backend(torch.device("cpu")),
-        config=ServerConfig(**server),
+        config=config,
+        watchdog=watchdog_of(engine, config),
     )
 
 

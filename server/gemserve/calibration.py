@@ -55,13 +55,20 @@ def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibrat
     Files of earlier versions have only `filter_layer`, which means all heads of that layer.
     """
     try:
-        content = json.loads(path.read_text())
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    return parse_calibration(text, path, num_layers=num_layers, num_heads=num_heads)
+
+
+def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int) -> Calibration:
+    """The calibration in a file's text. Raises `ConfigError` naming `path` and the field."""
+    try:
+        content = json.loads(text)
         layer = content["filter_layer"]
         heads = content.get("heads")
         bound = content.get("coverage_bound", Calibration.GUESSED_BOUND)
         ends_with = content.get("ends_with", True)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     if isinstance(layer, bool) or not isinstance(layer, int):

@@ -110,10 +110,12 @@ class ServerConfig:
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
     that are being read. `head_timeout_s`, `body_timeout_s`: in which a request's head and its body
-    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `api_key_file` None:
-    no key is needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the
-    web pages whose scripts may read replies; "*" for all. `adapter_dir` None: no adapters.
-    `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
+    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `watchdog_s`: after
+    which an engine that makes no progress counts as stuck; 0: never. `watchdog_exit`: whether the
+    process then ends. `api_key_file` None: no key is needed. `requests_per_minute`,
+    `concurrency_per_key`: of each key. `cors_origins`: the web pages whose scripts may read
+    replies; "*" for all. `adapter_dir` None: no adapters. `adapters`: loaded at start, by name;
+    paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
     one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
@@ -131,6 +133,8 @@ class ServerConfig:
     body_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
     keep_alive_s: float = 10.0
+    watchdog_s: float = 600.0
+    watchdog_exit: bool = False
     api_key_file: str | None = None
     admin_key_file: str | None = None
     requests_per_minute: int | None = None
@@ -149,28 +153,39 @@ class ServerConfig:
     otel: Switch = "auto"
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for adapters with bad names, and for settings without effect.
+        """Raise one `ConfigError` for all settings that are wrong.
 
-        Those are limits without keys, adapters without their folder, and a default beyond its
-        limit.
+        Those are adapters with bad names, and settings without effect: limits without keys,
+        adapters without their folder, a default beyond its limit. Each message begins with the
+        field's name.
         """
+        problems = []
         if self.document_ttl_s > self.max_document_ttl_s:
-            raise ConfigError(
+            problems.append(
                 f"document_ttl_s={self.document_ttl_s}: must be at most "
                 f"max_document_ttl_s={self.max_document_ttl_s}"
             )
+        if self.watchdog_exit and not self.watchdog_s:
+            problems.append("watchdog_exit=True: needs watchdog_s above 0")
         for name in ("admin_key_file", "requests_per_minute", "concurrency_per_key"):
             value = getattr(self, name)
             if value is not None and self.api_key_file is None:
-                raise ConfigError(f"{name}={value}: needs api_key_file, without it no key is asked")
+                problems.append(f"{name}={value}: needs api_key_file, without it no key is asked")
+        problems += self._adapter_problems()
+        if problems:
+            raise ConfigError(*problems)
+
+    def _adapter_problems(self) -> list[str]:
+        problems = []
         for index, (name, path) in enumerate(self.adapters):
             given = f"adapters={shown(f'{name}={path}')}"
             if self.adapter_dir is None:
-                raise ConfigError(f"{given}: needs adapter_dir, which its path is relative to")
+                problems.append(f"{given}: needs adapter_dir, which its path is relative to")
             if not re.fullmatch(ADAPTER_NAME, name):
-                raise ConfigError(f"{given}: the name must be {ADAPTER_NAME}")
+                problems.append(f"{given}: the name must be {ADAPTER_NAME}")
             if name in (known for known, _ in self.adapters[:index]):
-                raise ConfigError(f"{given}: another one has this name")
+                problems.append(f"{given}: another one has this name")
+        return problems
 
 
 def resolve_engine(

@@ -44,7 +44,11 @@ class GemserveError(Exception):
 
 
 class ConfigError(GemserveError):
-    """A server setting is invalid."""
+    """Settings are invalid. `problems` says of each one what is wrong."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 class ModelError(GemserveError):

@@ -85,6 +85,25 @@ def test_a_model_is_calibrated_once(
     assert find_calibration(uncalibrated.model, model="other", weights=weights) == written
 
 
+def test_a_calibration_is_used_where_no_folder_can_be_written(
+    uncalibrated: ModelConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Minutes of probes were thrown away, and the filter layer was a guess."""
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    monkeypatch.setattr(calibrated_core, "calibrate", lambda *_: FOUND)
+    began: list[bool] = []
+    core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE, lambda: began.append(True))
+    assert began == [True]
+    assert core.calibration.heads == FOUND.chosen.heads
+    assert core.calibration.is_measured
+    assert "not kept for the next start" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "engine",
     [

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gemserve.decoding.sampling import InvalidLogits
-from gemserve.engine.worker import Engine, Stream
+from gemserve.engine.stream import Stream
+from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead, QueueFull
 from gemserve.types import Event, FilterParams, Finished, Request, SamplingParams
 from tests.fakes import FILTERED, FakeCore, FakeJob, Step, wait_for, wait_for_async

@@ -106,21 +106,6 @@ def write_folder(
     (path / _OURS[1]).chmod(description.stat().st_mode & 0o777)
 
 
-def find_folder(root: Path, path: str) -> Path:
-    """Folder `path` below `root`. Raises `AdapterError` unless it is a plain folder there."""
-    parts = Path(path).parts
-    if not parts or Path(path).is_absolute() or ".." in parts or "\0" in path:
-        raise AdapterError("must be relative to the server's adapter folder, without ..")
-    folder = root
-    for part in parts:
-        folder = folder / part
-        if os.path.islink(folder):
-            raise AdapterError("symbolic links are not followed")
-    if not os.path.isdir(folder):
-        raise AdapterError("no such folder")
-    return folder
-
-
 def _read(path: Path, max_bytes: int) -> bytes:
     if os.path.islink(path):
         raise AdapterError(f"{path.name}: symbolic links are not followed")

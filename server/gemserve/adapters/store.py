@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemserve.adapters.folder import find_folder
+from gemserve.adapters.find_folder import find_folder
 from gemserve.adapters.kinds import load_adapter
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound, shown
 from gemserve.model.adapter import Adapter

@@ -74,6 +74,8 @@ def create_app(serving: Serving, traces: Traces | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        if serving.watchdog is not None:
+            serving.watchdog.stop()
         await to_thread.run_sync(serving.engine.stop)
         if traces is not None:
             await to_thread.run_sync(traces.shut_down)
@@ -121,7 +123,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         tokenizing_routes(builder, models, documents),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config),
-        health_routes(engine, serving.backend, metrics),
+        health_routes(engine, serving.backend, metrics, serving.watchdog),
     ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemserve.adapters.folder import find_folder
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
+from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
 from gemserve.model.causal_model import CausalModel
@@ -26,6 +26,7 @@ class Serving:
     model_name: str
     backend: Backend
     config: ServerConfig
+    watchdog: Watchdog | None = None
 
 
 def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Serving:
@@ -46,32 +47,26 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
         longest_token_chars=max(map(len, vocabulary)),
         planner=core.planner,
     )
+    engine = Engine(core, max_queue=core.config.max_queue)
     return Serving(
-        engine=Engine(core, max_queue=core.config.max_queue),
+        engine=engine,
         builder=builder,
         adapters=adapters,
         backend=core.model.backend,
         model_name=model_name,
         config=config,
+        watchdog=watchdog_of(engine, config),
     )
 
 
-def check_adapters(config: ServerConfig) -> None:
-    """Raise `ConfigError` if an adapter's folder is missing. This needs no model."""
-    if config.adapter_dir is None:
-        return
-    root = Path(config.adapter_dir)
-    if not root.is_dir():
-        raise ConfigError(f"adapter_dir={config.adapter_dir}: no such folder")
-    for name, path in config.adapters:
-        try:
-            find_folder(root, path)
-        except AdapterError as error:
-            raise ConfigError(f"adapter={name}={path}: {error}") from error
+def watchdog_of(engine: Engine, config: ServerConfig) -> Watchdog | None:
+    """The watchdog that the settings want, if any."""
+    if not config.watchdog_s:
+        return None
+    return Watchdog(engine, config.watchdog_s, ends_process=config.watchdog_exit)
 
 
 def _open_adapters(model: CausalModel, config: ServerConfig) -> AdapterStore:
-    check_adapters(config)
     root = None if config.adapter_dir is None else Path(config.adapter_dir)
     store = AdapterStore(model, root, config.adapter_memory_bytes)
     for name, path in config.adapters:

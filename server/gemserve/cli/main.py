@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import gemserve
 from gemserve.cli import adapter_actions, ask, calibrate, evaluate, plan, serve
 from gemserve.cli.options import apply_environment
-from gemserve.errors import GemserveError
+from gemserve.errors import ConfigError, GemserveError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,11 +27,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _show_loading()
     try:
         return int(parsed.run(parsed))
+    except ConfigError as error:
+        _print_problems(error.problems)
+        return 2
     except GemserveError as error:
         print(f"gemserve: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _print_problems(problems: Sequence[str]) -> None:
+    if len(problems) > 1:
+        print(f"gemserve: {len(problems)} settings are wrong:", file=sys.stderr)
+    for problem in problems:
+        print(f"gemserve: {problem}", file=sys.stderr)
 
 
 class _ToStderr(logging.Handler):

@@ -160,6 +160,18 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         number(0.1, 86400, float),
         "seconds in which a client must read 64 KiB of a reply, or all that is left of it",
     ),
+    Option(
+        "--watchdog",
+        "watchdog_s",
+        number(0, 86400, float),
+        "seconds without progress, although there is work, after which /health fails; 0: never",
+    ),
+    Option(
+        "--watchdog-exit",
+        "watchdog_exit",
+        read_switch,
+        "true ends the process, too, with status 70, so that a supervisor restarts it",
+    ),
     Option("--api-key-file", "api_key_file", str, "file of keys; clients need one", "none"),
     Option("--admin-key-file", "admin_key_file", str, "file of administrators' keys", "none"),
     Option(

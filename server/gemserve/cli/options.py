@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,9 +43,14 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
         raise ConfigError(
             "GEMSERVE_API_KEY: this is the client's; a server's keys are in --api-key-file"
         )
-    for name in environment:
-        if name.startswith("GEMSERVE_") and name not in known:
-            raise ConfigError(f"{name}: no such setting; `gemserve serve --help` lists them all")
+    unknown = [name for name in environment if name.startswith("GEMSERVE_") and name not in known]
+    if unknown:
+        raise ConfigError(
+            *(
+                f"{name}: no such setting; `gemserve serve --help` lists them all"
+                for name in unknown
+            )
+        )
 
 
 def apply_environment(
@@ -71,8 +77,26 @@ def read_options(
     config_type: Callable[..., Any],
     environment: Mapping[str, str] = os.environ,
 ) -> Any:
-    """Build a config from flags, then the environment, then its own defaults."""
+    """Build a config from flags, then the environment, then its own defaults.
+
+    Raises one `ConfigError` for all values that are wrong.
+    """
+    config, problems = read_good_options(arguments, table, config_type, environment)
+    if problems:
+        raise ConfigError(*problems)
+    return config
+
+
+def read_good_options(
+    arguments: argparse.Namespace,
+    table: tuple[Option, ...],
+    config_type: Callable[..., Any],
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[Any, list[str]]:
+    """A config without the values that are wrong, and what is wrong with them."""
     values: dict[str, Any] = {}
+    problems: list[str] = []
+    unreadable: set[str] = set()
     for option in table:
         text, name = getattr(arguments, option.field, None), option.flag
         if option.repeats and text is not None:
@@ -84,5 +108,15 @@ def read_options(
         try:
             values[option.field] = option.read(text)
         except ValueError as error:
-            raise ConfigError(f"{name}={text}: {error}") from error
-    return config_type(**values)
+            problems.append(f"{name}={text}: {error}")
+            unreadable.add(option.field)
+    while True:
+        try:
+            return config_type(**values), problems
+        except ConfigError as error:
+            for problem in error.problems:
+                named = {field for field in values if re.search(rf"\b{field}\b", problem)}
+                if not any(re.search(rf"\b{field}\b", problem) for field in unreadable):
+                    problems.append(problem)
+                for field in named or set(values):
+                    del values[field]

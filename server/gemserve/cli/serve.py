@@ -6,19 +6,19 @@ import argparse
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gemserve.cli.loading_probe import LoadingProbe
 from gemserve.cli.logs import set_up_logs
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS
-from gemserve.cli.options import add_options, read_options, refuse_unknown_variables
+from gemserve.cli.options import add_options, read_good_options, refuse_unknown_variables
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gemserve.api.telemetry.traces import Traces
     from gemserve.engine.core import Core
 
 log = logging.getLogger("gemserve.loading")
@@ -34,45 +34,66 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     # as process 1 of a container, Python would ignore SIGTERM until the server has started
     signal.signal(signal.SIGTERM, _end_at_once)
-    model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
-    server = read_options(arguments, SERVER_OPTIONS, ServerConfig)
-    refuse_unknown_variables()
-    from gemserve.api.access.keys import open_keys
-    from gemserve.api.telemetry.traces import open_traces
-
     # what can be wrong is found early: importing torch takes seconds, loading a model minutes
-    open_keys(server)
-    traces = open_traces(server.otel)
-    _check_free(server)
+    model, engine, server, traces = _read_settings(arguments)
     log_config = set_up_logs(server.log_format)
-    from gemserve.api.app import create_app
-    from gemserve.api.serving import build_serving, check_adapters
-    from gemserve.cli.http_server import http_server
-    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
+    with LoadingProbe(server.host, server.port) as probe:
+        core = _load(model, engine, probe)
+        name = server.served_model_name or model.model
+        say: Callable[[str], None] = log.info if server.log_format == "json" else _print
+        _tell_settings(core, name, say)
+        from gemserve.api.app import create_app
+        from gemserve.api.serving import build_serving
+        from gemserve.cli.http_server import http_server
 
-    check_adapters(server)
-    log.info("loading %s …", model.model)
-    core = call_in_new_thread(lambda: build_calibrated_core(model, engine))
-    name = server.served_model_name or model.model
-    say: Callable[[str], None] = log.info if server.log_format == "json" else _print
-    _tell_settings(core, name, say)
-    serving = build_serving(core, model_name=name, config=server)
-    for adapter in serving.adapters.list():
-        say(
-            f"adapter {adapter.name} ({adapter.kind}, version {adapter.version}), "
-            f"{adapter.num_bytes:,} bytes"
-        )
-
+        serving = build_serving(core, model_name=name, config=server)
+        for adapter in serving.adapters.list():
+            say(
+                f"adapter {adapter.name} ({adapter.kind}, version {adapter.version}), "
+                f"{adapter.num_bytes:,} bytes"
+            )
+        app = create_app(serving, traces)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is raised when all has ended
     http_server(
-        create_app(serving, traces),
+        app,
         serving.engine,
         server,
         log_config=log_config,
         access_log=False,  # its lines have no request id: see gemserve.api.access.request_id
     ).run()
     return 0
+
+
+def _read_settings(
+    arguments: argparse.Namespace,
+) -> tuple[ModelConfig, EngineConfig, ServerConfig, Traces | None]:
+    """Raises one `ConfigError` for all that is wrong, with the settings or on this machine."""
+    from gemserve.api.telemetry.traces import open_traces
+    from gemserve.cli.startup_checks import Problems, check_settings
+
+    problems = Problems()
+    model, wrong_of_model = read_good_options(arguments, MODEL_OPTIONS, ModelConfig)
+    engine, wrong_of_engine = read_good_options(arguments, ENGINE_OPTIONS, EngineConfig)
+    server, wrong_of_server = read_good_options(arguments, SERVER_OPTIONS, ServerConfig)
+    problems.note(*wrong_of_model, *wrong_of_engine, *wrong_of_server)
+    with problems.noted():
+        refuse_unknown_variables()
+    check_settings(problems, model, engine, server)
+    traces = None
+    with problems.noted():
+        traces = open_traces(server.otel)
+    problems.raise_any()
+    return model, engine, server, traces
+
+
+def _load(model: ModelConfig, engine: EngineConfig, probe: LoadingProbe) -> Core:
+    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
+
+    def calibrates() -> None:
+        probe.phase = "calibrating"
+
+    log.info("loading %s …", model.model)
+    return call_in_new_thread(lambda: build_calibrated_core(model, engine, calibrates))
 
 
 def _end_at_once(*_: object) -> None:
@@ -132,15 +153,3 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
         f"weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "
         f"FP8 copies for the filter pass), {weights.host:,} bytes on the host"
     )
-
-
-def _check_free(server: ServerConfig) -> None:
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((server.host, server.port))
-        except OSError as error:
-            raise ConfigError(
-                f"--host={server.host} --port={server.port}: cannot listen there: {error}"
-            ) from error

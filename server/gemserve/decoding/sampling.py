@@ -54,13 +54,17 @@ class SamplerState:
         self._counts: Counter[int] = Counter()
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         self._num_drawn = 0
+        self._uniform: float | None = None  # for the next token
 
     def uniform(self) -> float:
-        """The request's next random number in [0, 1)."""
-        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        """The random number in [0, 1) for the next token; the same until that is noted."""
+        if self._uniform is None:
+            self._uniform = float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        return self._uniform
 
     def note(self, token: int) -> None:
         """Remember a drawn token."""
+        self._uniform = None
         self._counts[token] += 1
         self._num_drawn += 1
         if self.matcher is not None:
@@ -118,6 +122,7 @@ def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Ex
     """One token for each row of `logits` [rows, vocab], float32, or the error of a row that fails.
 
     The input is untouched. Rows without penalties or a grammar wait for the device once, together.
+    If this raises, no token has been drawn: the same call may be made again.
     """
     given = biased(logits, states)
     rows = [_allowed(state, row) for state, row in zip(states, given, strict=True)]
@@ -142,14 +147,16 @@ def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Ex
     is_valid = torch.isfinite(best.values) & ~given.isnan().any(dim=-1)
     tokens: list[int] = torch.where(is_valid, chosen, -1).tolist()
     results: list[Draw | Exception] = []
-    for state, row, token in zip(states, rows, tokens, strict=True):
+    for row, token in zip(rows, tokens, strict=True):
         if isinstance(row, Exception):
             results.append(row)
         elif token < 0:
             results.append(InvalidLogits("the model's logits are not finite"))
         else:
-            results.append(_noted(state, token))
-    return _with_logprobs(logits, states, results)
+            results.append(Draw(token, None))
+    scored = _with_logprobs(logits, states, results)
+    # last, because it cannot be repeated
+    return [_noted(state, result) for state, result in zip(states, scored, strict=True)]
 
 
 def biased(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
@@ -199,12 +206,13 @@ def _allowed(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Except
     return None if allowed is logits else allowed
 
 
-def _noted(state: SamplerState, token: int) -> Draw | Exception:
-    try:
-        state.note(token)
-    except Exception as error:  # from its grammar, too
-        return error
-    return Draw(token, None)
+def _noted(state: SamplerState, result: Draw | Exception) -> Draw | Exception:
+    if isinstance(result, Draw):
+        try:
+            state.note(result.token)
+        except Exception as error:  # from its grammar, too
+            return error
+    return result
 
 
 def _with_logprobs(

@@ -33,6 +33,8 @@ log = logging.getLogger("gemserve.engine")
 _STEP_SEGMENTS = 4  # most segments that one step copies into the pool
 _LONGEST_WAIT_S = 5.0  # for a file that is no longer wanted and is just being written
 _OVERHEAD_S = 0.03  # of a load: until its sequence goes on
+_STALL_S = 10.0  # without a segment, after which the disk counts as broken
+_LONGEST_TURN_S = 0.5  # that counts as waiting: a process that was stopped has not waited
 
 
 class HostCopies(Protocol):
@@ -70,6 +72,8 @@ class DiskCache:
         self._save: Save | None = None
         self._seen_changes = -1
         self._is_writing = True
+        self._seen_s = 0.0  # when loads were last looked at, and how long none has come on
+        self._stalled_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -103,8 +107,10 @@ class DiskCache:
 
     def work(self) -> None:
         """Go on with what is under way: call this between two steps."""
+        before = sum(load.num_bytes for load in self._loads), len(self._loads)
         for load in list(self._loads):
             self._go_on_loading(load)
+        self._watch_loads(before != (sum(load.num_bytes for load in self._loads), len(self._loads)))
         if self._save is not None:
             self._go_on_saving(self._save)
         if self._save is None and self._is_writing:
@@ -165,7 +171,12 @@ class DiskCache:
                 self._end_load(load, item)
                 return
             start, count = load.info.tokens_of(load.segment)
-            self._copies.put(sequence, start, count, item)
+            try:
+                self._copies.put(sequence, start, count, item)
+            except Exception as error:
+                load.is_cancelled = True
+                self._end_load(load, error)
+                return
             load.segment += 1
             load.num_bytes += len(item)
             sequence.done = max(sequence.done, start + count)
@@ -185,6 +196,23 @@ class DiskCache:
             self.counts.hits += 1
             self.counts.hit_tokens += sequence.done - sequence.num_cached
             sequence.num_cached = sequence.done
+
+    def _watch_loads(self, has_moved: bool) -> None:
+        """Let prompts be computed if the disk does not answer any more."""
+        now_s = time.monotonic()
+        turn_s, self._seen_s = min(now_s - self._seen_s, _LONGEST_TURN_S), now_s
+        self._stalled_s = 0.0 if has_moved or not self._loads else self._stalled_s + turn_s
+        if self._stalled_s < _STALL_S:
+            return
+        log.warning(
+            "document cache: the disk is not used any more: nothing came from it for %g s",
+            _STALL_S,
+        )
+        self._bytes_per_s = 0.0
+        for load in self._loads:
+            load.is_cancelled = True
+            load.sequence.is_loading = False
+        self._loads = []
 
     def _begin_save(self) -> None:
         """Begin to write a document that is not on the disk, if one is worth it."""
@@ -238,7 +266,12 @@ class DiskCache:
             return
         if save.segment < save.info.num_segments and not save.given.full():
             start, count = save.info.tokens_of(save.segment)
-            save.given.put_nowait(self._copies.take(save.document, start, count))
+            try:
+                save.given.put_nowait(self._copies.take(save.document, start, count))
+            except Exception as error:
+                log.warning("document cache: a document is not written: %s", error)
+                self._cancel(save)
+                return
             save.segment += 1
 
     def _end_save(self, save: Save) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
+from functools import partial
 
 from gemserve.cost import ModelShape
 from gemserve.decoding.sampling import Draw
@@ -43,16 +44,14 @@ class EventMaker:
             emitted += [(job, event) for event in self._of_first_step(job, out.started_s)]
         for sequence, choice in out.chosen.items():
             job = jobs[sequence]
-            emitted.append((job, self._of_choice(job, choice, now_s)))
-            if job.request.selects_only:
-                emitted.append((job, self.finished(job, "stop", 0)))
+            emitted += _made(job, out, partial(self._of_choice, job, choice, now_s))
         for sequence, logprobs in out.scored.items():
             emitted.append((jobs[sequence], PromptScored(logprobs)))
         for sequence in out.evicted:
             emitted.append((jobs[sequence], _filtered(jobs[sequence], None, now_s)))
         for sequence, drawn in out.draws.items():
             job = jobs[sequence]
-            emitted += [(job, event) for event in self._of_token(job, drawn, now_s)]
+            emitted += _made(job, out, partial(self._of_token, job, drawn, now_s))
         for sequence, error in out.failures.items():
             message = _message(error, sequence.request)
             count = len(sequence.generated)
@@ -89,15 +88,20 @@ class EventMaker:
             return []
         return [_filtered(job, job.sequence.chosen, started_s)]
 
-    def _of_choice(self, job: Job, choice: Choice, now_s: float) -> Filtered:
-        """The report of what a filter pass chose. The job's `reason` is set if it chose more."""
+    def _of_choice(self, job: Job, choice: Choice, now_s: float) -> list[Event]:
+        """The report of what a filter pass chose. The job's `reason` is set if it chose more.
+
+        It is the last event but one of a request for a selection.
+        """
         kept = choice.positions.tolist()
         if choice.has_failed:
             job.reason = "error"
         elif choice.is_diffuse:
             is_whole = len(kept) == job.sequence.num_prompt
             job.reason = "diffuse_attention" if is_whole else "widened"
-        return _filtered(job, kept, now_s, choice.coverage, choice.report)
+        filtered = _filtered(job, kept, now_s, choice.coverage, choice.report)
+        ends = [self.finished(job, "stop", 0)] if job.request.selects_only else []
+        return [filtered, *ends]
 
     def _of_token(self, job: Job, drawn: Draw, now_s: float) -> list[Event]:
         """The text of one token, and the end of the request if this is its last token."""
@@ -122,6 +126,18 @@ class EventMaker:
         logprobs = () if drawn.logprob is None else (drawn.logprob,)
         delta = TextDelta(text=text, token_ids=(token,), drawn_s=now_s, logprobs=logprobs)
         return [delta] if reason is None else [delta, self.finished(job, reason, count)]
+
+
+def _made(job: Job, out: RunOutput, make: Callable[[], list[Event]]) -> Emitted:
+    """The events that `make` returns. If it fails, for example in the tokenizer, so does the job.
+
+    It fails alone: the step has results of others, too.
+    """
+    try:
+        return [(job, event) for event in make()]
+    except Exception as error:
+        out.failures[job.sequence] = error.with_traceback(None)
+        return []
 
 
 def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from gemserve.decoding.sampling import SamplerState, draw, score_tokens
+from gemserve.decoding.sampling import SamplerState, score_tokens
 from gemserve.engine.document_copy import copy_documents
 from gemserve.engine.eviction import evict
 from gemserve.engine.memory import Move, Wipe
@@ -23,6 +23,7 @@ from gemserve.engine.runner_state import ChunkPass, RunnerState
 from gemserve.engine.selection import choose_positions
 from gemserve.engine.sequence import Sequence
 from gemserve.engine.step_plan import Chunk, Plan
+from gemserve.engine.token_draws import Logits, draw_tokens
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.selector import Choice
 from gemserve.filtering.snapkv import SnapKV
@@ -36,7 +37,6 @@ from gemserve.types import Switch
 log = logging.getLogger("gemserve.engine")
 T = TypeVar("T")
 Forward = Callable[..., torch.Tensor | None]
-Logits = list[tuple[list[Sequence], torch.Tensor]]  # [sequences, vocab] of each, float32
 
 
 class Runner:
@@ -60,17 +60,18 @@ class Runner:
     ) -> RunOutput:
         """Advance every sequence of the plan. A sequence that fails does not stop the others."""
         self.change_memory(plan.moves)
-        copy_documents(plan.copies, self.memory)
         out = RunOutput(started_s=time.monotonic())
+        for copy in plan.copies:
+            self._try(copy.sequence, out, copy_documents, [copy], self.memory)
         logits: Logits = []
         self._decode(plan, logits, out)
-        if plan.chunk is not None:
+        if plan.chunk is not None and plan.chunk.sequence not in out.failures:
             sequence = plan.chunk.sequence
             self._try(sequence, out, self._read, plan.chunk, limits, logits, out)
             if plan.chunk.is_filter and sequence.plan.fails_open:
                 self._keep_all_after_failure(sequence, out)
         if logits:
-            _draw(logits, samplers, out)
+            draw_tokens(logits, samplers, out)
         # drawing tokens waits until the GPU has finished decoding
         out.taken_s = time.monotonic() - out.started_s
         return out
@@ -268,19 +269,6 @@ class Runner:
             # the traceback's frames would hold the request and its tensors until garbage collection
             out.failures[sequence] = error.with_traceback(None)
             return None
-
-
-def _draw(logits: Logits, samplers: Mapping[Sequence, SamplerState], out: RunOutput) -> None:
-    """Draw a token for each row of logits, all rows together."""
-    sequences = [sequence for some, _ in logits for sequence in some]
-    matrices = [rows for _, rows in logits]
-    rows = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-    drawn = draw(rows, [samplers[sequence] for sequence in sequences])
-    for sequence, result in zip(sequences, drawn, strict=True):
-        if isinstance(result, Exception):
-            out.failures[sequence] = result
-        else:
-            out.draws[sequence] = result
 
 
 def _evictor_of(sequence: Sequence) -> SnapKV:

@@ -18,60 +18,18 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import count
 from typing import Any, Literal
 
 from gemserve.engine.cache_state import CacheState, StoredDocument
-from gemserve.engine.progress import Progress
 from gemserve.engine.steps import Load, Steps, load_of
+from gemserve.engine.stream import Stream
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
 from gemserve.types import Event, Finished, Request
 
 log = logging.getLogger("gemserve.engine")
-
-
-class Stream:
-    """One request's events, read on the event loop that submitted it.
-
-    Iteration ends after `Finished`, which always comes. `cancel` may be called at any time, any
-    number of times, from any thread. While `is_watched` is set, `progress` says how far the request
-    has come, until its first token.
-    """
-
-    def __init__(self, request: Request, plan: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.request = request
-        self.plan = plan
-        self._loop = loop
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._cancelled = threading.Event()
-        self.is_watched = False
-        self.progress: Progress | None = Progress(
-            phase="queue", tokens=0, total=len(request.prompt_ids)
-        )
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def is_cancelled(self) -> bool:
-        return self._cancelled.is_set()
-
-    def emit(self, event: Event) -> None:
-        """Hand an event to the reader's loop.
-
-        The worker calls this. A closed loop has no reader.
-        """
-        try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-        except RuntimeError:
-            self.cancel()
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while True:
-            event = await self._events.get()
-            yield event
-            if isinstance(event, Finished):
-                return
 
 
 class Engine:
@@ -92,6 +50,8 @@ class Engine:
         self._is_draining = False
         self._is_stopping = False
         self._death: str | None = None
+        self.turn: int | None = None  # the number of the worker's turn; None: it has nothing to do
+        self._turns = count()
         self._worker = threading.Thread(target=self._work, name="gemserve-engine", daemon=True)
         self._worker.start()
         atexit.register(_stop_at_exit, weakref.ref(self))
@@ -128,6 +88,10 @@ class Engine:
     def death(self) -> str | None:
         """Why the worker has ended; None while it runs."""
         return self._death
+
+    @property
+    def thread_id(self) -> int:
+        return self._worker.ident or 0
 
     def check_room(self, count: int = 1) -> None:
         """Raise `QueueFull` or `EngineDead` if submitting `count` requests would. It is cheap."""
@@ -199,6 +163,10 @@ class Engine:
             self._changed.notify()
         self._worker.join(timeout_s)
 
+    def abandon(self, cause: str) -> None:
+        """End every request with an error. Only for a worker that is stuck, in any thread."""
+        self._die(cause, "error")
+
     def _work(self) -> None:
         try:
             while self._take_in():
@@ -222,11 +190,13 @@ class Engine:
         False: it is time to stop.
         """
         with self._changed:
+            self.turn = None
             self._changed.wait_for(
                 lambda: self._inbox or self._forgets or self._is_stopping or not self._core.is_idle
             )
             if self._is_stopping:
                 return False
+            self.turn = next(self._turns)
             arrivals, forgets = list(self._inbox), list(self._forgets)
         for stream in arrivals:
             end = self._add(stream)
@@ -250,8 +220,10 @@ class Engine:
             return Finished(reason="abort", completion_tokens=0)
         try:
             self._jobs[self._core.add(stream.request, stream.plan)] = stream
-        except (GemserveError, ValueError) as error:
-            return Finished(reason="error", completion_tokens=0, error=str(error))
+        except Exception as error:  # one request's; the others go on
+            is_ours = isinstance(error, (GemserveError, ValueError))
+            message = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            return Finished(reason="error", completion_tokens=0, error=message)
         return None
 
     def _drop_cancelled(self) -> None:
@@ -276,7 +248,7 @@ class Engine:
 
     def _die(self, cause: str, reason: Literal["abort", "error"]) -> None:
         with self._changed:
-            self._death = cause
+            self._death, self.turn = cause, None
             orphans = [*self._jobs.values(), *self._inbox]
             self._inbox = []
             self._jobs = {}

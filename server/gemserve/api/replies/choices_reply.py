@@ -14,7 +14,12 @@ from fastapi import Response
 from gemserve.api.access.request_id import new_id
 from gemserve.api.replies.choice import Choice, ChoiceFormat, ChoiceT, PartT
 from gemserve.api.replies.event_reader import EventReader
-from gemserve.api.replies.failures import failure_body, failure_response, is_failure
+from gemserve.api.replies.failures import (
+    NOT_BUILT,
+    failure_body,
+    failure_response,
+    is_failure,
+)
 from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.reply_types import ChunkExtras, ReplyHead, Usage
@@ -61,7 +66,11 @@ async def choices_reply(
     if options.include_progress or body.return_progress:
         is_for_llama = bool(body.return_progress)
         progress = ProgressReader(reader, is_for_llama=is_for_llama)
-    return await event_stream_with(reply.chunks(options, progress), reply.headers)
+    return await event_stream_with(
+        reply.chunks(options, progress),
+        reply.headers,
+        lambda: data_event(failure_body(NOT_BUILT)) + DONE,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fastapi import Request
 
-from gemserve.engine.worker import Stream
+from gemserve.engine.stream import Stream
 from gemserve.types import Event
 
 Arrival = tuple[int, Event]  # a stream's index, and an event of it

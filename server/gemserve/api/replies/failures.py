@@ -10,6 +10,8 @@ from gemserve.types import Finished
 
 # a request counts as aborted until its terminal event comes
 ABORTED = Finished(reason="abort", completion_tokens=0)
+# the log says what it was
+NOT_BUILT = Finished(reason="error", completion_tokens=0, error="its reply could not be built")
 
 
 def is_failure(finished: Finished) -> bool:

@@ -16,7 +16,13 @@ from gemserve.api.access.message_errors import message_error
 from gemserve.api.access.request_id import new_id
 from gemserve.api.replies.answer_parts import AnswerParts, Change, Part
 from gemserve.api.replies.event_reader import EventReader
-from gemserve.api.replies.failures import ABORTED, failure_body, failure_response, is_failure
+from gemserve.api.replies.failures import (
+    ABORTED,
+    NOT_BUILT,
+    failure_body,
+    failure_response,
+    is_failure,
+)
 from gemserve.api.replies.message_types import (
     AnyEvent,
     ContentBlock,
@@ -42,7 +48,11 @@ async def messages_reply(
 ) -> Response:
     answer = _Answer(body, rules)
     if body.stream:
-        return await event_stream_with(_events(reader, answer, request_id), answer.headers)
+        return await event_stream_with(
+            _events(reader, answer, request_id),
+            answer.headers,
+            lambda: _failure_event(NOT_BUILT, request_id),
+        )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
@@ -129,11 +139,15 @@ async def _events(reader: EventReader, answer: _Answer, request_id: str) -> Asyn
             _, event = arrival
             changes = answer.add(event)
             if isinstance(event, Finished) and is_failure(event):
-                message = failure_body(event)["error"]["message"]
-                yield named_event(message_error(message, status=500, request_id=request_id))
+                yield _failure_event(event, request_id)
                 return
             for written in _written(event, changes, answer):
                 yield named_event(written)
+
+
+def _failure_event(finished: Finished, request_id: str) -> str:
+    message = failure_body(finished)["error"]["message"]
+    return named_event(message_error(message, status=500, request_id=request_id))
 
 
 def _written(event: Event, changes: list[Change], answer: _Answer) -> Iterator[AnyEvent]:

@@ -277,9 +277,12 @@ class Alive(TypedDict):
 
 
 class NotAlive(TypedDict):
-    """`cause`: of the engine's death."""
+    """`cause`: of the engine's death, or why it is stuck.
 
-    status: Literal["dead", "shutting down"]
+    While the model is loaded and calibrated, something simpler answers: see `cli.loading_probe`.
+    """
+
+    status: Literal["dead", "stuck", "shutting down", "loading", "calibrating"]
     cause: NotRequired[str]
 
 

@@ -10,7 +10,7 @@ from fastapi import Response as HttpResponse
 
 from gemserve.api.replies.answer_parts import Change, Part
 from gemserve.api.replies.event_reader import EventReader
-from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
+from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
 from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.logprobs import Vocabulary
 from gemserve.api.replies.response_object import Answer
@@ -27,7 +27,12 @@ async def responses_reply(
     (stream,) = reader.streams
     answer = Answer(body, stream.request.sampling, rules, vocabulary)
     if body.stream:
-        return await event_stream_with(_events(reader, answer), answer.headers)
+        numbers = count()
+        return await event_stream_with(
+            _events(reader, answer, numbers),
+            answer.headers,
+            lambda: named_event(_failed(answer, NOT_BUILT, numbers)),
+        )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
@@ -35,9 +40,10 @@ async def responses_reply(
     return await json_reply(lambda: answer.response, answer.headers(), answer.num_scored)
 
 
-async def _events(reader: EventReader, answer: Answer) -> AsyncGenerator[str]:
+async def _events(
+    reader: EventReader, answer: Answer, numbers: Iterator[int]
+) -> AsyncGenerator[str]:
     """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed."""
-    numbers = count()
     is_created = False
     async with aclosing(reader.events_and_pauses()) as arrivals:
         async for arrival in arrivals:
@@ -64,11 +70,7 @@ def _written(
 ) -> Iterator[AnyEvent]:
     """What an event of the engine means to the client."""
     if isinstance(event, Finished) and is_failure(event):
-        yield {
-            "type": "response.failed",
-            "sequence_number": next(numbers),
-            "response": answer.failed_response(event),
-        }
+        yield _failed(answer, event, numbers)
         return
     if isinstance(event, Filtered):
         yield {
@@ -89,6 +91,14 @@ def _written(
             "sequence_number": next(numbers),
             "response": answer.response,
         }
+
+
+def _failed(answer: Answer, finished: Finished, numbers: Iterator[int]) -> AnyEvent:
+    return {
+        "type": "response.failed",
+        "sequence_number": next(numbers),
+        "response": answer.failed_response(finished),
+    }
 
 
 def _opened(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:

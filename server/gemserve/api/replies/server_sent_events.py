@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
 
+from gemserve.api.access.request_id import current_request_id
 from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
 
+log = logging.getLogger("gemserve.api")
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
 NO_HEADERS: Mapping[str, str] = {}
@@ -38,12 +41,16 @@ def event_stream(
 
 
 async def event_stream_with(
-    events: AsyncGenerator[str], headers: Callable[[], Mapping[str, str]]
+    events: AsyncGenerator[str],
+    headers: Callable[[], Mapping[str, str]],
+    failure: Callable[[], str],
 ) -> StreamingResponse:
     """A stream whose headers go out with its first event, and say what is known by then.
 
-    Nothing comes later than otherwise: a keep-alive comment is an event, too.
+    Nothing comes later than otherwise: a keep-alive comment is an event, too. `failure`: the last
+    event, if another cannot be built.
     """
+    events = _until_failure(events, failure)
     try:
         first = await anext(events)
         return event_stream(_resumed(first, events), headers())
@@ -57,3 +64,16 @@ async def _resumed(first: str, events: AsyncGenerator[str]) -> AsyncIterator[str
         yield first
         async for event in events:
             yield event
+
+
+async def _until_failure(
+    events: AsyncGenerator[str], failure: Callable[[], str]
+) -> AsyncGenerator[str]:
+    """Without this, a stream would end as if its connection had broken."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except Exception:
+            log.exception("request %s: its reply could not be built", current_request_id.get())
+            yield failure()

@@ -9,6 +9,7 @@ import gemserve
 from gemserve.api.replies.reply_types import Alive, NotAlive, Version
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.telemetry.server_metrics import Metrics
+from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine
 from gemserve_kernels import Backend
 
@@ -18,14 +19,18 @@ VERSION = Operation(summary="The server's version", reply=Version)
 METRICS = Operation(summary="Prometheus metrics")
 
 
-def health_routes(engine: Engine, backend: Backend, metrics: Metrics) -> Routes:
+def health_routes(
+    engine: Engine, backend: Backend, metrics: Metrics, watchdog: Watchdog | None
+) -> Routes:
     routes = Routes()
 
     @routes.add("GET", "/health", HEALTH)
     async def get_health() -> Alive | Response:
-        if engine.death is None:
-            return {"status": "ok"}
-        return _unavailable({"status": "dead", "cause": engine.death})
+        if engine.death is not None:
+            return _unavailable({"status": "dead", "cause": engine.death})
+        if watchdog is not None and watchdog.is_stuck:
+            return _unavailable({"status": "stuck", "cause": watchdog.complaint})
+        return {"status": "ok"}
 
     @routes.add("GET", "/ready", READY)
     async def get_ready() -> Alive | Response:

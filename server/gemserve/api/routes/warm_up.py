@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from gemserve.api.documents.store import Document
-from gemserve.engine.worker import Stream
+from gemserve.engine.stream import Stream
 from gemserve.types import Event, Filtered, Finished
 
 _CANCELLED = "the warm-up was cancelled"

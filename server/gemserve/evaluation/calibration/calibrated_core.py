@@ -6,6 +6,7 @@ in the user's cache, under a hash of the model's weights.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
-from gemserve.calibration import Calibration, place_for, read_calibration, write_calibration
+from gemserve.calibration import Calibration, parse_calibration, place_for, write_calibration
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble, calibration_path, load_for
 from gemserve.engine.core import Core
@@ -28,8 +29,12 @@ from gemserve.model.loader import LoadedModel
 _EVERY_S = 10.0  # seconds between lines if there is no terminal
 
 
-def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
+def build_calibrated_core(
+    model: ModelConfig, engine: EngineConfig, calibrates: Callable[[], None] = lambda: None
+) -> Core:
     """Build a core as `build_core` does, after a short calibration if it needs one.
+
+    `calibrates` is called when that begins.
 
     There is no calibration if the filter layer was given, if the method needs none, or with
     calibrate "off". Progress is printed on standard error. If the calibration fails, a warning is
@@ -43,7 +48,10 @@ def build_calibrated_core(model: ModelConfig, engine: EngineConfig) -> Core:
         and METHODS[engine.filter_method].selector is not None
         and calibration_path(loaded, engine) is None
     )
-    calibration = _calibrate_now(loaded, engine) if needs_one else None
+    calibration = None
+    if needs_one:
+        calibrates()
+        calibration = _calibrate_now(loaded, engine)
     core = assemble(loaded, engine, calibration)
     calibration = core.calibration
     if METHODS[core.config.filter_method].selector is not None and not calibration.is_measured:
@@ -113,17 +121,24 @@ def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | N
     try:
         outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
         result = result_of(loaded, outcome, effort, seconds)
-        path = place_for("", str(result["weights"]))
-        write_calibration(path, result)
     except ConfigError as error:
         _say(f"warning: the calibration failed: {error}")
         return None
+    path = place_for("", str(result["weights"]))
+    kept = f"kept in {path}"
+    try:
+        write_calibration(path, result)
+    except ConfigError as error:  # a read-only folder; what was found is as good without a file
+        kept = f"not kept for the next start: {error}"
     _say(
         f"calibrated in {seconds:.0f} s: filter layer {outcome.chosen.layer}, recall "
-        f"{outcome.chosen.recall:.2f}; kept in {path}"
+        f"{outcome.chosen.recall:.2f}; {kept}"
     )
     model = loaded.model
-    return read_calibration(path, num_layers=model.num_layers, num_heads=model.shape.num_heads)
+    shape = model.shape
+    return parse_calibration(
+        json.dumps(result), path, num_layers=model.num_layers, num_heads=shape.num_heads
+    )
 
 
 def _say(text: str) -> None:

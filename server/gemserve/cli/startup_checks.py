@@ -1,0 +1,158 @@
+"""What can be wrong with a server's settings, found before anything large is loaded. No torch."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gemserve.adapters.find_folder import find_folder
+from gemserve.api.access.keys import KeyFile
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.errors import AdapterError, ConfigError
+
+# where the limit of a container's memory is, in versions 2 and 1 of control groups
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class Problems:
+    """Collects all that is wrong, so that the operator need not find one thing at a time."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def note(self, *problems: str) -> None:
+        self._found += problems
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note a `ConfigError` of the block instead of raising it."""
+        try:
+            yield
+        except ConfigError as error:
+            self.note(*error.problems)
+
+    def raise_any(self) -> None:
+        """Raise one `ConfigError` with all problems, if there are any."""
+        if self._found:
+            raise ConfigError(*dict.fromkeys(self._found))
+
+
+def check_settings(
+    problems: Problems, model: ModelConfig, engine: EngineConfig, server: ServerConfig
+) -> None:
+    """Note what this machine does not have: files, folders, the port, memory."""
+    for file in (server.api_key_file, server.admin_key_file):
+        if file is not None:
+            with problems.noted():
+                KeyFile(file)
+    with problems.noted():
+        check_adapters(server)
+    with problems.noted():
+        _check_model(model)
+    with problems.noted():
+        _check_calibration(engine)
+    with problems.noted():
+        _check_cache_folder(engine)
+    with problems.noted():
+        _check_memory(model, engine)
+    with problems.noted():
+        _check_free(server)
+
+
+def check_adapters(config: ServerConfig) -> None:
+    """Raise `ConfigError` if the folders of adapters are missing."""
+    if config.adapter_dir is None:
+        return
+    root = Path(config.adapter_dir)
+    if not root.is_dir():
+        raise ConfigError(f"adapter_dir={config.adapter_dir}: no such folder")
+    found = []
+    for name, path in config.adapters:
+        try:
+            find_folder(root, path)
+        except AdapterError as error:
+            found.append(f"adapter={name}={path}: {error}")
+    if found:
+        raise ConfigError(*found)
+
+
+def total_memory() -> int:
+    """Bytes of memory that this machine has, or that its container may have."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # it is "max" where there is no limit
+            limits.append(int(Path(path).read_text()))
+    return min(limits)
+
+
+def _check_model(model: ModelConfig) -> None:
+    path = Path(model.model).expanduser()
+    looks_like_path = model.model.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf"
+    if looks_like_path and not path.exists():
+        raise ConfigError(f"model={model.model}: no such file or folder")
+
+
+def _check_calibration(engine: EngineConfig) -> None:
+    if engine.calibrate not in ("auto", "off") and not Path(engine.calibrate).is_file():
+        raise ConfigError(f"calibrate={engine.calibrate}: must be auto, off, or a file that exists")
+
+
+def _check_cache_folder(engine: EngineConfig) -> None:
+    """Make the folder and write to it, as the server will. Some reasons show only so."""
+    if engine.cache_dir is None:
+        return
+    given, path = f"cache_dir={engine.cache_dir}", Path(engine.cache_dir)
+    if not engine.cache_memory:
+        raise ConfigError(
+            f"{given}: needs a cache_memory above 0, documents are written from there"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tempfile.TemporaryFile(dir=path).close()
+        with open(path / "lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"{given}: another server uses it") from error
+    except OSError as error:
+        raise ConfigError(f"{given}: cannot be written: {error.strerror}") from error
+
+
+def _check_memory(model: ModelConfig, engine: EngineConfig) -> None:
+    """Refuse a KV memory that cannot fit into the host's memory, where a CPU computes.
+
+    The default is not refused: its pages are taken only when requests need them. On a GPU, memory
+    is compared when the model is loaded.
+    """
+    has_gpu = model.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
+    is_default = engine.kv_memory_bytes == EngineConfig().kv_memory_bytes
+    if model.device.startswith("cuda") or has_gpu or is_default:
+        return
+    weights, total = _file_bytes(Path(model.model).expanduser()), total_memory()
+    if engine.kv_memory_bytes + weights > total:
+        raise ConfigError(
+            f"kv_memory={engine.kv_memory_bytes}: with {weights} bytes of model files more than "
+            f"the {total} bytes of memory that there are here; lower --kv-memory"
+        )
+
+
+def _file_bytes(path: Path) -> int:
+    """Bytes of a model's weights on disk. They may take more in memory. 0: it is no path."""
+    files = [path] if path.is_file() else path.glob("*.safetensors") if path.is_dir() else []
+    return sum(file.stat().st_size for file in files)
+
+
+def _check_free(server: ServerConfig) -> None:
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((server.host, server.port))
+        except OSError as error:
+            raise ConfigError(
+                f"--host={server.host} --port={server.port}: cannot listen there: {error}"
+            ) from error

@@ -1,0 +1,54 @@
+"""The events of one request, on their way from the engine's worker to an event loop. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gemserve.engine.progress import Progress
+from gemserve.types import Event, Finished, Request
+
+
+class Stream:
+    """One request's events, read on the event loop that submitted it.
+
+    Iteration ends after `Finished`, which always comes. `cancel` may be called at any time, any
+    number of times, from any thread. While `is_watched` is set, `progress` says how far the request
+    has come, until its first token.
+    """
+
+    def __init__(self, request: Request, plan: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self.plan = plan
+        self._loop = loop
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._cancelled = threading.Event()
+        self.is_watched = False
+        self.progress: Progress | None = Progress(
+            phase="queue", tokens=0, total=len(request.prompt_ids)
+        )
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the reader's loop.
+
+        The worker calls this. A closed loop has no reader.
+        """
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            event = await self._events.get()
+            yield event
+            if isinstance(event, Finished):
+                return

@@ -1,0 +1,71 @@
+"""The process of `gemserve serve`: it says that it loads, ends in order, and survives `kill -9`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.fakes import COMPLETIONS
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_server.py"
+LONG = {"model": "builtin", "prompt": "Hello", "max_tokens": 4000, "ignore_eos": True}
+
+
+def test_a_process_tells_its_states_and_ends_streams_before_it_ends(tmp_path: Path) -> None:
+    """Nothing listened while a model was loaded, and a second SIGINT cut streams off."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["serve", "--port", str(port), "--kv-memory", "64MiB", "--device", "cpu"]
+    url, said = f"http://127.0.0.1:{port}", set[str]()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gemserve.cli.main", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "GEMSERVE_FILTER": "none"},
+    )
+    try:
+        ends_s = time.monotonic() + 240
+        while process.poll() is None and time.monotonic() < ends_s and "ok" not in said:
+            try:
+                said.add(httpx.get(f"{url}/ready", timeout=10).json()["status"])
+            except httpx.TransportError:
+                time.sleep(0.05)
+        assert said == {"loading", "ok"}
+        body = {**LONG, "stream": True}
+        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=60) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            while (ready := httpx.get(f"{url}/ready", timeout=10)).status_code == 200:
+                assert time.monotonic() < ends_s
+            assert ready.json()["status"] == "shutting down"
+            process.send_signal(signal.SIGINT)
+            data = [line.removeprefix("data: ") for line in lines if line]
+        assert data[-1] == "[DONE]"
+        assert json.loads(data[-2])["error"]["code"] == "cancelled"
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_every_start_after_a_kill_is_clean_and_right() -> None:
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "--kills", "2", "--seed", "1"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr
+    outcome = json.loads(run.stdout.splitlines()[-1])
+    assert (outcome["faults"], outcome["clean kills"]) == (0, 2)
+    assert outcome["answers"] >= 6

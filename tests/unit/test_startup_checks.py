@@ -1,0 +1,160 @@
+"""A server that cannot start says everything that is wrong, each with option, value and limit."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gemserve.cli import startup_checks
+from gemserve.cli.loading_probe import LoadingProbe
+from gemserve.cli.main import main
+from gemserve.cli.option_tables import SERVER_OPTIONS
+from gemserve.cli.options import read_good_options
+from gemserve.cli.startup_checks import Problems, check_settings
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.errors import ConfigError
+
+
+def found(
+    engine: EngineConfig | None = None,
+    server: ServerConfig | None = None,
+    model: ModelConfig | None = None,
+) -> list[str]:
+    """What the checks find, beside a port that is free."""
+    problems = Problems()
+    given = server or ServerConfig(port=0)
+    check_settings(problems, model or ModelConfig(), engine or EngineConfig(), given)
+    try:
+        problems.raise_any()
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each start found one problem, so that six wrong settings took six starts."""
+    file = tmp_path / "file"
+    file.write_text("")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = [
+            f"--port={port}",
+            "--device=cpu",
+            "--max-queue=0",
+            "--filter=best",
+            "--model=/nowhere/model",
+            "--calibrate=/nowhere/calibration.json",
+            f"--cache-dir={file}/cache",
+            "--adapter-dir=/nowhere/adapters",
+            "--api-key-file=/nowhere/keys",
+            f"--admin-key-file={file}",
+            "--kv-memory=9999TiB",
+            "--document-ttl=100",
+            "--max-document-ttl=10",
+        ]
+        status = main(["serve", *flags])
+    said = capsys.readouterr().err.splitlines()
+    assert status == 2
+    assert said[0] == "gemserve: 11 settings are wrong:"
+    for part in (
+        "--max-queue=0: must be a whole number, at least 1",
+        "--filter=best: must be one of none, ",
+        "document_ttl_s=100: must be at most max_document_ttl_s=10",
+        "/nowhere/keys: cannot be read",
+        f"{file}: has no key",
+        "adapter_dir=/nowhere/adapters: no such folder",
+        "model=/nowhere/model: no such file or folder",
+        "calibrate=/nowhere/calibration.json: must be auto, off, or a file that exists",
+        f"cache_dir={file}/cache: cannot be written: Not a directory",
+        f"kv_memory={9999 << 40}: with ",
+        f"--port={port}: cannot listen there",
+    ):
+        assert len([line for line in said if part in line]) == 1, (part, said)
+    assert len(said) == 12
+
+
+def test_good_settings_have_no_problems(tmp_path: Path) -> None:
+    adapters = tmp_path / "adapters"
+    (adapters / "a").mkdir(parents=True)
+    engine = EngineConfig(cache_dir=str(tmp_path / "new" / "cache"), kv_memory_bytes=1 << 20)
+    server = ServerConfig(port=0, adapter_dir=str(adapters), adapters=(("a", "a"),))
+    assert found(engine, server) == []
+
+
+def test_every_adapter_that_is_missing_is_named(tmp_path: Path) -> None:
+    wrong = (("a", "no"), ("b", "../out"))
+    said = found(server=ServerConfig(port=0, adapter_dir=str(tmp_path), adapters=wrong))
+    assert said == [
+        "adapter=a=no: no such folder",
+        "adapter=b=../out: must be relative to the server's adapter folder, without ..",
+    ]
+
+
+def test_a_cache_folder_in_use_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with open(tmp_path / "lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = found(EngineConfig(cache_dir=str(tmp_path)))
+    assert said == [f"cache_dir={tmp_path}: another server uses it"]
+    assert found(EngineConfig(cache_dir=str(tmp_path))) == []
+
+
+def test_memory_counts_the_model_s_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(600))
+    model = ModelConfig(model=str(tmp_path), device="cpu")
+    for total, count in ((1100, 0), (1099, 1)):
+        monkeypatch.setattr(startup_checks, "total_memory", lambda total=total: total)
+        assert len(found(EngineConfig(kv_memory_bytes=500), model=model)) == count
+        assert found(EngineConfig(), model=model) == []  # the default is used lazily
+
+
+def test_a_value_that_cannot_be_read_causes_no_further_problems() -> None:
+    """A default in its place would look as if it contradicted another setting."""
+    values = {"document_ttl_s": "soon", "max_document_ttl_s": "10", "adapters": ["a=b"]}
+    arguments = argparse.Namespace(**values)
+    config, problems = read_good_options(arguments, SERVER_OPTIONS, ServerConfig, {})
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "--document-ttl=soon",
+        "adapters='a=b'",
+    ]
+    assert config.adapters == ()
+
+
+@pytest.mark.parametrize("phase", ["loading", "calibrating"])
+def test_the_port_answers_while_the_model_loads(phase: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with LoadingProbe("127.0.0.1", port) as probe:
+        probe.phase = phase  # type: ignore[assignment]
+        for path, expected in (("/ready", phase), ("/health", phase), ("/v1/models", None)):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10)
+            with refused.value as reply:
+                content = json.loads(reply.read())
+                assert (reply.code, reply.headers["retry-after"]) == (503, "5")
+            assert content.get("status") == expected
+            assert expected or content["error"]["message"] == f"The server is {phase} its model."
+        with pytest.raises(ConfigError, match="cannot listen there"):
+            LoadingProbe("127.0.0.1", port).__enter__()
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))  # it is free for the server
+
+
+def test_a_silent_client_does_not_keep_others_from_the_probe() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with LoadingProbe("127.0.0.1", port), socket.create_connection(("127.0.0.1", port)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=30)
+        refused.value.close()

@@ -93,7 +93,7 @@ def tokenizer_of(model: str) -> Any:
     from gemserve.config import ModelConfig
     from gemserve.model.checkpoint import open_checkpoint
 
-    return open_checkpoint(ModelConfig(model=model)).loadtokenizer_of()
+    return open_checkpoint(ModelConfig(model=model)).load_tokenizer()
 
 
 async def _soak(server: LoadServer, mix: Mix, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         documents=documents,
         trials=SchemaTrials(builder.grammars),
         keep_alive_s=config.keep_alive_s,
+        max_wait_s=config.max_wait_s,
         traces=traces,
     )
     return [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,8 @@ class LoadServer:
         self._settings = settings
 
     def __enter__(self) -> LoadServer:
+        # without this a script that is terminated would leave its server behind
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         keys, admins = self._folder / "keys", self._folder / "admins"
         keys.write_text("".join(f"{self.keys[name]}\n" for name in TENANTS))
         admins.write_text(self.keys[ADMIN] + "\n")

@@ -8,6 +8,7 @@ import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ Step = Any
 
 @dataclass(eq=False)
 class FakeJob:
+    tenant: bytes
     events: Iterator[Event | None]
     num_tokens: int = 0
     progress: Progress | None = None
@@ -89,6 +91,10 @@ class FakeCore:
         return max(0, len(self._jobs) - 1)
 
     @property
+    def waiting_of(self) -> dict[bytes, int]:
+        return Counter(job.tenant for job in self._jobs[1:])
+
+    @property
     def is_idle(self) -> bool:
         return not self._jobs
 
@@ -96,7 +102,9 @@ class FakeCore:
         pass
 
     def add(self, request: Request, plan: None = None) -> FakeJob:
-        job = FakeJob(iter(()), progress=Progress(phase="queue", tokens=0, total=100))
+        job = FakeJob(
+            request.tenant, iter(()), progress=Progress(phase="queue", tokens=0, total=100)
+        )
         job.events = self._play(request, job)
         self._jobs.append(job)
         return job

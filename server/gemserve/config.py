@@ -110,12 +110,13 @@ class ServerConfig:
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
     that are being read. `head_timeout_s`, `body_timeout_s`: in which a request's head and its body
-    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `watchdog_s`: after
-    which an engine that makes no progress counts as stuck; 0: never. `watchdog_exit`: whether the
-    process then ends. `api_key_file` None: no key is needed. `requests_per_minute`,
-    `concurrency_per_key`: of each key. `cors_origins`: the web pages whose scripts may read
-    replies; "*" for all. `adapter_dir` None: no adapters. `adapters`: loaded at start, by name;
-    paths are relative to `adapter_dir`.
+    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `max_wait_s`:
+    requests that would wait longer for their first token are refused; None: only the queue's length
+    counts. `watchdog_s`: after which an engine that makes no progress counts as stuck; 0: never.
+    `watchdog_exit`: whether the process then ends. `api_key_file` None: no key is needed.
+    `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the web pages whose
+    scripts may read replies; "*" for all. `adapter_dir` None: no adapters. `adapters`: loaded at
+    start, by name; paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
     one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
@@ -135,6 +136,7 @@ class ServerConfig:
     keep_alive_s: float = 10.0
     watchdog_s: float = 600.0
     watchdog_exit: bool = False
+    max_wait_s: float | None = None
     api_key_file: str | None = None
     admin_key_file: str | None = None
     requests_per_minute: int | None = None

@@ -169,8 +169,26 @@ class QueueFull(GemserveError):
     code = "queue_full"
     retry_after_s = 1
 
-    def __init__(self, *, waiting: int, limit: int) -> None:
-        super().__init__(f"The queue is full: {waiting} requests wait, the limit is {limit}.")
+    def __init__(self, *, waiting: int, limit: int, of_key: int | None = None) -> None:
+        """`of_key`: requests of this key that wait, if the free places are for other keys."""
+        text = f"The queue is full: {waiting} requests wait, the limit is {limit}."
+        if of_key is not None:
+            text = (
+                f"{of_key} requests of this API key wait, of {waiting} in all. The queue has "
+                f"{limit} places, and those that are free are kept for other keys."
+            )
+        super().__init__(text)
+
+
+class WaitTooLong(QueueFull):
+    """A request that would wait longer for its first token than the server lets any wait."""
+
+    def __init__(self, *, wait_s: float, limit_s: float) -> None:
+        GemserveError.__init__(
+            self,
+            f"The requests before this one will take about {wait_s:.1f} s; this server lets none "
+            f"wait for more than {limit_s:g} s.",
+        )
 
 
 class SchemasBusy(GemserveError):

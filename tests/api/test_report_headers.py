@@ -88,3 +88,21 @@ async def test_a_full_queue_says_when_to_come_back(tokenizer: Any) -> None:
         await asyncio.gather(first, second)
     assert refused.status_code == 503
     assert 10 < int(refused.headers["retry-after"]) <= 60
+
+
+async def test_what_would_wait_too_long_is_refused(tokenizer: Any) -> None:
+    """Of twice what a server can do, it answered everything, and everything too late."""
+    gate = threading.Event()
+    core = FakeCore(FILTERED, 0.2, "a", gate, "b")
+    async with api_over(core, tokenizer, max_queue=100, max_wait_s=5.0) as api:
+        first = asyncio.create_task(api.post(COMPLETIONS, max_tokens=900))
+        await asyncio.sleep(0.6)
+        refused = await api.post(COMPLETIONS, max_tokens=900)
+        gate.set()
+        await first
+        later = await api.post(COMPLETIONS, max_tokens=900)
+        metrics = await api.metrics()
+    assert (refused.status_code, later.status_code) == (503, 200)
+    assert "none wait for more than 5 s" in refused.json()["error"]["message"]
+    assert int(refused.headers["retry-after"]) > 5
+    assert metrics['admission_rejections_total{reason="queue_full"}'] == 1

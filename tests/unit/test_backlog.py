@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from gemserve.api.access.backlog import Backlog, BacklogJob
 from gemserve.types import (
     Filtered,
@@ -17,9 +19,10 @@ from gemserve.types import (
 from tests.fakes import Clock, report_for
 
 
-def request(prompt: int, answer: int) -> Request:
+def request(prompt: int, answer: int, tenant: bytes = b"") -> Request:
     return Request(
         request_id="r",
+        tenant=tenant,
         prompt_ids=[5] * prompt,
         sampling=SamplingParams(max_tokens=answer),
         filter=FilterParams(method="none", keep=64),
@@ -98,3 +101,21 @@ def test_a_request_that_is_never_read_is_forgotten() -> None:
     backlog.enter(request(10_000, 10))
     gc.collect()
     assert backlog.retry_after_s() == 1
+
+
+def test_the_wait_of_a_tenant_does_not_grow_with_others_queues() -> None:
+    """Beside a client that sends far too much, everybody would be refused."""
+    clock = Clock()
+    backlog = Backlog(clock)
+    first = backlog.enter(request(1000, 1, b"greedy"))
+    clock.now_s += 1
+    read(first, request(1000, 1))
+    first.see(Finished(reason="stop", completion_tokens=0))  # 1,000 tokens a second
+    jobs = [backlog.enter(request(1000, 1, b"greedy")) for _ in range(20)]
+    assert backlog.wait_s(b"greedy") == pytest.approx(20, rel=0.1)
+    assert backlog.wait_s(b"polite") == 0
+    jobs.append(backlog.enter(request(1000, 1, b"polite")))
+    assert backlog.wait_s(b"polite") == pytest.approx(2, rel=0.1)
+    for job in jobs:
+        job.close()
+    assert backlog.wait_s(b"greedy") == 0

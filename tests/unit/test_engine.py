@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,26 @@ async def test_a_dead_worker_ends_every_request(
         engine.submit(request())
     with pytest.raises(EngineDead):
         engine.check_room()
+
+
+async def test_a_full_queue_has_places_for_other_keys(make: Make) -> None:
+    """A key that sent more than the server can do made it refuse everybody."""
+    gate = threading.Event()
+    engine, core = make(FILTERED, gate, max_queue=8)
+    streams = [engine.submit(replace(request("running"), tenant=b"greedy"))]
+    await wait_for_async(core.started.is_set)
+    streams += [engine.submit(replace(request(), tenant=b"greedy")) for _ in range(6)]
+    for check in (engine.check_room, lambda **of: engine.submit(replace(request(), **of))):
+        with pytest.raises(QueueFull, match="6 requests of this API key wait"):
+            check(tenant=b"greedy")
+    streams.append(engine.submit(replace(request(), tenant=b"polite")))
+    with pytest.raises(QueueFull):
+        engine.check_room(tenant=b"third", of_others=1)
+    engine.check_room(tenant=b"third")
+    gate.set()
+    for stream in streams:
+        assert_one_terminal(await read(stream), "stop")
+    assert not engine._load.waiting_of
 
 
 async def test_the_queue_is_bounded(make: Make) -> None:

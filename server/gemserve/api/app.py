@@ -110,6 +110,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         documents=documents,
         trials=SchemaTrials(builder.grammars),
         keep_alive_s=config.keep_alive_s,
+        max_wait_s=config.max_wait_s,
         traces=traces,
     )
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))

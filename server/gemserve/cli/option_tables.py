@@ -134,6 +134,13 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--port", "port", number(0, 65535), "port to listen on"),
     Option("--served-model-name", "served_model_name", str, "model name; auto: that of --model"),
     Option("--keep-alive", "keep_alive_s", number(0.01, 3600, float), "seconds of silence allowed"),
+    Option(
+        "--max-wait",
+        "max_wait_s",
+        number(0.1, 3600, float),
+        "refuse requests that would probably wait longer for their first token, in seconds",
+        "no limit",
+    ),
     Option("--max-body-bytes", "max_body_bytes", number(1), "largest request body accepted"),
     Option(
         "--body-memory",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -103,6 +104,11 @@ class Core:
     @property
     def num_waiting(self) -> int:
         return len(self._scheduler.waiting)
+
+    @property
+    def waiting_of(self) -> Mapping[bytes, int]:
+        """How many requests of each tenant wait."""
+        return Counter(sequence.request.tenant for sequence in self._scheduler.waiting)
 
     @property
     def kv_usage_ratio(self) -> float:

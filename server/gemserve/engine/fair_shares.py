@@ -1,4 +1,6 @@
-"""How slots and reading time are shared between tenants, which are the API keys of requests.
+"""How slots, places in the queue and reading time are shared between tenants.
+
+Tenants are the API keys of requests.
 
 Between tenants, whoever has less comes first. A tenant's priorities order its own requests only.
 Where all requests are of one tenant, or the server has no keys, priority and arrival decide alone.
@@ -12,9 +14,14 @@ from collections.abc import Sequence as Items
 
 from gemserve.engine.sequence import Sequence
 
-# A tenant may hold so many times the slots that are free. So one alone leaves a quarter of them,
-# and whoever comes next need not wait until a long answer has ended.
+# A tenant may hold so many times the slots, or places in the queue, that are free. So one alone
+# leaves a quarter of them, and whoever comes next is not refused, nor waits for a long answer.
 MOST_PER_FREE_SLOT = 3
+
+
+def may_hold(count: int, num_free: int) -> bool:
+    """May one tenant hold `count` places while `num_free` others are free?"""
+    return count <= MOST_PER_FREE_SLOT * num_free
 
 
 class SlotShares:
@@ -43,7 +50,7 @@ class SlotShares:
         tenant = sequence.request.tenant
         if not tenant or not self._held[tenant]:
             return self._num_free > 0
-        return self._held[tenant] < MOST_PER_FREE_SLOT * (self._num_free - 1)
+        return may_hold(self._held[tenant] + 1, self._num_free - 1)
 
     def take(self, sequence: Sequence) -> None:
         self._held[sequence.request.tenant] += 1

@@ -23,6 +23,8 @@ class Steps(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
+    def waiting_of(self) -> Mapping[bytes, int]: ...
+    @property
     def kv_usage_ratio(self) -> float: ...
     @property
     def cache_usage_ratio(self) -> float: ...
@@ -43,10 +45,11 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the core was when the worker last looked."""
+    """How busy the core was when the worker last looked. `waiting_of`: requests of each tenant."""
 
     num_running: int = 0
     num_waiting: int = 0
+    waiting_of: Mapping[bytes, int] = field(default_factory=dict)
     kv_usage_ratio: float = 0.0
     cache_usage_ratio: float = 0.0
     stored_documents: Mapping[str, StoredDocument] = field(default_factory=dict)
@@ -57,6 +60,7 @@ def load_of(core: Steps) -> Load:
     return Load(
         num_running=core.num_running,
         num_waiting=core.num_waiting,
+        waiting_of=core.waiting_of,
         kv_usage_ratio=core.kv_usage_ratio,
         cache_usage_ratio=core.cache_usage_ratio,
         stored_documents=core.stored_documents,

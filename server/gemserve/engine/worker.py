@@ -24,6 +24,7 @@ from itertools import count
 from typing import Any, Literal
 
 from gemserve.engine.cache_state import CacheState, StoredDocument
+from gemserve.engine.fair_shares import may_hold
 from gemserve.engine.steps import Load, Steps, load_of
 from gemserve.engine.stream import Stream
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
@@ -93,12 +94,20 @@ class Engine:
     def thread_id(self) -> int:
         return self._worker.ident or 0
 
-    def check_room(self, count: int = 1) -> None:
-        """Raise `QueueFull` or `EngineDead` if submitting `count` requests would. It is cheap."""
+    def check_room(self, count: int = 1, *, tenant: bytes = b"", of_others: int = 0) -> None:
+        """Raise `QueueFull` or `EngineDead` if submitting `count` requests would. It is cheap.
+
+        `of_others`: requests of other tenants that will need places, too.
+        """
         if self._death is not None:
             raise EngineDead(self._death)
-        if self.num_waiting + count > self._max_queue:
-            raise QueueFull(waiting=self.num_waiting, limit=self._max_queue)
+        waiting = self.num_waiting + of_others
+        if waiting + count > self._max_queue:
+            raise QueueFull(waiting=waiting, limit=self._max_queue)
+        arrived = sum(stream.request.tenant == tenant for stream in list(self._inbox))
+        held = self._load.waiting_of.get(tenant, 0) + arrived if tenant else 0
+        if held and not may_hold(held + count, self._max_queue - waiting - count):
+            raise QueueFull(waiting=waiting, limit=self._max_queue, of_key=held)
 
     def submit(self, request: Request) -> Stream:
         """Queue one request: see `submit_all`."""
@@ -119,7 +128,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         streams = [Stream(request, self._core.plan(request), loop) for request in requests]
         with self._changed:
-            self.check_room(len(requests))
+            self.check_room(len(requests), tenant=requests[0].tenant)
             if self._is_stopping or self._is_draining:
                 raise EngineDead("shutting down")
             self._inbox += streams

@@ -1,4 +1,4 @@
-"""How long what is queued and running will still take, for `Retry-After`."""
+"""How long what is queued and running will still take: for `Retry-After`, and to refuse more."""
 
 from __future__ import annotations
 
@@ -33,19 +33,36 @@ class Backlog:
         """Count a request until its job is closed."""
         if not self._jobs:
             self._busy_since_s = self._clock()
-        job = BacklogJob(self, len(request.prompt_ids), request.sampling.max_tokens)
+        job = BacklogJob(self, request.tenant, len(request.prompt_ids), request.sampling.max_tokens)
         self._jobs.add(job)
         return job
 
     def retry_after_s(self) -> int:
         """When what is queued and running now will probably be done: 1 to 60 seconds."""
+        seconds = sum(self._seconds_left().values())
+        return max(LEAST_S, math.ceil(min(seconds, MOST_S)))
+
+    def wait_s(self, tenant: bytes) -> float:
+        """About how long a further request of `tenant` would wait for its first token.
+
+        Tenants have the server in turn. So it waits for its own tenant's requests, during which
+        every other tenant gets as much as its own. 0 if the tenant has none.
+        """
+        left = self._seconds_left()
+        own = left.get(tenant, 0.0)
+        return sum(min(seconds, own) for seconds in left.values())
+
+    def _seconds_left(self) -> dict[bytes, float]:
+        """What the requests of each tenant will take; nothing while the rate is not known."""
         self._pass_time()
         if self._done_tokens <= 0 or self._busy_s <= 0:
-            return LEAST_S
+            return {}
         expected = self._answer_tokens if self._answers else math.inf
-        left = sum(job.tokens_left(expected) for job in self._jobs)
-        seconds = left * self._busy_s / self._done_tokens
-        return max(LEAST_S, math.ceil(min(seconds, MOST_S)))
+        left: dict[bytes, float] = {}
+        for job in self._jobs:
+            seconds = job.tokens_left(expected) * self._busy_s / self._done_tokens
+            left[job.tenant] = left.get(job.tenant, 0.0) + seconds
+        return left
 
     def add_done(self, tokens: int) -> None:
         self._pass_time()
@@ -74,7 +91,10 @@ class Backlog:
 class BacklogJob:
     """One request in the backlog."""
 
-    def __init__(self, backlog: Backlog, prompt_tokens: int, max_tokens: int) -> None:
+    def __init__(
+        self, backlog: Backlog, tenant: bytes, prompt_tokens: int, max_tokens: int
+    ) -> None:
+        self.tenant = tenant
         self._backlog = backlog
         self._prompt_tokens = prompt_tokens
         self._max_tokens = max_tokens

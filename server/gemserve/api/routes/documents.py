@@ -76,7 +76,7 @@ def document_routes(
         waits = read_switch("wait", http.query_params.get("wait", "false"))
         tenant = tenant_of(http)
         with submitter.counting_refusals():
-            engine.check_room()
+            submitter.check_room(tenant)
             intake = await _take_in(http, submitter, builder, store, pdfs)
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document

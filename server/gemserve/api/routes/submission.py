@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ from gemserve.errors import (
     QuotaExceeded,
     RequestError,
     SchemasBusy,
+    WaitTooLong,
 )
 from gemserve.types import LoadedAdapter
 from gemserve.types import Request as EngineRequest
@@ -59,17 +61,21 @@ class Preparing:
     """
 
     def __init__(self) -> None:
-        self._count = 0
+        self._counts: Counter[bytes] = Counter()
 
     @contextmanager
-    def one_more(self, engine: Engine) -> Iterator[None]:
+    def one_more(self, engine: Engine, tenant: bytes) -> Iterator[None]:
         """Raises `QueueFull` if there would be no place for this one after the others."""
-        engine.check_room(self._count + 1)
-        self._count += 1
+        own = self._counts[tenant]
+        others = self._counts.total() - own
+        engine.check_room(own + 1, tenant=tenant, of_others=others)
+        self._counts[tenant] += 1
         try:
             yield
         finally:
-            self._count -= 1
+            self._counts[tenant] -= 1
+            if not self._counts[tenant]:
+                del self._counts[tenant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,7 @@ class Submitter:
     documents: DocumentStore
     trials: SchemaTrials
     keep_alive_s: float
+    max_wait_s: float | None = None
     traces: Traces | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
@@ -95,16 +102,17 @@ class Submitter:
         request_id, tenant = request_id_of(http), tenant_of(http)
         finder = Finder(self.documents, tenant)
         with self.counting_refusals():
-            self.engine.check_room()  # a full queue answers before anything is parsed or tokenized
+            self.check_room(tenant)  # a full queue answers before anything is parsed or tokenized
             raw = await read_body(http)
             caller = http.scope["state"].get("caller")
-            with self.preparing.one_more(self.engine):
+            with self.preparing.one_more(self.engine, tenant):
                 work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
                 body, requests = await self.trials.run(work, tenant)
                 if isinstance(requests, AdapterReference):
                     adapter = await self.models.load(requests)
                     rest = partial(build, body, request_id, adapter)
                     requests = await self.trials.run(rest, tenant)
+            self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
             if caller is not None:
@@ -126,6 +134,14 @@ class Submitter:
         joined = [Observers(*some) for some in observers]
         reader = EventReader(http, streams, joined, keep_alive_s=self.keep_alive_s)
         return Submission(body, requests, reader)
+
+    def check_room(self, tenant: bytes) -> None:
+        """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""
+        self.engine.check_room(tenant=tenant)
+        if self.max_wait_s is not None:
+            wait_s = self.backlog.wait_s(tenant)
+            if wait_s > self.max_wait_s:
+                raise WaitTooLong(wait_s=wait_s, limit_s=self.max_wait_s)
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

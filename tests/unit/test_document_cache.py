@@ -39,13 +39,14 @@ def sequence(
     adapter: FakeAdapter | None = None,
     question: int = 8,
     limit: int | None = None,
+    max_tokens: int = 4,
 ) -> Sequence:
     kept = min(16, len(ids))
     return Sequence(
         request=Request(
             request_id=str(order),
             prompt_ids=ids,
-            sampling=SamplingParams(max_tokens=4),
+            sampling=SamplingParams(max_tokens=max_tokens),
             filter=FilterParams(method="sieve", keep=16),
             tenant=tenant,
             adapter=adapter,
@@ -223,6 +224,14 @@ def test_one_document_is_kept_once_whatever_is_asked_of_it() -> None:
         s.add(sequence(order, [7] * 1000 + [order] * 10))
         finish(s, memory)
     assert s.cache.used == 1010 * 5  # layers 0 and 1 with values, and layer 2's keys
+
+
+def test_a_document_keeps_no_memory_that_was_meant_for_the_answer() -> None:
+    """A long answer reserves more than reading does; the cache must not hold the rest of it."""
+    s, memory = cached()
+    s.add(sequence(0, [7] * 300, max_tokens=200))
+    finish(s, memory)
+    assert s.cache.used == 300 * 5
 
 
 def test_a_longer_conversation_takes_the_place_of_its_beginning() -> None:

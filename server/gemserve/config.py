@@ -110,10 +110,12 @@ class ServerConfig:
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
     that are being read. `head_timeout_s`, `body_timeout_s`: in which a request's head and its body
-    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `api_key_file` None:
-    no key is needed. `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the
-    web pages whose scripts may read replies; "*" for all. `adapter_dir` None: no adapters.
-    `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
+    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `request_timeout_s`:
+    from a request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not
+    read yet. `api_key_file` None: no key is needed. `requests_per_minute`, `tokens_per_minute`,
+    `concurrency_per_key`: of each key. `cors_origins`: the web pages whose scripts may read
+    replies; "*" for all. `adapter_dir` None: no adapters. `adapters`: loaded at start, by name;
+    paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
     one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
@@ -130,10 +132,13 @@ class ServerConfig:
     head_timeout_s: float = 10.0
     body_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
+    request_timeout_s: float = 3600.0
+    max_queued_tokens: int = 4_000_000
     keep_alive_s: float = 10.0
     api_key_file: str | None = None
     admin_key_file: str | None = None
     requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     concurrency_per_key: int | None = None
     cors_origins: tuple[str, ...] = ()
     adapter_dir: str | None = None
@@ -159,7 +164,12 @@ class ServerConfig:
                 f"document_ttl_s={self.document_ttl_s}: must be at most "
                 f"max_document_ttl_s={self.max_document_ttl_s}"
             )
-        for name in ("admin_key_file", "requests_per_minute", "concurrency_per_key"):
+        for name in (
+            "admin_key_file",
+            "requests_per_minute",
+            "tokens_per_minute",
+            "concurrency_per_key",
+        ):
             value = getattr(self, name)
             if value is not None and self.api_key_file is None:
                 raise ConfigError(f"{name}={value}: needs api_key_file, without it no key is asked")

@@ -164,8 +164,8 @@ class QueueFull(GemserveError):
     code = "queue_full"
     retry_after_s = 1
 
-    def __init__(self, *, waiting: int, limit: int) -> None:
-        super().__init__(f"The queue is full: {waiting} requests wait, the limit is {limit}.")
+    def __init__(self, *, waiting: int, limit: int, kind: str = "requests") -> None:
+        super().__init__(f"The queue is full: {waiting} {kind} wait, the limit is {limit}.")
 
 
 class SchemasBusy(GemserveError):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from gemserve.api.access.backlog import Backlog, BacklogJob
+from gemserve.errors import QueueFull
 from gemserve.types import (
     Filtered,
     FilterParams,
@@ -98,3 +101,18 @@ def test_a_request_that_is_never_read_is_forgotten() -> None:
     backlog.enter(request(10_000, 10))
     gc.collect()
     assert backlog.retry_after_s() == 1
+
+
+def test_prompts_that_are_not_read_have_a_limit_together() -> None:
+    """128 prompts of a model's whole context would wait in gigabytes of memory."""
+    backlog = Backlog(Clock(), max_tokens=100)
+    backlog.check_room(1000)  # alone it may be of any length
+    asked = request(prompt=60, answer=5)
+    job = backlog.enter(asked)
+    backlog.check_room(40)
+    with pytest.raises(QueueFull, match="60 tokens of prompts wait, the limit is 100"):
+        backlog.check_room(41)
+    read(job, asked)
+    backlog.check_room(41)
+    job.close()
+    backlog.check_room(101)

@@ -68,12 +68,16 @@ def document_routes(submitter: Submitter, builder: RequestBuilder, store: Docume
         waits = read_switch("wait", http.query_params.get("wait", "false"))
         tenant = tenant_of(http)
         with submitter.counting_refusals():
-            engine.check_room()
+            submitter.check_room()
             intake = await _take_in(http, submitter, builder, store)
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document
+            num_tokens = len(intake.request.prompt_ids)
+            submitter.backlog.check_room(num_tokens)
             stream = engine.submit(replace(intake.request, tenant=tenant))
         store.add(tenant, document)
+        if (place := http.scope["state"].get("place")) is not None:
+            place.charge(num_tokens)
         observers = submitter.observers(stream.request, arrived_s)
         warm_ups.follow(document, stream, Observers(*observers))
         if waits or intake.body.wait:

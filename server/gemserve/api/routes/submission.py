@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.keys import tenant_of
+from gemserve.api.access.quota import TokenCharges
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
@@ -79,6 +80,7 @@ class Submitter:
     documents: DocumentStore
     trials: SchemaTrials
     keep_alive_s: float
+    timeout_s: float
     traces: Traces | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
@@ -94,7 +96,7 @@ class Submitter:
         request_id, tenant = request_id_of(http), tenant_of(http)
         finder = Finder(self.documents, tenant)
         with self.counting_refusals():
-            self.engine.check_room()  # a full queue answers before anything is parsed or tokenized
+            self.check_room()  # a full queue answers before anything is parsed or tokenized
             raw = await read_body(http)
             caller = http.scope["state"].get("caller")
             with self.preparing.one_more(self.engine):
@@ -106,8 +108,11 @@ class Submitter:
                     requests = await self.trials.run(rest, tenant)
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
+            num_tokens = sum(len(request.prompt_ids) for request in requests.requests)
+            self.backlog.check_room(num_tokens)
             if caller is not None:
-                http.scope["state"]["place"].add_choices(len(requests.requests) - 1)
+                place = http.scope["state"]["place"]
+                place.add_choices(len(requests.requests) - 1)
             streams = self.engine.submit_all(
                 [
                     replace(request, tenant=tenant, documents=finder.ids)
@@ -116,6 +121,10 @@ class Submitter:
             )
         sent = [stream.request for stream in streams]
         observers = [self.observers(request, arrived_s) for request in sent]
+        if caller is not None:
+            place.charge(num_tokens)
+            for some in observers:
+                some.append(TokenCharges(place))
         if self.traces is not None:
             traced = self.traces.begin(
                 http.scope, sent, requests.n, model=body.model, arrived_s=arrived_s
@@ -123,8 +132,15 @@ class Submitter:
             for some, observer in zip(observers, traced, strict=True):
                 some.append(observer)
         joined = [Observers(*some) for some in observers]
-        reader = EventReader(http, streams, joined, keep_alive_s=self.keep_alive_s)
+        reader = EventReader(
+            http, streams, joined, keep_alive_s=self.keep_alive_s, timeout_s=self.timeout_s
+        )
         return Submission(body, requests, reader)
+
+    def check_room(self) -> None:
+        """Raise `QueueFull` or `EngineDead` if no further request could be taken. It is cheap."""
+        self.engine.check_room()
+        self.backlog.check_room()
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

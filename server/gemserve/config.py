@@ -110,13 +110,14 @@ class ServerConfig:
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
     that are being read. `head_timeout_s`, `body_timeout_s`: in which a request's head and its body
-    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `max_wait_s`:
-    requests that would wait longer for their first token are refused; None: only the queue's length
-    counts. `watchdog_s`: after which an engine that makes no progress counts as stuck; 0: never.
-    `watchdog_exit`: whether the process then ends. `api_key_file` None: no key is needed.
-    `requests_per_minute`, `concurrency_per_key`: of each key. `cors_origins`: the web pages whose
-    scripts may read replies; "*" for all. `adapter_dir` None: no adapters. `adapters`: loaded at
-    start, by name; paths are relative to `adapter_dir`.
+    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `request_timeout_s`:
+    from a request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not
+    read yet. `max_wait_s`: requests that would wait longer for their first token are refused; None:
+    only the queue's length counts. `watchdog_s`: after which an engine that makes no progress
+    counts as stuck; 0: never. `watchdog_exit`: whether the process then ends. `api_key_file` None:
+    no key is needed. `requests_per_minute`, `tokens_per_minute`, `concurrency_per_key`: of each
+    key. `cors_origins`: the web pages whose scripts may read replies; "*" for all. `adapter_dir`
+    None: no adapters. `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
     one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
@@ -133,6 +134,8 @@ class ServerConfig:
     head_timeout_s: float = 10.0
     body_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
+    request_timeout_s: float = 3600.0
+    max_queued_tokens: int = 4_000_000
     keep_alive_s: float = 10.0
     watchdog_s: float = 600.0
     watchdog_exit: bool = False
@@ -140,6 +143,7 @@ class ServerConfig:
     api_key_file: str | None = None
     admin_key_file: str | None = None
     requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     concurrency_per_key: int | None = None
     cors_origins: tuple[str, ...] = ()
     adapter_dir: str | None = None
@@ -169,7 +173,12 @@ class ServerConfig:
             )
         if self.watchdog_exit and not self.watchdog_s:
             problems.append("watchdog_exit=True: needs watchdog_s above 0")
-        for name in ("admin_key_file", "requests_per_minute", "concurrency_per_key"):
+        for name in (
+            "admin_key_file",
+            "requests_per_minute",
+            "tokens_per_minute",
+            "concurrency_per_key",
+        ):
             value = getattr(self, name)
             if value is not None and self.api_key_file is None:
                 problems.append(f"{name}={value}: needs api_key_file, without it no key is asked")

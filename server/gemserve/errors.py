@@ -169,9 +169,14 @@ class QueueFull(GemserveError):
     code = "queue_full"
     retry_after_s = 1
 
-    def __init__(self, *, waiting: int, limit: int, of_key: int | None = None) -> None:
-        """`of_key`: requests of this key that wait, if the free places are for other keys."""
-        text = f"The queue is full: {waiting} requests wait, the limit is {limit}."
+    def __init__(
+        self, *, waiting: int, limit: int, of_key: int | None = None, kind: str = "requests"
+    ) -> None:
+        """`kind`: what is counted.
+
+        `of_key`: requests of this key that wait, if the free places are for other keys.
+        """
+        text = f"The queue is full: {waiting} {kind} wait, the limit is {limit}."
         if of_key is not None:
             text = (
                 f"{of_key} requests of this API key wait, of {waiting} in all. The queue has "

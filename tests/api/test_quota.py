@@ -125,10 +125,33 @@ def test_without_limits_everything_enters() -> None:
         quota.enter(b"a")
 
 
-@pytest.mark.parametrize("field", ["requests_per_minute", "concurrency_per_key", "admin_key_file"])
+@pytest.mark.parametrize(
+    "field", ["requests_per_minute", "tokens_per_minute", "concurrency_per_key", "admin_key_file"]
+)
 def test_what_needs_keys_is_refused_without_them(field: str) -> None:
     with pytest.raises(ConfigError, match=f"{field}=7: needs api_key_file"):
         ServerConfig(**{field: 7})
+
+
+def test_tokens_of_a_minute_are_counted_and_forgotten() -> None:
+    clock = Clock()
+    quota = Quota(
+        requests_per_minute=None, concurrency_per_key=None, tokens_per_minute=100, clock=clock
+    )
+    quota.enter(b"a")
+    for tokens in (40, 50):
+        quota.charge(b"a", tokens)
+        clock.now_s += 10
+        quota.enter(b"a")  # below the limit
+    quota.charge(b"a", 500)
+    for waited_s, retry_s in ((0, 60), (45, 15)):  # the last charge alone is too much
+        clock.now_s += waited_s
+        with pytest.raises(QuotaExceeded, match="the limit is 100") as caught:
+            quota.enter(b"a")
+        assert (caught.value.code, caught.value.retry_after_s) == ("token_limit_exceeded", retry_s)
+    quota.enter(b"b")
+    clock.now_s += 15
+    quota.enter(b"a")
 
 
 def test_an_empty_name_is_a_name() -> None:
@@ -209,3 +232,19 @@ async def test_concurrent_requests_at_the_limit(
         assert (await bob).status_code == 200
         again = await asyncio.gather(*[api.post(path, headers=ALICE) for _ in range(3)])
         assert [r.status_code for r in again] == [200] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompts_and_answers_use_up_a_key_s_tokens(
+    tokenizer: Any, key_file: str, stream: bool
+) -> None:
+    """Of all choices; and a key that has used them up is refused before its body is read."""
+    core = FakeCore(FILTERED, "a", "b")
+    settings = {"api_key_file": key_file, "tokens_per_minute": 111}
+    async with api_over(core, tokenizer, **settings) as api:
+        body = {"prompt": [400] * 50, "n": 2, "stream": stream}
+        assert (await api.post(COMPLETIONS, headers=ALICE, **body)).status_code == 200  # 104 tokens
+        assert (await api.post(COMPLETIONS, headers=ALICE, **body)).status_code == 200
+        refused = await api.post(COMPLETIONS, headers=ALICE, prompt="Hi")
+        assert_refused(refused, "token_limit_exceeded")
+        assert "used 208 tokens within a minute, the limit is 111" in refused.text

@@ -164,6 +164,15 @@ def test_a_slow_reader_who_goes_on_gets_everything(tokenizer: Any) -> None:
     assert data.count(b"x" * 50_000) == 40
 
 
+def test_a_head_that_is_too_long_is_told_the_limit(tokenizer: Any) -> None:
+    with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
+        held.sendall(b"GET /health HTTP/1.1\r\nX: ".ljust(65_500, b"x"))
+        held.sendall(b"x" * 100)
+        status, body = reply_of(held)
+    assert (status, body["error"]["code"]) == (431, "head_too_large")
+    assert "65536 bytes, the limit" in body["error"]["message"]
+
+
 @pytest.mark.parametrize("length", ["abc", "-1", "1, 2"])
 def test_a_bad_content_length_is_a_400_in_openai_s_form(tokenizer: Any, length: str) -> None:
     with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:

@@ -13,7 +13,12 @@ from tests.fakes import CHAT, COMPLETIONS, data_of, wait_for
 from tests.served import KEEP, Served, prose
 
 RESPONSES, MESSAGES, FILTER = "/v1/responses", "/v1/messages", "/v1/filter"
-RULES = "Answer in one word. Never mention the weather, and be kind to the cat."
+# attention often keeps a prompt's first tokens; the last sentence only protection does
+RULES = """You work in the harbour office and answer what visitors ask about the boats.
+
+Speak plainly, and leave out what nobody wants to know about ropes, paint or the price of fish.
+
+Answer in one word. Never mention the weather, and be kind to the cat."""
 QUESTION = "What is the code for the lamb?"
 Json = dict[str, Any]
 

@@ -7,6 +7,7 @@ import gc
 import pytest
 
 from gemserve.api.access.backlog import Backlog, BacklogJob
+from gemserve.errors import QueueFull
 from gemserve.types import (
     Filtered,
     FilterParams,
@@ -119,3 +120,18 @@ def test_the_wait_of_a_tenant_does_not_grow_with_others_queues() -> None:
     for job in jobs:
         job.close()
     assert backlog.wait_s(b"greedy") == 0
+
+
+def test_prompts_that_are_not_read_have_a_limit_together() -> None:
+    """128 prompts of a model's whole context would wait in gigabytes of memory."""
+    backlog = Backlog(Clock(), max_tokens=100)
+    backlog.check_room(1000)  # alone it may be of any length
+    asked = request(prompt=60, answer=5)
+    job = backlog.enter(asked)
+    backlog.check_room(40)
+    with pytest.raises(QueueFull, match="60 tokens of prompts wait, the limit is 100"):
+        backlog.check_room(41)
+    read(job, asked)
+    backlog.check_room(41)
+    job.close()
+    backlog.check_room(101)

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import gemserve
+from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.gate import Gate
 from gemserve.api.access.keys import open_keys
@@ -111,6 +112,8 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         trials=SchemaTrials(builder.grammars),
         keep_alive_s=config.keep_alive_s,
         max_wait_s=config.max_wait_s,
+        timeout_s=config.request_timeout_s,
+        backlog=Backlog(max_tokens=config.max_queued_tokens),
         traces=traces,
     )
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
@@ -141,6 +144,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
         quota = Quota(
             requests_per_minute=config.requests_per_minute,
             concurrency_per_key=config.concurrency_per_key,
+            tokens_per_minute=config.tokens_per_minute,
         )
         count = metrics.rejections
         app.add_middleware(

@@ -186,7 +186,11 @@ class _Writer:
 
     @property
     def _has_quota(self) -> bool:
-        limits = (self._config.requests_per_minute, self._config.concurrency_per_key)
+        limits = (
+            self._config.requests_per_minute,
+            self._config.tokens_per_minute,
+            self._config.concurrency_per_key,
+        )
         return any(limit is not None for limit in limits)
 
     def _success(self, operation: Operation) -> Json:

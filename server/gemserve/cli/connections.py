@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from gemserve.api.error_replies import ErrorKind, error_body
 from gemserve.config import ServerConfig
 
+MAX_HEAD_BYTES = 64 << 10  # of a request's head
 LEAST_READ_BYTES = 64 << 10  # of a reply, within the timeout
 _SLACK_S = 5.0  # the application answers a slow body first, with a 408
 
@@ -100,6 +102,11 @@ class _LimitedProtocol(H11Protocol):
         self._expect_reading()  # closing waits until everything is read
 
     def send_400_response(self, msg: str) -> None:
+        error = sys.exception()  # of which uvicorn tells nothing else
+        if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
+            message = f"The request's head has more than {MAX_HEAD_BYTES} bytes, the limit."
+            self._refuse(431, message, "invalid_request_error", "head_too_large")
+            return
         self._refuse(400, msg, "invalid_request_error", "invalid_http")
 
     def _set_deadline(self) -> None:

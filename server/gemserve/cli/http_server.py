@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from gemserve.cli.connections import connection_limits, limited_protocol
+from gemserve.cli.connections import MAX_HEAD_BYTES, connection_limits, limited_protocol
 from gemserve.config import ServerConfig
 from gemserve.engine.worker import Engine
 
@@ -56,7 +56,7 @@ def http_server(app: ASGIApp, engine: Engine, config: ServerConfig, **options: A
         "timeout_keep_alive": 30,
         # longer than the engine drains, so that every reply ends before connections are closed
         "timeout_graceful_shutdown": DRAIN_S + 10,
-        "h11_max_incomplete_event_size": 64 << 10,
+        "h11_max_incomplete_event_size": MAX_HEAD_BYTES,
         "http": limited_protocol(connection_limits(config)),
         "ws": "none",
         **options,

@@ -179,6 +179,18 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         read_switch,
         "true ends the process, too, with status 70, so that a supervisor restarts it",
     ),
+    Option(
+        "--request-timeout",
+        "request_timeout_s",
+        number(0.1, 604800, float),
+        "seconds for a request, from its place in the queue to its end",
+    ),
+    Option(
+        "--max-queued-tokens",
+        "max_queued_tokens",
+        number(1),
+        "tokens of all prompts that wait or are being read",
+    ),
     Option("--api-key-file", "api_key_file", str, "file of keys; clients need one", "none"),
     Option("--admin-key-file", "admin_key_file", str, "file of administrators' keys", "none"),
     Option(
@@ -186,6 +198,13 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "requests_per_minute",
         number(1, 1_000_000),
         "requests that one key may send in a minute",
+        "no limit",
+    ),
+    Option(
+        "--tokens-per-minute",
+        "tokens_per_minute",
+        number(1),
+        "tokens of prompts and answers that one key may use in a minute",
         "no limit",
     ),
     Option(

@@ -1,4 +1,7 @@
-"""How long what is queued and running will still take: for `Retry-After`, and to refuse more."""
+"""How many tokens wait, and how long what is queued and running will take.
+
+For `Retry-After`, and to refuse what would be too much or wait too long.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable
 from weakref import WeakSet
 
+from gemserve.errors import QueueFull
 from gemserve.types import Event, Filtered, Finished, Request, TextDelta
 
 LEAST_S, MOST_S = 1, 60
@@ -19,8 +23,12 @@ class Backlog:
     It is used on the event loop only, so it needs no lock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, max_tokens: int = 1 << 62
+    ) -> None:
+        """`max_tokens`: of prompts that are not read yet. One prompt alone may have more."""
         self._clock = clock
+        self._max_tokens = max_tokens
         # weak: a request whose reading never begins is not closed either
         self._jobs: WeakSet[BacklogJob] = WeakSet()
         self._busy_since_s = 0.0
@@ -36,6 +44,12 @@ class Backlog:
         job = BacklogJob(self, request.tenant, len(request.prompt_ids), request.sampling.max_tokens)
         self._jobs.add(job)
         return job
+
+    def check_room(self, num_tokens: int = 1) -> None:
+        """Raise `QueueFull` if prompts of so many tokens do not fit beside those that wait."""
+        waiting = sum(job.tokens_unread for job in self._jobs)
+        if waiting and waiting + num_tokens > self._max_tokens:
+            raise QueueFull(waiting=waiting, limit=self._max_tokens, kind="tokens of prompts")
 
     def retry_after_s(self) -> int:
         """When what is queued and running now will probably be done: 1 to 60 seconds."""
@@ -101,10 +115,15 @@ class BacklogJob:
         self._is_read = False
         self._drawn = 0
 
+    @property
+    def tokens_unread(self) -> int:
+        """The prompt's tokens, until all of them are read."""
+        return 0 if self._is_read else self._prompt_tokens
+
     def tokens_left(self, expected_answer: float) -> float:
         """Tokens to read and to draw, if the answer is as long as expected."""
         answer = max(0.0, min(self._max_tokens, expected_answer) - self._drawn)
-        return answer + (0 if self._is_read else self._prompt_tokens)
+        return answer + self.tokens_unread
 
     def see(self, event: Event) -> None:
         if isinstance(event, Filtered):

@@ -1,4 +1,4 @@
-"""How many requests one API key may send in a minute, and how many choices it may have at once."""
+"""What one API key may use: requests and tokens in a minute, and choices at the same time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gemserve.errors import QuotaExceeded, RequestError
+from gemserve.types import Event, TextDelta
 
 MINUTE_S = 60.0
 _TOO_MANY = "concurrency_limit_exceeded"
@@ -18,6 +19,9 @@ _TOO_MANY = "concurrency_limit_exceeded"
 class _Usage:
     running: int = 0  # choices: a request with n = 8 is as much work as eight requests
     entered_s: deque[float] = field(default_factory=deque)  # of the last minute, oldest first
+    # when tokens were used and how many, of the last minute, oldest first; and their sum
+    charges: deque[tuple[float, int]] = field(default_factory=deque)
+    tokens: int = 0
 
 
 class Quota:
@@ -31,10 +35,12 @@ class Quota:
         *,
         requests_per_minute: int | None,
         concurrency_per_key: int | None,
+        tokens_per_minute: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._per_minute = requests_per_minute
         self._at_once = concurrency_per_key
+        self._most_tokens = tokens_per_minute
         self._clock = clock
         self._uses: dict[bytes, _Usage] = {}  # one for every key that was ever valid and used
 
@@ -47,8 +53,10 @@ class Quota:
                 code=_TOO_MANY,
                 retry_after_s=1,
             )
+        now_s = self._clock()
+        if self._most_tokens is not None:
+            self._check_tokens(use, self._most_tokens, now_s)
         if self._per_minute is not None:
-            now_s = self._clock()
             while use.entered_s and now_s - use.entered_s[0] >= MINUTE_S:
                 use.entered_s.popleft()
             if len(use.entered_s) >= self._per_minute:
@@ -81,6 +89,29 @@ class Quota:
             )
         use.running += count
 
+    def charge(self, key: bytes, tokens: int) -> None:
+        """Count tokens that a request has used. They are not refused: its next request is."""
+        if self._most_tokens is not None:
+            use = self._uses[key]
+            use.charges.append((self._clock(), tokens))
+            use.tokens += tokens
+
+    @staticmethod
+    def _check_tokens(use: _Usage, limit: int, now_s: float) -> None:
+        while use.charges and now_s - use.charges[0][0] >= MINUTE_S:
+            use.tokens -= use.charges.popleft()[1]
+        if use.tokens < limit:
+            return
+        left, ends_s = use.tokens, now_s
+        for used_s, tokens in use.charges:
+            if left >= limit:
+                left, ends_s = left - tokens, used_s + MINUTE_S
+        raise QuotaExceeded(
+            f"This API key has used {use.tokens} tokens within a minute, the limit is {limit}.",
+            code="token_limit_exceeded",
+            retry_after_s=max(1, math.ceil(ends_s - now_s)),
+        )
+
     def leave(self, key: bytes, choices: int = 1) -> None:
         use = self._uses[key]
         use.running -= choices
@@ -100,7 +131,27 @@ class Place:
         self._quota.add_choices(self._key, count)
         self._choices += count
 
+    def charge(self, tokens: int) -> None:
+        """Count tokens that the request has used, also after it has left."""
+        self._quota.charge(self._key, tokens)
+
     def leave(self) -> None:
         """Give back everything. Idempotent."""
         self._quota.leave(self._key, self._choices)
         self._choices = 0
+
+
+class TokenCharges:
+    """Charges the tokens of one choice's answer to its key, when the answer has ended."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._count = place, 0
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self._count += len(event.token_ids)
+
+    def close(self) -> None:
+        if self._count:
+            self._place.charge(self._count)
+        self._count = 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
 from fastapi import Request
 
 from gemserve.engine.stream import Stream
-from gemserve.types import Event
+from gemserve.types import Event, Finished
 
 Arrival = tuple[int, Event]  # a stream's index, and an event of it
 
@@ -51,11 +52,15 @@ class EventReader:
         observers: Sequence[Observer],
         *,
         keep_alive_s: float,
+        timeout_s: float,
     ) -> None:
+        """`timeout_s`: after so long the streams that have not ended fail."""
         self.streams = streams
         self._http = http
         self._observers = observers
         self.keep_alive_s = keep_alive_s
+        self._timeout_s = timeout_s
+        self._is_overdue = False
 
     async def events(self) -> AsyncGenerator[Arrival]:
         """The streams' events in the order in which they come."""
@@ -83,6 +88,7 @@ class EventReader:
         self, find_pause_s: Callable[[], float | None]
     ) -> AsyncGenerator[Arrival | None]:
         watcher = asyncio.create_task(self._cancel_on_disconnect())
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._end_overdue)
         readers = [aiter(stream) for stream in self.streams]
         pending = {asyncio.ensure_future(anext(r)): index for index, r in enumerate(readers)}
         try:
@@ -99,18 +105,31 @@ class EventReader:
                     # memory until the garbage collector runs.
                     if isinstance(task.exception(), StopAsyncIteration):
                         continue
-                    event = task.result()
+                    event = self._explained(task.result())
                     self._observers[index].see(event)
                     pending[asyncio.ensure_future(anext(readers[index]))] = index
                     yield index, event
         finally:
             watcher.cancel()
+            timer.cancel()
             for stream, observer in zip(self.streams, self._observers, strict=True):
                 stream.cancel()
                 observer.close()
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+
+    def _end_overdue(self) -> None:
+        self._is_overdue = True
+        for stream in self.streams:
+            stream.cancel()
+
+    def _explained(self, event: Event) -> Event:
+        """The event, or why it ended a stream that has taken too long."""
+        if self._is_overdue and isinstance(event, Finished) and event.reason == "abort":
+            error = f"it took longer than {self._timeout_s:g} s, the limit of this server"
+            return replace(event, reason="error", error=error)
+        return event
 
     async def _cancel_on_disconnect(self) -> None:
         while (await self._http.receive())["type"] != "http.disconnect":

@@ -80,8 +80,12 @@ def document_routes(
             intake = await _take_in(http, submitter, builder, store, pdfs)
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document
+            num_tokens = len(intake.request.prompt_ids)
+            submitter.backlog.check_room(num_tokens)
             stream = engine.submit(replace(intake.request, tenant=tenant))
         store.add(tenant, document)
+        if (place := http.scope["state"].get("place")) is not None:
+            place.charge(num_tokens)
         observers = submitter.observers(stream.request, arrived_s)
         warm_ups.follow(document, stream, Observers(*observers))
         if waits or intake.body.wait:

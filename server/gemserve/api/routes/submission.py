@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.keys import tenant_of
+from gemserve.api.access.quota import TokenCharges
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
@@ -86,6 +87,7 @@ class Submitter:
     documents: DocumentStore
     trials: SchemaTrials
     keep_alive_s: float
+    timeout_s: float
     max_wait_s: float | None = None
     traces: Traces | None = None
     backlog: Backlog = field(default_factory=Backlog)
@@ -115,8 +117,11 @@ class Submitter:
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
+            num_tokens = sum(len(request.prompt_ids) for request in requests.requests)
+            self.backlog.check_room(num_tokens)
             if caller is not None:
-                http.scope["state"]["place"].add_choices(len(requests.requests) - 1)
+                place = http.scope["state"]["place"]
+                place.add_choices(len(requests.requests) - 1)
             streams = self.engine.submit_all(
                 [
                     replace(request, tenant=tenant, documents=finder.ids)
@@ -125,6 +130,10 @@ class Submitter:
             )
         sent = [stream.request for stream in streams]
         observers = [self.observers(request, arrived_s) for request in sent]
+        if caller is not None:
+            place.charge(num_tokens)
+            for some in observers:
+                some.append(TokenCharges(place))
         if self.traces is not None:
             traced = self.traces.begin(
                 http.scope, sent, requests.n, model=body.model, arrived_s=arrived_s
@@ -132,12 +141,15 @@ class Submitter:
             for some, observer in zip(observers, traced, strict=True):
                 some.append(observer)
         joined = [Observers(*some) for some in observers]
-        reader = EventReader(http, streams, joined, keep_alive_s=self.keep_alive_s)
+        reader = EventReader(
+            http, streams, joined, keep_alive_s=self.keep_alive_s, timeout_s=self.timeout_s
+        )
         return Submission(body, requests, reader)
 
     def check_room(self, tenant: bytes) -> None:
         """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""
         self.engine.check_room(tenant=tenant)
+        self.backlog.check_room()
         if self.max_wait_s is not None:
             wait_s = self.backlog.wait_s(tenant)
             if wait_s > self.max_wait_s:

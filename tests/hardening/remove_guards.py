@@ -1,0 +1,238 @@
+"""Takes each guard out of a copy of the server, and shows that its test fails without it.
+
+    python tests/hardening/remove_guards.py [WORD ...]   only tests with one of the words
+
+It takes minutes, so it is no part of `make test`. docs/hardening.md has what it found, and
+tests/unit/test_hardening_table.py checks that every text below still stands where it is looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "server"
+NEW = "tests/hardening/test_"
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A guard: in `file` of the package, `text` is replaced by `without`. `test` then fails."""
+
+    test: str
+    file: str
+    text: str
+    without: str
+
+
+REMOVALS: tuple[Removal, ...] = (
+    Removal(
+        f"{NEW}prompt_filters.py::test_a_hit_in_the_cache_keeps_the_system_prompt",
+        "prompting/protected.py",
+        "ranges.append(ProtectedRange(start, stop, Priority.SYSTEM))",
+        "pass",
+    ),
+    Removal(
+        f"{NEW}prompt_filters.py::test_code_is_kept_in_whole_lines",
+        "filtering/sieve.py",
+        "self.order(scores, evidence.breaks, within)",
+        "self.order(scores, TextBreaks(), within)",
+    ),
+    Removal(
+        f"{NEW}prompt_filters.py::test_recall_survives_compaction",
+        "engine/runner.py",
+        "positions=[s.next_slot + s.num_evicted for s in sequences]",
+        "positions=[s.num_prompt + len(s.generated) for s in sequences]",
+    ),
+    Removal(
+        f"{NEW}filter_costs.py::test_every_request_gives_its_memory_back",
+        "engine/scheduler.py",
+        "sequence.state = State.FINISHED\n        self._release(sequence)",
+        "sequence.state = State.FINISHED",
+    ),
+    Removal(
+        f"{NEW}prompt_filters.py::test_short_prompts_are_left_alone",
+        "filtering/planner.py",
+        "if num_tokens <= self.min_tokens or num_tokens <= params.kept_count(num_tokens):",
+        "if num_tokens <= params.kept_count(num_tokens):",
+    ),
+    Removal(
+        f"{NEW}prompt_filters.py::test_usage_counts_what_was_sent_and_the_report_what_was_kept",
+        "api/replies/token_counts.py",
+        "prompt_tokens = sum(report.prompt_tokens for",
+        "prompt_tokens = sum(report.kept_tokens for",
+    ),
+    Removal(
+        "tests/contract/test_disconnect.py::test_a_dropped_request_stops_within_a_second",
+        "api/replies/event_reader.py",
+        'while (await self._http.receive())["type"] != "http.disconnect":',
+        "while True:",
+    ),
+    Removal(
+        f"{NEW}refusals.py::test_a_text_of_too_many_characters_is_not_tokenized",
+        "api/requests/request_builder.py",
+        "if fewest_tokens > limit:",
+        "if False:",
+    ),
+    Removal(
+        f"{NEW}streams.py::test_a_failure_before_the_first_token_is_an_error",
+        "api/replies/choices_reply.py",
+        "yield data_event(failure_body(event))",
+        "pass",
+    ),
+    Removal(
+        f"{NEW}streams.py::test_what_was_held_back_is_sent_at_the_end",
+        "decoding/detokenize.py",
+        "rest += self._held",
+        "pass",
+    ),
+    Removal(
+        f"{NEW}streams.py::test_no_part_of_a_stop_string_is_sent",
+        "decoding/detokenize.py",
+        "hold = max((stop.num_matched for stop in self._stops), default=0)",
+        "hold = 0",
+    ),
+    Removal(
+        f"{NEW}engine_faults.py::test_one_request_fails_and_the_others_are_answered",
+        "decoding/sampling.py",
+        "is_valid = torch.isfinite(best.values) & ~given.isnan().any(dim=-1)",
+        "is_valid = torch.ones_like(best.values, dtype=torch.bool)",
+    ),
+    Removal(
+        f"{NEW}engine_faults.py::test_one_request_fails_and_the_others_are_answered",
+        "engine/runner.py",
+        "for sequence in sequences:\n                # without",
+        "for sequence in ():\n                # without",
+    ),
+    Removal(
+        f"{NEW}streams.py::test_log_probabilities_of_tokens_that_cannot_come_are_valid_json",
+        "decoding/sampling.py",
+        "LOWEST_LOGPROB = -9999.0",
+        'LOWEST_LOGPROB = float("-inf")',
+    ),
+    Removal(
+        f"{NEW}refusals.py::test_token_ids_outside_of_the_vocabulary_are_a_400",
+        "api/requests/sampling_options.py",
+        "if not 0 <= token < vocab_size:",
+        "if False:",
+    ),
+    Removal(
+        f"{NEW}refusals.py::test_a_full_queue_answers_before_the_body_is_read",
+        "api/routes/submission.py",
+        "self.check_room()  # a full queue",
+        "pass  # a full queue",
+    ),
+    Removal(
+        f"{NEW}refusals.py::test_a_huge_request_id_goes_nowhere",
+        "api/access/request_id.py",
+        "if _ACCEPTABLE_ID.fullmatch(given)",
+        "if given",
+    ),
+    Removal(
+        f"{NEW}keys_and_adapters.py::test_keys_share_no_cached_documents",
+        "engine/core.py",
+        "request = replace(request, tenant=tenant)",
+        'request = replace(request, tenant=b"")',
+    ),
+    Removal(
+        f"{NEW}keys_and_adapters.py::test_an_adapter_is_part_of_what_is_cached",
+        "engine/sequence.py",
+        "of_adapter = None if adapter is None else (adapter.name, adapter.version)",
+        "of_adapter = None",
+    ),
+    Removal(
+        f"{NEW}keys_and_adapters.py::test_an_adapter_loaded_again_forgets_what_was_cached",
+        "engine/sequence.py",
+        "(adapter.name, adapter.version)",
+        '(adapter.name, "")',
+    ),
+    Removal(
+        f"{NEW}keys_and_adapters.py::test_adapters_come_from_their_folder_only",
+        "adapters/folder.py",
+        'if not parts or Path(path).is_absolute() or ".." in parts or "\\0" in path:',
+        "if not parts:",
+    ),
+    Removal(
+        f"{NEW}keys_and_adapters.py::test_every_path_but_the_probes_needs_a_key",
+        "api/access/gate.py",
+        'scope["path"] in self._open_paths:',
+        'not scope["path"].startswith("/v1"):',
+    ),
+    Removal(
+        f"{NEW}engine_faults.py::test_a_dead_engine_is_seen_and_nothing_hangs",
+        "api/routes/health.py",
+        "if engine.death is None:",
+        "if True:",
+    ),
+    Removal(
+        "tests/e2e/test_connections.py::test_draining_shows_on_ready_while_streams_go_on",
+        "api/routes/health.py",
+        "if engine.is_draining:",
+        "if False:",
+    ),
+    Removal(
+        "tests/e2e/test_connections.py::test_a_connection_without_a_whole_head_ends",
+        "cli/connections.py",
+        "self._sending = self.loop.call_later(seconds, self._sent_too_slowly)",
+        "self._sending = self.loop.call_later(9999, self._sent_too_slowly)",
+    ),
+    Removal(
+        f"{NEW}refusals.py::test_prompts_that_wait_have_a_limit_together",
+        "api/access/backlog.py",
+        "if waiting and waiting + num_tokens > self._max_tokens:",
+        "if False:",
+    ),
+    Removal(
+        f"{NEW}refusals.py::test_no_request_runs_for_ever",
+        "api/replies/event_reader.py",
+        "timer = asyncio.get_running_loop().call_later(self._timeout_s, self._end_overdue)",
+        "timer = asyncio.get_running_loop().call_later(9999, self._end_overdue)",
+    ),
+)
+
+
+def fails_without(removal: Removal, server: Path) -> bool:
+    """Run the test on a copy of the server without the guard."""
+    path = server / "gemserve" / removal.file
+    original = path.read_text("utf-8")
+    assert original.count(removal.text) == 1, removal
+    path.write_text(original.replace(removal.text, removal.without), "utf-8")
+    paths = [server, ROOT / "kernels", ROOT / "clients", os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "250", removal.test]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        path.write_text(original, "utf-8")
+    is_run = ended.returncode in (0, 1) and " error" not in ended.stdout.rstrip().split("\n")[-1]
+    assert is_run, ended.stdout + ended.stderr  # it must fail by what it asserts
+    return ended.returncode == 1
+
+
+def main(words: list[str]) -> int:
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        server = Path(shutil.copytree(SERVER, Path(folder) / "server"))
+        for removal in REMOVALS:
+            if words and not any(word in removal.test for word in words):
+                continue
+            fails = fails_without(removal, server)
+            survivors += not fails
+            print("fails" if fails else "PASSES", removal.file, removal.test, flush=True)
+    return min(survivors, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -32,7 +32,8 @@ import httpx
 from gemserve_client.load_test.traffic import COMMON_WORDS
 
 READY_S = 300.0
-LONGEST_LOAD_S = 2.5
+LONGEST_LOAD_S = 60.0
+LONGEST_MOMENT_S = 0.6
 SETTINGS = [
     *("--model", "builtin", "--log-format", "json", "--otel", "off", "--adapter", "first=a"),
     *("--kv-memory", "256MiB", "--filter-min-tokens", "256", "--cache-disk", "100MB"),
@@ -136,10 +137,15 @@ class Load:
         self.answers: list[tuple[Body, str]] = []
         self.counts: Counter[str] = Counter()
 
-    async def run(self, seconds: float, kill: Any) -> None:
+    async def run(self, kill: Any) -> None:
+        """Kill the server a moment after some answers, whatever the machine's speed."""
+        num_answers, seconds = self.rng.randrange(4), self.rng.uniform(0, LONGEST_MOMENT_S)
+        ends_s = time.monotonic() + LONGEST_LOAD_S
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as client:
             works = [self._stream, self._stream, self._load_adapters, self._store_documents]
             tasks = [asyncio.create_task(self._repeat(work, client)) for work in works]
+            while len(self.answers) < num_answers and time.monotonic() < ends_s:
+                await asyncio.sleep(0.005)
             await asyncio.sleep(seconds)
             await asyncio.to_thread(kill)
             await asyncio.wait(tasks, timeout=30)
@@ -239,7 +245,7 @@ def run(folder: Path, kills: int, seed: int) -> Outcome:
             if number == kills:
                 break
             load = Load(server.url, rng)
-            asyncio.run(load.run(rng.uniform(0.05, LONGEST_LOAD_S), server.kill))
+            asyncio.run(load.run(server.kill))
             outcome.counts.update(load.counts)
             outcome.counts["clean kills"] += server.process.returncode == -signal.SIGKILL
             cut = list((folder / "cache").glob("kv-*.tmp"))

@@ -32,7 +32,8 @@ import httpx
 from gemserve_client.load_test.traffic import COMMON_WORDS
 
 READY_S = 300.0
-LONGEST_LOAD_S = 2.5
+LONGEST_LOAD_S = 60.0
+LONGEST_MOMENT_S = 0.6
 SETTINGS = [
     *("--model", "builtin", "--log-format", "json", "--otel", "off", "--adapter", "first=a"),
     *("--kv-memory", "256MiB", "--filter-min-tokens", "256", "--cache-disk", "100MB"),
@@ -136,10 +137,15 @@ class Load:
         self.answers: list[tuple[Body, str]] = []
         self.counts: Counter[str] = Counter()
 
-    async def run(self, seconds: float, kill: Any) -> None:
+    async def run(self, kill: Any) -> None:
+        """Kill the server a moment after some answers, whatever the machine's speed."""
+        num_answers, seconds = self.rng.randrange(4), self.rng.uniform(0, LONGEST_MOMENT_S)
+        ends_s = time.monotonic() + LONGEST_LOAD_S
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as client:
             works = [self._stream, self._stream, self._load_adapters, self._store_documents]
             tasks = [asyncio.create_task(self._repeat(work, client)) for work in works]
+            while len(self.answers) < num_answers and time.monotonic() < ends_s:
+                await asyncio.sleep(0.005)
             await asyncio.sleep(seconds)
             await asyncio.to_thread(kill)
             await asyncio.wait(tasks, timeout=30)
@@ -219,15 +225,18 @@ def write_adapters(folder: Path) -> None:
         write_folder(path, kind="prefix", settings={}, tensors=tensors, base=base_of(model))
 
 
-def run(folder: Path, kills: int, seed: int) -> Outcome:
+def run(folder: Path, kills: int, seed: int, minutes: float) -> Outcome:
+    """At most so many kills, and none after so many minutes."""
     rng, outcome = Random(seed), Outcome()
     write_adapters(folder / "adapters")
     recorded: list[tuple[Body, str]] = []
     new: list[tuple[Body, str]] = []  # of the server that was killed last
+    ends_s = time.monotonic() + 60 * minutes
     for number in range(kills + 1):
+        is_last = number == kills or time.monotonic() > ends_s
         server = Server(folder, folder / f"server-{number}.log")
         try:
-            if number % 5 == 4 and number < kills:
+            if number % 5 == 4 and not is_last:
                 time.sleep(rng.uniform(0, 6))
                 outcome.counts["killed while starting"] += 1
                 continue
@@ -236,12 +245,13 @@ def run(folder: Path, kills: int, seed: int) -> Outcome:
                 bodies = [body_of(document(rng, 1500)[0], **more) for more in _VARIANTS]
                 recorded = [(body, ask(server.url, body)[0]) for body in bodies]
             check(server, [*rng.sample(recorded, 2), *new[-2:]], outcome)
-            if number == kills:
+            if is_last:
                 break
             load = Load(server.url, rng)
-            asyncio.run(load.run(rng.uniform(0.05, LONGEST_LOAD_S), server.kill))
+            asyncio.run(load.run(server.kill))
             outcome.counts.update(load.counts)
-            outcome.counts["clean kills"] += server.process.returncode == -signal.SIGKILL
+            assert server.process.returncode == -signal.SIGKILL
+            outcome.counts["killed while serving"] += 1
             cut = list((folder / "cache").glob("kv-*.tmp"))
             outcome.counts["killed amid a cache write"] += bool(cut)
             new = load.answers
@@ -259,14 +269,15 @@ _VARIANTS: list[Body] = [{}, {"adapter": "first"}, {"logprobs": True}, {"filter"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=240.0, help="no kill after so long")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(Path(folder), arguments.kills, arguments.seed)
+        outcome = run(Path(folder), arguments.kills, arguments.seed, arguments.minutes)
     for fault in outcome.faults:
         print(fault, file=sys.stderr)
-    result = {"kills": arguments.kills, "seed": arguments.seed, "faults": len(outcome.faults)}
+    result = {"seed": arguments.seed, "faults": len(outcome.faults)}
     print(json.dumps({**result, **outcome.counts}))
     sys.exit(bool(outcome.faults))
 

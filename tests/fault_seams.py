@@ -85,7 +85,9 @@ def _is_loaded(plan: FaultPlan, copies: Any, sequence: Sequence, *_: Any) -> boo
 
 
 def _is_streamed(plan: FaultPlan, content: Any, **_: Any) -> bool:
-    return content.get("object") == "text_completion"  # the others' are chats
+    """In the middle of a stream, of which the others' are chats."""
+    is_victims = content.get("object") == "text_completion"
+    return is_victims and any(choice["text"] for choice in content["choices"])
 
 
 def _is_for_client(plan: FaultPlan, cycle: Any, message: Any) -> bool:

@@ -163,7 +163,7 @@ def test_a_client_that_fails_takes_nobody_with_it(
 ) -> None:
     """The seam "client socket": sending to it fails, it resets its connection, or it is slow."""
     served.empty_caches()
-    plan = FaultPlan("exception" if fault == "exception" else "none", limit=1)
+    plan = FaultPlan("exception", limit=int(fault == "exception"))
     others: list[Outcome] = []
     body = {**VICTIM, "max_tokens": 8 if fault == "delay" else 1000}
     with CLIENT_SOCKET.replaced(plan):

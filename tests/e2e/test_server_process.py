@@ -67,5 +67,5 @@ def test_every_start_after_a_kill_is_clean_and_right() -> None:
     )
     assert run.returncode == 0, run.stderr
     outcome = json.loads(run.stdout.splitlines()[-1])
-    assert (outcome["faults"], outcome["clean kills"]) == (0, 2)
+    assert (outcome["faults"], outcome["killed while serving"]) == (0, 2)
     assert outcome["answers"] >= 6

@@ -205,7 +205,7 @@ def test_a_wrong_key_file_is_an_error_before_a_model_is_loaded(
 ) -> None:
     path = tmp_path / "keys"
     path.write_text("fine\nnot fine\n")
-    assert main(["serve", "--api-key-file", str(path), "--model", "/nowhere"]) == 2
+    assert main(["serve", "--port", "0", "--api-key-file", str(path), "--model", "no/model"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"{path}: line 2: " in error
@@ -220,7 +220,7 @@ def test_a_missing_adapter_is_an_error_before_a_model_is_loaded(
         (["--adapter-dir", missing], f"adapter_dir={missing}: no such folder"),
         (["--adapter-dir", str(tmp_path), "--adapter", "a=b"], "adapter=a=b: no such folder"),
     ):
-        assert main(["serve", *flags, "--model", "/nowhere"]) == 2
+        assert main(["serve", *flags, "--port", "0", "--model", "no/model"]) == 2
         assert capsys.readouterr().err == f"gemserve: {said}\n"
 
 

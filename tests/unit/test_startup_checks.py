@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import socket
+import struct
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -148,6 +149,21 @@ def test_the_port_answers_while_the_model_loads(phase: str) -> None:
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))  # it is free for the server
+
+
+def test_a_client_that_leaves_prints_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with LoadingProbe("127.0.0.1", port):
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as leaves:
+                leaves.sendall(b"GET /ready HTTP/1.1\r\n\r\n")
+                leaves.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=30)
+        refused.value.close()
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_silent_client_does_not_keep_others_from_the_probe() -> None:

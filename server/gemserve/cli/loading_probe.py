@@ -60,6 +60,9 @@ class _Server(HTTPServer):
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # HTTPServer's asks a name server
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client has left, which is no error of ours. The base class prints a traceback."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = _READ_TIMEOUT_S

@@ -82,11 +82,12 @@ def main() -> int:
             if name == "image":
                 print(f"{SBOM.relative_to(ROOT)}: {write_sbom(listed)} packages of the image")
             found = audit(listed)
-            print(f"deploy/{name}.lock: {len(found.weaknesses)} known weaknesses")
+            if found.gap is not None:
+                print(f"deploy/{name}.lock: NOT AUDITED: {found.gap}")
+            else:
+                print(f"deploy/{name}.lock: {len(found.weaknesses)} known weaknesses")
             for line in found.weaknesses:
                 print(f"  {line}")
-            if found.gap is not None:
-                print(f"deploy/{name}.lock: NOT AUDITED: {found.gap}", file=sys.stderr)
             outcomes |= {1 if found.weaknesses else 2 if found.gap else 0}
     return 1 if 1 in outcomes else max(outcomes)
 

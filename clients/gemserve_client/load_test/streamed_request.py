@@ -187,12 +187,12 @@ class Client:
             event = _parse(data)
             try:
                 if usage := event.get("usage"):
-                    record.prompt_tokens = usage.get("prompt_tokens")
-                    counted = usage.get("completion_tokens")
+                    record.prompt_tokens = _count(usage.get("prompt_tokens"))
+                    counted = _count(usage.get("completion_tokens"))
                 if report := event.get("filter"):
-                    record.kept_tokens = report.get("kept_tokens")
-                    record.is_filtered = report.get("applied")
-                    record.filter_reason = report.get("reason")
+                    record.kept_tokens = _count(report.get("kept_tokens"))
+                    record.is_filtered = bool(report.get("applied"))
+                    record.filter_reason = _word(report.get("reason"))
                 if not self._has_content(event, record):
                     continue
             except (AttributeError, TypeError):
@@ -214,7 +214,7 @@ class Client:
     def _has_content(self, event: dict[str, Any], record: Record) -> bool:
         found = False
         for choice in event.get("choices") or ():
-            record.finish_reason = choice.get("finish_reason") or record.finish_reason
+            record.finish_reason = _word(choice.get("finish_reason")) or record.finish_reason
             if not self.chat:
                 found = found or bool(choice.get("text"))
                 continue
@@ -240,7 +240,7 @@ def _parse(data: str) -> dict[str, Any]:
     """Parse one event. Raises `Refused` for an error, and for anything but a JSON object."""
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
         raise Refused("malformed", f"not a JSON object: {data[:80]}")
@@ -249,10 +249,24 @@ def _parse(data: str) -> dict[str, Any]:
     return event
 
 
+def _count(value: object) -> int | None:
+    """A number of tokens. Raises `TypeError` for anything else."""
+    if value is None or type(value) is int:
+        return value
+    raise TypeError(value)
+
+
+def _word(value: object) -> str | None:
+    """A reason. Raises `TypeError` for anything else."""
+    if value is None or isinstance(value, str):
+        return value and value[:MAX_MESSAGE_CHARS]
+    raise TypeError(value)
+
+
 def _error_text(body: bytes) -> str:
     """The message of an error body, or the body itself, on one line."""
     text = body.decode(errors="replace")
-    with contextlib.suppress(ValueError, AttributeError):
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
         parsed = json.loads(body)
         error = parsed.get("error") or parsed
         text = error if isinstance(error, str) else str(error.get("message") or text)

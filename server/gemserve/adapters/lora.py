@@ -40,6 +40,7 @@ _READ = frozenset(
 )
 # Other values (pissa, olora, corda, loftq, …) change the base model's own weights.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+_MAX_CHARS = 500  # of PEFT's own message, which may list every tensor
 _PATTERN = re.compile(r"[\w.^$\\-]+")  # a module's name; no pattern that could take long to match
 
 
@@ -84,7 +85,7 @@ def build(
         added = {key: p for key, p in tree.named_parameters() if _ADDED in key}
         outcome = set_peft_model_state_dict(tree, weights)
     except Exception as error:  # PEFT raises errors of almost any type
-        raise AdapterError(f"PEFT refuses it for this model: {error}") from error
+        raise AdapterError(f"PEFT refuses it for this model: {str(error)[:_MAX_CHARS]}") from error
     missing = sorted(key for key in outcome.missing_keys if key in added)
     if missing or outcome.unexpected_keys:
         which = missing or sorted(outcome.unexpected_keys)
@@ -109,7 +110,7 @@ def _config(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) ->
     """
     for key, value in settings.items():
         if key not in _READ | _WITHOUT_EFFECT and value not in (None, False, []):
-            raise AdapterError(f"{key[:100]}={shown(value)}: not supported")
+            raise AdapterError(f"{repr(key[:100])[1:-1]}={shown(value)}: not supported")
     if settings.get("bias", "none") != "none":
         raise AdapterError(f"bias={shown(settings['bias'])}: not supported, must be 'none'")
     if settings.get("init_lora_weights") not in _INITS:
@@ -155,9 +156,12 @@ def _rank(name: str, value: object, largest: int) -> int:
 
 
 def _scale(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise AdapterError(f"{name}={shown(value)}: must be a number")
-    return value
+    try:
+        if not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value):
+            return value
+    except OverflowError:  # an integer that no float can be
+        pass
+    raise AdapterError(f"{name}={shown(value)}: must be a number")
 
 
 def _by_module(name: str, value: object) -> dict[str, object]:

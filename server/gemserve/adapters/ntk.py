@@ -8,7 +8,7 @@ import torch
 
 from gemserve.adapters.tensor_checks import take
 from gemserve.cost import ModelShape
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Backend, Partial, ntk_part
@@ -84,7 +84,9 @@ def build(
     """Build the adapter. Raises `AdapterError` if tensors or settings do not fit this model."""
     positions = settings.get("positions", 0)
     if type(positions) is not int or not 0 <= positions < model.context_tokens:
-        raise AdapterError(f"positions={positions!r}: must be from 0 to {model.context_tokens - 1}")
+        raise AdapterError(
+            f"positions={shown(positions)}: must be from 0 to {model.context_tokens - 1}"
+        )
     z_a = tensors.get("z_a")
     r, s = z_a.shape[2:] if z_a is not None and z_a.dim() == 4 else (model.shape.head_dim, 1)
     taken = take(tensors, shapes(model.shape, r, s), torch.float32, model.device)

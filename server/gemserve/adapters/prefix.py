@@ -84,8 +84,8 @@ def from_peft(tensors: Mapping[str, torch.Tensor], shape: ModelShape) -> dict[st
         )
     if packed.dim() != 2 or packed.shape[1] != width:
         raise AdapterError(
-            f"tensor 'prompt_embeddings': has shape {list(packed.shape)}, the base model needs "
-            f"[prefix, {width}]"
+            f"tensor 'prompt_embeddings': has shape {shown(list(packed.shape))}, the base model "
+            f"needs [prefix, {width}]"
         )
     by_layer = packed.view(-1, 2 * shape.num_layers, shape.num_kv_heads, shape.head_dim)
     pairs = by_layer.permute(1, 2, 0, 3)  # [2 · layers, kv_heads, prefix, head_dim]

@@ -36,7 +36,7 @@ def take(
             )
         if tuple(tensor.shape) != shape:
             raise AdapterError(
-                f"tensor {name!r}: has shape {list(tensor.shape)}, the base model needs "
+                f"tensor {name!r}: has shape {shown(list(tensor.shape))}, the base model needs "
                 f"{list(shape)}"
             )
         taken[name] = check_values(name, tensor, dtype).to(device)

@@ -9,10 +9,12 @@ somebody else is found before it is used.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -126,7 +128,7 @@ class FileWriter:
 
 def read_info(path: Path, key: bytes) -> FileInfo:
     """The header of a file. Raises `DamagedFile` or `OSError`."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_plain) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = int.from_bytes(start, "little")
@@ -154,6 +156,15 @@ def read_info(path: Path, key: bytes) -> FileInfo:
     if info.num_bytes != size:
         raise DamagedFile("it has too many bytes, or too few")
     return info
+
+
+def open_plain(path: str, flags: int) -> int:
+    """An opener for files alone: opening a pipe would wait for its writer. Raises `OSError`."""
+    opened = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "it is not a file", path)
+    return opened
 
 
 def read_segment(file: BinaryIO, info: FileInfo, segment: int) -> bytearray:

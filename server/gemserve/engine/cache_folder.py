@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gemserve.engine.cache_files import NAME, DamagedFile, FileInfo, checksum, read_info
+from gemserve.engine.cache_files import NAME, DamagedFile, FileInfo, checksum, open_plain, read_info
 from gemserve.errors import ConfigError
 
 log = logging.getLogger("gemserve.engine")
@@ -150,7 +150,8 @@ class CacheFolder:
 def _salt_of(path: Path) -> bytes:
     """The salt in a file that only its owner may read; it is made if there is none."""
     with suppress(FileNotFoundError):
-        salt = path.read_bytes()
+        with open(path, "rb", opener=open_plain) as file:
+            salt = file.read()
         if len(salt) == 32:
             return salt
         log.warning("document cache: %s is damaged, so that no file can be used", path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gemserve.errors import ModelError
+from gemserve.errors import ModelError, shown
 from gemserve.model.gguf_file import GgufFile, GgufTensor
 
 log = logging.getLogger("gemserve.loading")
@@ -74,10 +74,12 @@ def load_config(file: GgufFile) -> Any:
     """
     from transformers import AutoConfig
 
+    if file.architecture not in _DIRECT:
+        _check_architecture(file)
+    _check_layers(file)
     if file.architecture in _DIRECT:
         config = AutoConfig.for_model(file.architecture, **_settings(file))
     else:
-        _check_architecture(file)
         config = AutoConfig.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
     _apply_rope_scaling(file, config)
     ends = _eos_ids(file)
@@ -86,6 +88,17 @@ def load_config(file: GgufFile) -> Any:
     has_blocks = any(_EXACT.get(tensor.type_id) != torch.float32 for tensor in file.tensors)
     config.dtype = torch.bfloat16 if has_blocks else torch.float32
     return config
+
+
+def _check_layers(file: GgufFile) -> None:
+    """Refuse more layers than the file has: each would take memory before one is missed."""
+    stated = file.setting("block_count")
+    found = {tensor.name.split(".")[1] for tensor in file.tensors if tensor.name.startswith("blk.")}
+    if type(stated) is not int or not 1 <= stated <= len(found):
+        raise ModelError(
+            f"{file.path}: {file.architecture}.block_count={shown(stated)}: the file has tensors "
+            f"of {len(found)} layers"
+        )
 
 
 def _check_architecture(file: GgufFile) -> None:
@@ -213,6 +226,7 @@ def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, tor
         raise ModelError(
             f"{file.path}: {type(empty).__name__} has no place for {', '.join(strangers)}"
         )
+    _check_shapes(file, empty, names)
     # this restores the order of rows that llama.cpp changes in some matrices
     processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(empty.config.to_dict())
     weights = {}
@@ -221,6 +235,22 @@ def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, tor
             values = processor.process(_dequantised(file, tensor).numpy(), tensor.name).weights
             weights[names[tensor.name]] = torch.from_numpy(values).to(dtype).contiguous()
     return weights
+
+
+def _check_shapes(file: GgufFile, empty: Any, names: dict[str, str]) -> None:
+    """Refuse settings that the tensors contradict, before memory is taken by the settings."""
+    wanted = {name: tuple(value.shape) for name, value in empty.state_dict().items()}
+    found = {tensor.name: tensor.shape for tensor in file.tensors}
+    tied = {"lm_head.weight"} if empty.config.tie_word_embeddings else set()
+    missing = {full for name, full in names.items() if name not in found} - tied
+    if missing:
+        raise ModelError(f"{file.path}: has no weights for {', '.join(sorted(missing))}")
+    for name, full in names.items():
+        if name in found and found[name] != wanted[full]:
+            raise ModelError(
+                f"{file.path}: tensor {name} has shape {list(found[name])}, and by the file's "
+                f"settings {list(wanted[full])}"
+            )
 
 
 def _names(file: GgufFile, model: Any) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,9 @@ from gemserve.errors import ModelError, shown
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
+_MAX_DIMS = 4  # of ggml
+_MAX_DEPTH = 4  # of arrays in arrays, of which no known file has any
+_MAX_ALIGNMENT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +90,22 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
         metadata[key] = cursor.value(cursor.take("I")[0])
     if not isinstance(metadata.get("general.architecture"), str):
         raise ModelError(f"{path}: does not name its architecture (general.architecture)")
-    if metadata.get("split.count", 1) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise ModelError(
             f"{path}: one of {metadata['split.count']} parts of a model; llama.cpp's "
             "llama-gguf-split --merge makes one file of them"
         )
     rows = [_row(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT:
+        raise ModelError(
+            f"{path}: general.alignment={shown(alignment)}: must be from 1 to {_MAX_ALIGNMENT}"
+        )
     base = -(-cursor.position // alignment) * alignment
     tensors = tuple(_tensor(path, row, base) for row in rows)
+    repeated = [name for name, n in Counter(tensor.name for tensor in tensors).items() if n > 1]
+    if repeated:
+        raise ModelError(f"{path}: has more than one tensor {shown(repeated[0])}")
     expected = max((tensor.start + tensor.num_bytes for tensor in tensors), default=base)
     if expected > cursor.size:
         raise ModelError(
@@ -108,7 +118,12 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """Name, shape, type and offset of the next tensor in the table."""
     name = cursor.string()
     (num_dims,) = cursor.take("I")
-    dims = cursor.take(f"{min(num_dims, 8)}Q")  # ggml has at most 4 dimensions
+    if num_dims > _MAX_DIMS:
+        raise ModelError(
+            f"{cursor.path}: tensor {shown(name)} has {num_dims} dimensions, the limit is "
+            f"{_MAX_DIMS}"
+        )
+    dims = cursor.take(f"{num_dims}Q")
     type_id, offset = cursor.take("IQ")
     return name, tuple(reversed(dims)), type_id, offset
 
@@ -124,6 +139,11 @@ def _tensor(path: Path, row: tuple[str, tuple[int, ...], int, int], base: int) -
             f"{path}: tensor {shown(name)} has quantisation type {type_id}, which the installed "
             "gguf package does not know"
         ) from error
+    if prod(shape) % block_elements:
+        raise ModelError(
+            f"{path}: tensor {shown(name)} has {prod(shape)} elements, and its type stores them by "
+            f"{block_elements}"
+        )
     num_bytes = prod(shape) // block_elements * block_bytes
     return GgufTensor(
         name=name, shape=shape, type_id=type_id, start=base + offset, num_bytes=num_bytes
@@ -134,7 +154,7 @@ class _Cursor:
     """Reads values one after another. Raises `ModelError` at the end of the file."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self._data, self._path = data, path
+        self._data, self.path = data, path
         self.size = len(data)
         self.position = 4  # after the magic letters
 
@@ -148,18 +168,20 @@ class _Cursor:
         # llama.cpp and some vocabularies keep parts of characters
         return self._data[start : start + length].decode("utf-8", errors="replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _FIXED:
             return self.take(_FIXED[kind])[0]
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise ModelError(f"{self._path}: its metadata has a value of unknown type {kind}")
+            raise ModelError(f"{self.path}: its metadata has a value of unknown type {kind}")
+        if depth == _MAX_DEPTH:
+            raise ModelError(f"{self.path}: its metadata has arrays nested deeper than {depth}")
         element, count = self.take("IQ")
         if element in _FIXED:
             self._check(count)
             return list(self.take(f"{count}{_FIXED[element]}"))
-        return [self.value(element) for _ in range(count)]
+        return [self.value(element, depth + 1) for _ in range(count)]
 
     def _skip(self, num_bytes: int) -> int:
         self._check(num_bytes)
@@ -170,6 +192,6 @@ class _Cursor:
     def _check(self, num_bytes: int) -> None:
         if self.position + num_bytes > self.size:
             raise ModelError(
-                f"{self._path}: cut off within its metadata: the file has {self.size:,} bytes and "
+                f"{self.path}: cut off within its metadata: the file has {self.size:,} bytes and "
                 f"at least {self.position + num_bytes:,} are needed"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gemserve.errors import ModelError
+from gemserve.errors import ModelError, shown
 from gemserve.model.gguf_file import GgufFile
 
 log = logging.getLogger("gemserve.loading")
@@ -44,6 +44,10 @@ def load_tokenizer(file: GgufFile) -> Any:
         options["add_bos_token"] = False
     for name in ("bos", "eos", "unk", "pad"):
         index = described.get(f"{name}_token_id")
+        if index is not None and (type(index) is not int or not 0 <= index < len(tokens)):
+            raise ModelError(
+                f"{file.path}: its {name} token is {shown(index)}, and it has {len(tokens)} tokens"
+            )
         options[f"{name}_token"] = None if index is None else tokens[index]
     try:
         backend, more = convert_gguf_tokenizer(file.architecture, described)

@@ -161,7 +161,7 @@ class ToolCallReader:
         try:
             written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
             written.encode()  # an escape may name half a character
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return Call(name, written)
 

@@ -1,0 +1,62 @@
+"""A changed GGUF file is loaded or refused by name: nothing else, in bounded time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemserve.config import ModelConfig
+from gemserve.errors import ModelError
+from gemserve.model.gguf_file import GgufFile, read_gguf
+from gemserve.model.loader import load
+from tests.fuzz.cases import MIB, bounded, cases, changed_bytes
+from tests.model import gguf_files
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return gguf_files.save("llama", tmp_path_factory.mktemp("gguf") / "tiny.gguf").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("changed") / "a.gguf"
+
+
+def settings_end(content: bytes) -> int:
+    """Where the vocabulary begins: what stands before it decides about shapes and sizes."""
+    return content.index(b"tokenizer.ggml.tokens")
+
+
+def read(path: Path) -> GgufFile | None:
+    try:
+        return read_gguf(path)
+    except ModelError as error:
+        assert str(path) in str(error)
+        return None
+
+
+@given(st.data())
+@cases(40)
+def test_a_header_is_read_or_refused(whole: bytes, path: Path, data: st.DataObject) -> None:
+    hot = data.draw(st.sampled_from((settings_end(whole), len(whole))))
+    path.write_bytes(data.draw(changed_bytes(whole, hot)))
+    with bounded("gguf header", cpu_s=5, grown_bytes=300 * MIB):
+        file = read(path)
+    if file is not None:
+        assert all(t.start + t.num_bytes <= path.stat().st_size for t in file.tensors)
+
+
+@given(st.data())
+@cases(2, many_times=0.1)
+def test_a_model_is_loaded_or_refused(whole: bytes, path: Path, data: st.DataObject) -> None:
+    """The reader's checks are not all: settings size layers, and tokens become a tokenizer."""
+    path.write_bytes(data.draw(changed_bytes(whole, settings_end(whole))))
+    with bounded("gguf model", cpu_s=60, grown_bytes=600 * MIB):
+        try:
+            load(ModelConfig(model=str(path), device="cpu", dtype="float32"))
+        except ModelError as error:
+            assert "a.gguf" in str(error)

@@ -11,13 +11,13 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import harness
 import results
+from adapter_serving_times import served
 from adapter_tasks import SPLITS, TASKS, write_task
 
 from gemserve.adapters.kinds import load_adapter
@@ -40,7 +40,6 @@ from gemserve.evaluation.adapters.evaluate import evaluate
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.loader import LoadedModel, load
-from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 _LONGEST = 1024  # tokens of a training example
 
@@ -131,6 +130,11 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     return runs
 
 
+def find_run(runs: Sequence[dict[str, Any]], key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The run that has all values of `key`."""
+    return next((r for r in runs if all(r.get(n) == value for n, value in key.items())), None)
+
+
 def table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each contestant and rate: the means over its seeds and their spread."""
     rows = []
@@ -179,8 +183,7 @@ class Comparison:
             "examples": self._sizes["train"],
             "minutes": given.minutes,
         }
-        done = read_runs(given.out)
-        if any(all(run.get(name) == value for name, value in key.items()) for run in done):
+        if find_run(read_runs(given.out), key) is not None:
             return
         results.note(f"{contestant.name}, seed {seed}")
         adapter, trained = self._train(contestant, seed, rate)
@@ -205,7 +208,8 @@ class Comparison:
             **served(self._core, adapter, questions, given.repeats),
         }
         with given.out.open("a") as file:
-            file.write(json.dumps(run, ensure_ascii=False) + "\n")
+            # a line that was cut off before stays a line of its own
+            file.write("\n" + json.dumps(run, ensure_ascii=False) + "\n")
 
     def _questions(self, contestant: Contestant, seed: int) -> list[Question]:
         train_file, test_file = (self._folder / f"{name}.jsonl" for name in ("train", "test"))
@@ -245,68 +249,3 @@ class Comparison:
         served_model = self._core.model
         adapter = load_adapter("a", folder, served_model, base_of(served_model), 1 << 40)
         return adapter, replace(result, seconds=spent_s)
-
-
-def served(
-    core: Core, adapter: Adapter | None, questions: Sequence[Question], repeats: int
-) -> dict[str, float]:
-    """Medians in ms: to a question's first token, and of decode steps of eight sequences.
-
-    In the mixed batch half of the sequences have no adapter, and all have a filter.
-    """
-    firsts = []
-    for question in questions[: repeats + 1]:
-        ids = question.example.ids[: question.example.num_prompt]
-        started_s = time.perf_counter()
-        for event in core.run_alone(_request(ids, adapter, 2)):
-            if isinstance(event, TextDelta):
-                firsts.append(time.perf_counter() - started_s)
-                break
-        while not core.is_idle:
-            core.step()
-    vocab = core.model.vocab_size
-    plain = [_request(harness.random_ids(256, vocab, seed), adapter, 24) for seed in range(8)]
-    mixed = [
-        _request(
-            harness.random_ids(1024, vocab, seed),
-            adapter if seed % 2 else None,
-            24,
-            FilterParams(method="sieve", keep=256),
-        )
-        for seed in range(8)
-    ]
-    return {
-        "ttft_ms": 1e3 * statistics.median(firsts[1:]),  # the first one warms up
-        "decode_ms": 1e3 * step_seconds(core, plain),
-        "mixed_ms": 1e3 * step_seconds(core, mixed),
-    }
-
-
-def _request(
-    ids: Sequence[int],
-    adapter: Adapter | None,
-    max_tokens: int,
-    chosen: FilterParams | None = None,
-) -> Request:
-    return Request(
-        request_id="benchmark",
-        prompt_ids=tuple(ids),
-        sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
-        filter=chosen or FilterParams(method="none", keep=16),
-        adapter=adapter,
-    )
-
-
-def step_seconds(core: Core, requests: Sequence[Request]) -> float:
-    """The median time of a step in which all requests decode."""
-    for request in requests:
-        core.add(request)
-    steps = []
-    while not core.is_idle:
-        started_s = time.perf_counter()
-        events = core.step()
-        if sum(isinstance(event, TextDelta) for _, event in events) == len(requests):
-            steps.append(time.perf_counter() - started_s)
-        errors = [e.error for _, e in events if isinstance(e, Finished) and e.error]
-        assert not errors, errors
-    return statistics.median(steps)

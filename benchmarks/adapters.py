@@ -110,7 +110,11 @@ def main() -> None:
         parser.error(f"--task {arguments.task}: --model goes with tasks of adapter_tasks.py")
     if arguments.model is not None:
         adapter_comparison.compare(arguments)
-        return
+    else:
+        compare_builtin(arguments)
+
+
+def compare_builtin(arguments: argparse.Namespace) -> None:
     loaded = load(ModelConfig(device=arguments.device))
     core = assemble(loaded, EngineConfig(kv_memory_bytes=256 << 20))
     rows: list[dict[str, Any]] = []

@@ -35,6 +35,28 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--out", type=Path, help="the adapter's folder; an interrupted run in it is continued"
     )
+    _add_type_options(parser)
+    _add_number_options(parser)
+    parser.add_argument(
+        "--max-minutes",
+        type=number(0.01, kind=float),
+        help="stop after this time; the learning rate comes down before (default: no limit)",
+    )
+    parser.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="keep no activations of layers but compute them twice: less memory, more time",
+    )
+    parser.add_argument(
+        "--max-tokens", type=number(2), default=2048, help="longest example (default: %(default)s)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="count parameters; reads no weights")
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
+    add_options(parser, MODEL_OPTIONS)
+    parser.set_defaults(run=run)
+
+
+def _add_type_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--r", type=number(1), help="ntk: number of features, head_dim (the default) or twice that"
     )
@@ -57,19 +79,9 @@ def add_command(commands: Any) -> None:
         default=["q_proj", "k_proj", "v_proj", "o_proj"],
         help="lora: names of the modules to change (default: q_proj,k_proj,v_proj,o_proj)",
     )
-    parser.add_argument(
-        "--max-minutes",
-        type=number(0.01, kind=float),
-        help="stop after this time; the learning rate comes down before (default: no limit)",
-    )
-    parser.add_argument(
-        "--gradient-checkpointing",
-        action="store_true",
-        help="keep no activations of layers but compute them twice: less memory, more time",
-    )
-    parser.add_argument(
-        "--max-tokens", type=number(2), default=2048, help="longest example (default: %(default)s)"
-    )
+
+
+def _add_number_options(parser: argparse.ArgumentParser) -> None:
     for name, low, kind, text in (
         ("epochs", 0.001, float, "passes over the examples"),
         ("batch-size", 1, int, "examples in one step"),
@@ -90,10 +102,6 @@ def add_command(commands: Any) -> None:
         parser.add_argument(
             f"--{name}", type=number(low, kind=kind), help=f"{text} (default: {told})"
         )
-    parser.add_argument("--dry-run", action="store_true", help="count parameters; reads no weights")
-    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
-    add_options(parser, MODEL_OPTIONS)
-    parser.set_defaults(run=run)
 
 
 # Found with benchmarks/adapters.py, see docs/adapters.md.

@@ -1,7 +1,9 @@
-"""What each type of adapter learns of a task that the built-in model cannot do, and its cost.
+"""What each type of adapter learns of a task that the model cannot do, and its cost.
 
-The task is to give a value in another notation. Every contestant trains on the same examples in the
-same number of steps. Its learning rate is the one that did best on a seed that is not reported.
+With --model the tasks are those of `adapter_tasks.py`, and `adapter_comparison.py` does the work.
+The built-in model has to give a value in another notation. All contestants train on the same
+examples in the same number of steps. Its learning rate is the one that did best on a seed that is
+not reported.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import adapter_comparison
+import adapter_tasks
 import harness
 import results
-import torch
-from torch import nn
 
 from gemserve.adapters.folder import write_folder
 from gemserve.adapters.kinds import load_adapter
@@ -30,18 +32,19 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.adapters.training.conversion_texts import ConversionText
 from gemserve.adapters.training.convert import ConvertConfig, convert
 from gemserve.adapters.training.examples import TrainingExample, read_examples
-from gemserve.adapters.training.forward import logits_with_gradients
+from gemserve.adapters.training.lora_parameters import DEFAULT_TARGETS, LoraParameters
 from gemserve.adapters.training.parameters import (
     ActivationParameters,
     NTKParameters,
+    Parameters,
     PrefixParameters,
 )
-from gemserve.adapters.training.trainer import TrainConfig, run_trainer, train
+from gemserve.adapters.training.trainer import TrainConfig, train
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.evaluation.tasks.haystack import draw_filler
-from gemserve.model.adapter import NO_ADAPTER, Adapter
+from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import ProblemMaker
@@ -49,6 +52,7 @@ from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+# of the built-in model
 TASKS: dict[str, Callable[[str], str]] = {
     "dashes": "-".join,
     "letters": lambda value: "".join(chr(ord("a") + int(digit)) for digit in value),
@@ -91,14 +95,26 @@ CONTESTANTS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--task", choices=TASKS, default="letters")
+    parser.add_argument("--model", help="compare on this model (default: the built-in one)")
+    parser.add_argument("--task", choices=[*TASKS, *adapter_tasks.TASKS], default="letters")
     parser.add_argument("--only", help="contestants whose names begin so")
     parser.add_argument("--examples", type=int, default=4000)
     parser.add_argument("--filler", type=int, default=0, help="tokens of prose around the fact")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--rate", type=float, help="instead of the type's own")
+    parser.add_argument("--epochs", type=float, default=1.0, help="passes over the examples")
+    adapter_comparison.add_options(parser)
     results.add_common(parser)
     arguments = parser.parse_args()
+    if (arguments.task in adapter_tasks.TASKS) != (arguments.model is not None):
+        parser.error(f"--task {arguments.task}: --model goes with tasks of adapter_tasks.py")
+    if arguments.model is not None:
+        adapter_comparison.compare(arguments)
+    else:
+        compare_builtin(arguments)
+
+
+def compare_builtin(arguments: argparse.Namespace) -> None:
     loaded = load(ModelConfig(device=arguments.device))
     core = assemble(loaded, EngineConfig(kv_memory_bytes=256 << 20))
     rows: list[dict[str, Any]] = []
@@ -114,7 +130,11 @@ def main() -> None:
             results.note(f"{contestant.name}, seed {seed}")
             taught = chats(loaded, arguments.task, arguments.examples, arguments.filler, seed)
             rate = arguments.rate or RATES[contestant.kind]
-            with trained(loaded, contestant, taught, seed, rate) as (adapter, count, spent_s):
+            with trained(loaded, contestant, taught, seed, rate, arguments.epochs) as (
+                adapter,
+                count,
+                spent_s,
+            ):
                 score = exact(core, adapter, tested)
                 runs.append((score, spent_s, decode_seconds(core, adapter, arguments.repeats)))
         scores, times, steps = zip(*runs, strict=True)
@@ -166,30 +186,33 @@ def chats(loaded: LoadedModel, task: str, count: int, filler: int, seed: int) ->
 
 @contextmanager
 def trained(
-    loaded: LoadedModel, contestant: Contestant, taught: list[Chat], seed: int, rate: float
+    loaded: LoadedModel,
+    contestant: Contestant,
+    taught: list[Chat],
+    seed: int,
+    rate: float,
+    epochs: float,
 ) -> Iterator[tuple[Adapter, int, float]]:
     """The adapter as it is served, its parameters, and the seconds its training took."""
     model, size = loaded.model, contestant.size
     examples = [chat.example for chat in taught]
     data = (examples[:-64], examples[-64:])
-    config = TrainConfig(epochs=1, learning_rate=rate, patience=0, evals=4, seed=seed)
+    config = TrainConfig(epochs=epochs, learning_rate=rate, patience=0, evals=4, seed=seed)
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / "adapter"
         start = time.perf_counter()
-        if contestant.kind == "lora":
-            count = train_lora(loaded, size, data, folder, config)
-        else:
-            made = {
-                "ntk": lambda: NTKParameters.beside(
-                    model, [e.ids for e in examples], model.shape.head_dim, size, seed
-                ),
-                "prefix": lambda: PrefixParameters(model, (examples[0].ids * size)[:size]),
-                "activation": lambda: ActivationParameters(model.shape, layer=size),
-                "converted": lambda: PrefixParameters(model, (examples[0].ids * size)[:size]),
-            }[contestant.kind]()
-            count = train(model, made, *data, folder, config, pad_id=0).num_parameters
-            if contestant.kind == "converted":
-                count = convert_folder(loaded, folder, examples)
+        made: Parameters = {
+            "lora": lambda: LoraParameters(model, size, DEFAULT_TARGETS, seed),
+            "ntk": lambda: NTKParameters.beside(
+                model, [e.ids for e in examples], model.shape.head_dim, size, seed
+            ),
+            "prefix": lambda: PrefixParameters(model, (examples[0].ids * size)[:size]),
+            "activation": lambda: ActivationParameters(model.shape, layer=size),
+            "converted": lambda: PrefixParameters(model, (examples[0].ids * size)[:size]),
+        }[contestant.kind]()
+        count = train(model, made, *data, folder, config).num_parameters
+        if contestant.kind == "converted":
+            count = convert_folder(loaded, folder, examples)
         spent_s = time.perf_counter() - start
         store = AdapterStore(model, Path(root), 1 << 30)
         store.load("a", "adapter")
@@ -206,43 +229,6 @@ def convert_folder(loaded: LoadedModel, folder: Path, examples: list[TrainingExa
     made, _ = convert(model, prefix, probes, config, results.note)
     write_folder(folder, kind=made.kind, settings=made.settings, tensors=made.tensors(), base=base)
     return made.num_parameters
-
-
-class LoraModel(nn.Module):
-    """PEFT's model, through the same attention and loss as the others."""
-
-    def __init__(self, loaded: LoadedModel, peft_model: Any) -> None:
-        super().__init__()
-        # these alone are in its checkpoints
-        self.low_rank = nn.ParameterList(p for p in peft_model.parameters() if p.requires_grad)
-        self._variant = (loaded.model.variant(peft_model.base_model.model),)
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        logits = logits_with_gradients(self._variant[0], NO_ADAPTER, input_ids)
-        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        return {"loss": loss, "logits": logits}
-
-
-def train_lora(
-    loaded: LoadedModel,
-    rank: int,
-    data: tuple[list[TrainingExample], list[TrainingExample]],
-    folder: Path,
-    config: TrainConfig,
-) -> int:
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(config.seed)
-    fresh = load(ModelConfig(device=str(loaded.model.device)))  # PEFT changes the model it is given
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    wrapped = get_peft_model(
-        fresh.model.hf, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
-    )
-    result = run_trainer(
-        LoraModel(fresh, wrapped), *data, folder.with_name("checkpoints"), config, pad_id=0
-    )
-    wrapped.save_pretrained(folder)
-    return result.num_parameters
 
 
 def request_of(ids: tuple[int, ...], adapter: Adapter | None, max_tokens: int) -> Request:

@@ -12,6 +12,7 @@ import torch
 
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.training.adapted_model import AdaptedModel
 from gemserve.adapters.training.conversion_texts import ConversionText
 from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
 from gemserve.adapters.training.examples import TrainingExample, read_examples
@@ -24,7 +25,7 @@ from gemserve.adapters.training.parameters import (
     count_parameters,
     read_prefix,
 )
-from gemserve.adapters.training.trainer import AdaptedModel, TrainConfig, TrainResult, train
+from gemserve.adapters.training.trainer import TrainConfig, TrainResult, train
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
@@ -71,7 +72,7 @@ def parameters_of(kind: str, model: CausalModel) -> Parameters:
         return made
     if kind == "prefix":
         return PrefixParameters(model, prompt(4))
-    return ActivationParameters(model.shape, layer=1)
+    return ActivationParameters(model.shape, layer=1, dtype=model.dtype)
 
 
 @pytest.mark.parametrize("kind", ["ntk", "prefix", "activation"])
@@ -161,7 +162,6 @@ def test_served_adapter_is_the_trained_one(tmp_path: Path, kind: str) -> None:
         toy_examples(8, 1000),
         tmp_path / "a",
         TrainConfig(epochs=6, learning_rate=3e-2, evals=4),
-        pad_id=0,
     )
     assert result.num_parameters == sum(t.numel() for t in parameters.tensors().values())
     assert result.eval_loss < 7.9  # chance: ln 4096 = 8.3
@@ -182,7 +182,7 @@ def test_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = TrainConfig(epochs=2, evals=4, patience=0)
     data = toy_examples(32, 0), toy_examples(8, 1000)
     whole = parameters_of("ntk", model)
-    train(model, whole, *data, tmp_path / "whole", config, pad_id=0)
+    train(model, whole, *data, tmp_path / "whole", config)
 
     class Stop(TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -199,9 +199,9 @@ def test_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patched:
         patched.setattr(transformers, "Trainer", Stopping)
         with pytest.raises(KeyboardInterrupt):
-            train(model, parameters_of("ntk", model), *data, tmp_path / "cut", config, pad_id=0)
+            train(model, parameters_of("ntk", model), *data, tmp_path / "cut", config)
     resumed = parameters_of("ntk", model)
-    result = train(model, resumed, *data, tmp_path / "cut", config, pad_id=0)
+    result = train(model, resumed, *data, tmp_path / "cut", config)
     assert result.steps == 8
     for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -273,7 +273,7 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     config = TrainConfig(epochs=1, evals=1)
 
     def start(kind: str = "ntk", examples: Any = data, settings: TrainConfig = config) -> None:
-        train(model, parameters_of(kind, model), *examples, tmp_path / "a", settings, pad_id=0)
+        train(model, parameters_of(kind, model), *examples, tmp_path / "a", settings)
 
     with monkeypatch.context() as patched:
         patched.setattr("gemserve.adapters.training.trainer.run_trainer", lambda *_, **__: 1 / 0)
@@ -301,6 +301,8 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {path.name for path in (tmp_path / "a").iterdir()} == {
         "adapter.json",
         "adapter.safetensors",
+        "loss.svg",
+        "training.json",
     }
     modes = {path.stat().st_mode for path in (tmp_path / "a").iterdir()}
     assert len(modes) == 1, "others may read the description, but not the numbers"
@@ -308,7 +310,7 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         start()
     (tmp_path / "file").touch()
     with pytest.raises(AdapterError, match="cannot be written"):
-        train(model, parameters_of("ntk", model), *data, tmp_path / "file", config, pad_id=0)
+        train(model, parameters_of("ntk", model), *data, tmp_path / "file", config)
 
 
 def test_training_that_diverges_writes_nothing(
@@ -325,7 +327,6 @@ def test_training_that_diverges_writes_nothing(
             toy_examples(2, 9),
             tmp_path / "a",
             TrainConfig(),
-            pad_id=0,
         )
     assert not any((tmp_path / "a").iterdir())
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gemserve.adapters.tensor_checks import take
+from gemserve.adapters.tensor_checks import check_squares, take
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
@@ -42,4 +42,5 @@ def build(
     if type(layer) is not int or not 0 <= layer < model.num_layers:
         raise AdapterError(f"layer={shown(layer)}: must be from 0 to {model.num_layers - 1}")
     taken = take(tensors, {"vector": (model.shape.hidden_size,)}, model.dtype, model.device)
+    check_squares("vector", taken["vector"])
     return Activation(name, version, vector=taken["vector"], layer=layer)

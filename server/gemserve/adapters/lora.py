@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gemserve.adapters.tensor_checks import check_values
+from gemserve.adapters.tensor_checks import LARGEST, check_squares, check_values
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
@@ -79,6 +79,7 @@ def build(
         for key, tensor in tensors.items()
     }
     config = _config(settings, weights)
+    _check_products(config, weights)
     tree = shared_tree(model.hf)
     try:
         inject_adapter_in_model(LoraConfig(**config), tree, low_cpu_mem_usage=False)
@@ -144,6 +145,32 @@ def _config(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) ->
         "init_lora_weights": False,  # the file has all weights
         "inference_mode": True,
     }
+
+
+def _check_products(config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise `AdapterError` if what a module adds to its output overflows for an ordinary input.
+
+    That is B·A·x · alpha / r for one random x of ±1, computed in float64.
+    """
+    for name, weight in weights.items():
+        check_squares(name, weight)
+    for name, outer in weights.items():
+        inner = weights.get(name.replace("lora_B", "lora_A"))
+        if "lora_B" not in name or inner is None or inner.dim() != 2 or outer.dim() != 2:
+            continue
+        if len(inner) != outer.shape[1]:
+            continue  # PEFT says what is wrong with the shapes
+        signs = torch.randint(0, 2, inner.shape[1:], generator=torch.Generator().manual_seed(0))
+        hidden = inner.cpu().double() @ (2.0 * signs.double() - 1)
+        scale = max(map(abs, (config["lora_alpha"], *config["alpha_pattern"].values())))
+        largest = scale * float((outer.cpu().double() @ hidden).abs().max())
+        limit = min(LARGEST, torch.finfo(outer.dtype).max)
+        if largest / max(1, config["r"]) > limit:
+            raise AdapterError(
+                f"tensor {shown(name)}: with lora_alpha={shown(scale)} it adds "
+                f"{largest / config['r']:.3g} to the output for inputs of ±1, above the limit of "
+                f"{limit:.3g}"
+            )
 
 
 def _rank(name: str, value: object, largest: int) -> int:

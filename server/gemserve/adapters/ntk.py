@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from gemserve.adapters.tensor_checks import take
+from gemserve.adapters.tensor_checks import LARGEST, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions
@@ -14,6 +14,7 @@ from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Backend, Partial, ntk_part
 
 DEFAULT_RANK = 16
+_TRIED = 7  # random queries for which a term is computed when it is loaded
 
 
 class NTK(Adapter):
@@ -90,4 +91,29 @@ def build(
     z_a = tensors.get("z_a")
     r, s = z_a.shape[2:] if z_a is not None and z_a.dim() == 4 else (model.shape.head_dim, 1)
     taken = take(tensors, shapes(model.shape, r, s), torch.float32, model.device)
-    return NTK(name, version, **taken, num_positions=positions)
+    adapter = NTK(name, version, **taken, num_positions=positions)
+    _check_term(adapter)
+    return adapter
+
+
+def _check_term(adapter: NTK) -> None:
+    """Raise `AdapterError` if the term overflows float32 for ordinary queries.
+
+    Its tensors may be large by themselves: Z and k are multiples of attention's weight, and the
+    output is their quotient. So the term is computed, for the query 0 and for random ones.
+    """
+    layers, heads, _, head_dim = adapter.z_b.shape
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(1, _TRIED, head_dim, generator=generator).expand(heads, -1, -1)
+    queries = torch.cat([torch.zeros(heads, 1, head_dim), queries], 1).to(adapter.z_b)
+    for layer in range(layers):
+        part = ntk_part(queries, adapter.z_a[layer], adapter.z_b[layer], adapter.k[layer])
+        assert part.mass is not None
+        # attention to the text alone has a weight of about 1 or more
+        outputs = part.out.abs() / (1 + part.mass)[..., None]
+        largest = float((outputs + 0 * part.mass[..., None]).max())
+        if not largest <= LARGEST:  # false for NaN, too
+            raise AdapterError(
+                f"layer {layer}: z_a, z_b and k give outputs of {largest:.3g} for ordinary "
+                f"queries; squares of values above {LARGEST:.3g} overflow float32"
+            )

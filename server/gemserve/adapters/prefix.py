@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gemserve.adapters.tensor_checks import take
+from gemserve.adapters.tensor_checks import check_squares, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
@@ -70,6 +70,8 @@ def build(
             f"type 'prefix': not for this model: {len(windows)} of its layers see only the last "
             f"{min(windows)} tokens, and would lose the prefix"
         )
+    for tensor_name, tensor in taken.items():
+        check_squares(tensor_name, tensor)
     return Prefix(name, version, **taken)
 
 

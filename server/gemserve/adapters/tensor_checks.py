@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 
 from gemserve.errors import AdapterError, shown
 
+# Norms square what they get, in float32. The square of a larger number is infinite, and what a norm
+# divides by infinity is nothing.
+LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -41,6 +45,16 @@ def take(
             )
         taken[name] = check_values(name, tensor, dtype).to(device)
     return taken
+
+
+def check_squares(name: str, tensor: torch.Tensor) -> None:
+    """Raise `AdapterError` if the square of a value is infinite in float32."""
+    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if not largest <= LARGEST:  # false for NaN, too
+        raise AdapterError(
+            f"tensor {shown(name)}: holds {largest:.3g}; squares of values above {LARGEST:.3g} "
+            "overflow float32"
+        )
 
 
 def check_values(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemserve.cli import adapter_convert, adapter_inspect, adapter_train
+from gemserve.cli import adapter_convert, adapter_eval, adapter_inspect, adapter_train
 from gemserve.cli.options import apply_environment
 
-ACTIONS = (adapter_train, adapter_convert, adapter_inspect)
+ACTIONS = (adapter_train, adapter_eval, adapter_convert, adapter_inspect)
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("adapter", help="train, convert or inspect adapters")
+    parser = commands.add_parser("adapter", help="train, evaluate, convert or inspect adapters")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     for action in ACTIONS:
         action.add_command(actions)

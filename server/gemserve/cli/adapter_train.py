@@ -20,7 +20,7 @@ from gemserve.errors import AdapterError, ConfigError
 if TYPE_CHECKING:
     from gemserve.adapters.training.examples import TrainingExample
 
-KINDS = ("ntk", "prefix", "activation")
+KINDS = ("ntk", "prefix", "activation", "lora")
 
 
 def add_command(commands: Any) -> None:
@@ -35,6 +35,28 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--out", type=Path, help="the adapter's folder; an interrupted run in it is continued"
     )
+    _add_type_options(parser)
+    _add_number_options(parser)
+    parser.add_argument(
+        "--max-minutes",
+        type=number(0.01, kind=float),
+        help="stop after this time; the learning rate comes down before (default: no limit)",
+    )
+    parser.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="keep no activations of layers but compute them twice: less memory, more time",
+    )
+    parser.add_argument(
+        "--max-tokens", type=number(2), default=2048, help="longest example (default: %(default)s)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="count parameters; reads no weights")
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
+    add_options(parser, MODEL_OPTIONS)
+    parser.set_defaults(run=run)
+
+
+def _add_type_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--r", type=number(1), help="ntk: number of features, head_dim (the default) or twice that"
     )
@@ -49,8 +71,17 @@ def add_command(commands: Any) -> None:
         help="activation: the vector is added before this layer (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-tokens", type=number(2), default=2048, help="longest example (default: %(default)s)"
+        "--rank", type=number(1), default=8, help="lora: rank (default: %(default)s)"
     )
+    parser.add_argument(
+        "--targets",
+        type=lambda text: text.split(","),
+        default=["q_proj", "k_proj", "v_proj", "o_proj"],
+        help="lora: names of the modules to change (default: q_proj,k_proj,v_proj,o_proj)",
+    )
+
+
+def _add_number_options(parser: argparse.ArgumentParser) -> None:
     for name, low, kind, text in (
         ("epochs", 0.001, float, "passes over the examples"),
         ("batch-size", 1, int, "examples in one step"),
@@ -66,19 +97,18 @@ def add_command(commands: Any) -> None:
         ),
         ("seed", 0, int, "seed of the start values and of the order of examples"),
     ):
+        default = _DEFAULTS.get(name)
+        told = "by type: see docs/adapters.md" if default is None else f"{default:g}"
         parser.add_argument(
-            f"--{name}", type=number(low, kind=kind), help=f"{text} (default: {_DEFAULTS[name]:g})"
+            f"--{name}", type=number(low, kind=kind), help=f"{text} (default: {told})"
         )
-    parser.add_argument("--dry-run", action="store_true", help="count parameters; reads no weights")
-    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
-    add_options(parser, MODEL_OPTIONS)
-    parser.set_defaults(run=run)
 
 
+# Found with benchmarks/adapters.py, see docs/adapters.md.
+LEARNING_RATES = {"ntk": 1e-2, "prefix": 5e-2, "activation": 1e-2, "lora": 3e-3}
 _DEFAULTS: dict[str, float] = {
     "epochs": 3,
     "batch-size": 8,
-    "learning-rate": 5e-3,
     "weight-decay": 0,
     "warmup-share": 0.05,
     "evals": 10,
@@ -109,6 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         for f in fields(TrainConfig)
         if getattr(arguments, f.name) is not None
     }
+    settings.setdefault("learning_rate", LEARNING_RATES[arguments.kind])
     config = TrainConfig(**settings)
     texts = [example.ids for example in examples]
     parameters = _parameters(arguments, loaded.model, texts, config.seed)
@@ -124,15 +155,16 @@ def run(arguments: argparse.Namespace) -> int:
         held_out,
         arguments.out,
         config,
-        pad_id=eos_id,
         is_quiet=not sys.stderr.isatty(),
     )
     print(
-        f"gemserve: {result.steps} steps, evaluation loss {result.eval_loss:.4f}; "
-        f"the adapter is in {arguments.out}"
+        f"gemserve: {result.steps} steps in {result.seconds / 60:.1f} minutes, evaluation loss "
+        f"{result.eval_loss:.4f}; the adapter is in {arguments.out}"
     )
     if arguments.json:
-        print(json.dumps({"type": arguments.kind, **asdict(result)}))
+        told = asdict(result)
+        del told["history"]  # training.json has it
+        print(json.dumps({"type": arguments.kind, **told}))
     return 0
 
 
@@ -168,7 +200,11 @@ def _parameters(
         r = arguments.r or model.shape.head_dim
         return NTKParameters.beside(model, texts, r, arguments.s, seed)
     if arguments.kind == "activation":
-        return ActivationParameters(model.shape, arguments.layer)
+        return ActivationParameters(model.shape, arguments.layer, model.dtype)
+    if arguments.kind == "lora":
+        from gemserve.adapters.training.lora_parameters import LoraParameters
+
+        return LoraParameters(model, arguments.rank, arguments.targets, seed)
     text = list(texts[0])
     if arguments.length >= model.context_tokens:
         raise AdapterError(
@@ -179,21 +215,23 @@ def _parameters(
 
 
 def _count(arguments: argparse.Namespace, model: ModelConfig) -> int:
+    from gemserve.adapters.training.lora_parameters import count_lora
     from gemserve.adapters.training.parameters import count_parameters
-    from gemserve.model.loader import shape_from_config
+    from gemserve.model.loader import model_from_config
+    from gemserve.model.shape import shape_of
 
-    shape, _ = shape_from_config(model)
-    count = count_parameters(
-        arguments.kind,
-        shape,
-        r=arguments.r or shape.head_dim,
-        s=arguments.s,
-        length=arguments.length,
-    )
+    hf, dtype, _ = model_from_config(model)
+    shape = shape_of(hf, dtype)
+    r = arguments.r or shape.head_dim
+    if arguments.kind == "lora":
+        count = count_lora(hf, arguments.rank, arguments.targets)
+    else:
+        count = count_parameters(arguments.kind, shape, r=r, s=arguments.s, length=arguments.length)
     settings = {
-        "ntk": {"r": arguments.r or shape.head_dim, "s": arguments.s},
+        "ntk": {"r": r, "s": arguments.s},
         "prefix": {"length": arguments.length},
         "activation": {"layer": arguments.layer},
+        "lora": {"rank": arguments.rank, "targets": arguments.targets},
     }[arguments.kind]
     print(f"{arguments.kind} {settings}: {count:,} parameters")
     if arguments.json:

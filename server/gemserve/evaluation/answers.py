@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemserve.engine.core import Core
-from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
+from gemserve.types import FilterParams, Finished, LoadedAdapter, Request, SamplingParams, TextDelta
 
 
-def answer_all(core: Core, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:
+def answer_all(
+    core: Core,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    adapter: LoadedAdapter | None = None,
+) -> list[str]:
     """Greedy answers to prompts that are read whole. They share the engine's steps."""
     assert core.is_idle
     jobs: dict[Any, int] = {}
@@ -20,6 +25,7 @@ def answer_all(core: Core, prompts: Sequence[Sequence[int]], max_tokens: int) ->
             prompt_ids=ids,
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             filter=FilterParams(method="none", keep=16),
+            adapter=adapter,
         )
         jobs[core.add(request)] = index
     while not core.is_idle:

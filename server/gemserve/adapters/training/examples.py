@@ -47,16 +47,34 @@ def read_examples(
     return examples
 
 
-def collate(examples: Sequence[TrainingExample], pad_id: int) -> dict[str, torch.Tensor]:
-    """Pad on the right and stack: `input_ids` and `labels`, [batch, tokens]."""
-    longest = max(len(example.ids) for example in examples)
-    ids = torch.full((len(examples), longest), pad_id)
-    labels = torch.full((len(examples), longest), IGNORED)
-    for row, example in enumerate(examples):
-        tokens = torch.tensor(example.ids)
-        ids[row, : len(tokens)] = tokens
-        labels[row, example.num_prompt : len(tokens)] = tokens[example.num_prompt :]
-    return {"input_ids": ids, "labels": labels}
+def pack(examples: Sequence[TrainingExample]) -> dict[str, torch.Tensor]:
+    """One row of all examples: `input_ids` and `labels`, [1, tokens], and `layout`.
+
+    What all prompts begin with is in the row once, before the rest of each example. `layout` has
+    the number of these tokens, and then that of each example's others: see `forward.Layout`.
+    """
+    shared = num_shared(examples)
+    ids, labels = list(examples[0].ids[:shared]), [IGNORED] * shared
+    for example in examples:
+        ids += example.ids[shared:]
+        labels += [IGNORED] * (example.num_prompt - shared) + list(
+            example.ids[example.num_prompt :]
+        )
+    lengths = [len(example.ids) - shared for example in examples]
+    return {
+        "input_ids": torch.tensor([ids]),
+        "labels": torch.tensor([labels]),
+        "layout": torch.tensor([shared, *lengths]),
+    }
+
+
+def num_shared(examples: Sequence[TrainingExample]) -> int:
+    """How many tokens all prompts begin with. Each prompt keeps a token of its own, at least."""
+    if len(examples) == 1:
+        return 0
+    limit = max(0, min(example.num_prompt for example in examples) - 1)
+    columns = zip(*(example.ids[:limit] for example in examples), strict=True)
+    return next((at for at, column in enumerate(columns) if len(set(column)) > 1), limit)
 
 
 def _parts(tokenizer: Any, fields: dict[str, Any]) -> tuple[list[int], list[int]]:

@@ -1,19 +1,25 @@
-"""A forward pass with gradients: the model with an adapter, over batches of sequences.
+"""A forward pass with gradients: the model with an adapter, over several sequences in one row.
 
 Serving writes keys and values into memory and has no gradients. Here the same adapters are applied
-to plain causal attention.
+to plain causal attention. Sequences are packed one behind the other, so none is padded, and what
+all of them begin with is computed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.shape import decoder_path, follow
+from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels import Partial, merge, select_backend
 from gemserve_kernels.attention import reference_attention
 
@@ -21,28 +27,76 @@ TRAINING_ATTENTION = "gemserve-training"
 Record = Callable[[int, torch.Tensor, Partial, Partial], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A packed row: first `shared` tokens, then the other tokens of each sequence.
+
+    Every sequence begins with the shared tokens, and `lengths` counts its tokens after them.
+    """
+
+    shared: int
+    lengths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        return self.shared + max(self.lengths)
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Where the tokens of each sequence are, without the shared ones."""
+        start = self.shared
+        for length in self.lengths:
+            yield start, start + length
+            start += length
+
+    def positions(self, first: int) -> torch.Tensor:
+        """The position of each token, counted from `first`: [tokens]."""
+        tails = [torch.arange(self.shared, self.shared + length) for length in self.lengths]
+        return first + torch.cat([torch.arange(self.shared), *tails])
+
+
+def packed_logits(
+    base: CausalModel,
+    adapter: Adapter,
+    ids: torch.Tensor,
+    layout: Layout,
+    *,
+    wanted: torch.Tensor | None = None,
+    record: Record | None = None,
+) -> torch.Tensor:
+    """Logits of a packed row `ids`, [tokens], at the indices `wanted`: [wanted, vocab].
+
+    They are at least float32. Without `wanted` they are those of every token. Gradients reach the
+    adapter. `record` is called in every layer that the adapter changes. It gets the layer, the
+    queries [heads, tokens, head_dim], and the parts of their attention: to their own sequence and
+    to the adapter.
+    """
+    AttentionInterface.register(TRAINING_ATTENTION, training_attention)
+    first = adapter.num_positions
+    with base.attention_named(TRAINING_ATTENTION):
+        out = base.with_adapter(adapter, first + layout.longest)(
+            input_ids=ids[None],
+            position_ids=layout.positions(first).to(ids.device)[None],
+            use_cache=False,
+            adapter=adapter,
+            layout=layout,
+            record=record,
+            logits_to_keep=0 if wanted is None else wanted,
+        )
+    logits: torch.Tensor = out.logits[0]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def logits_with_gradients(
     base: CausalModel, adapter: Adapter, input_ids: torch.Tensor, record: Record | None = None
 ) -> torch.Tensor:
-    """Logits of every token: [batch, tokens, vocab], at least float32.
+    """Logits of every token of sequences of one length: [batch, tokens, vocab].
 
-    Gradients reach the adapter. `record` is called in every layer that the adapter changes. It gets
-    the layer, the queries [heads, batch · tokens, head_dim], and the parts of their attention: to
-    their own sequence and to the adapter.
+    See `packed_logits`.
     """
-    AttentionInterface.register(TRAINING_ATTENTION, training_attention)
-    num_tokens = input_ids.shape[1]
-    first = adapter.num_positions
-    positions = torch.arange(first, first + num_tokens, device=input_ids.device)[None]
-    with base.attention_named(TRAINING_ATTENTION):
-        out = base.with_adapter(adapter, first + num_tokens)(
-            input_ids=input_ids,
-            position_ids=positions,
-            use_cache=False,
-            adapter=adapter,
-            record=record,
-        )
-    return out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+    batch, tokens = input_ids.shape
+    layout = Layout(0, (tokens,) * batch)
+    logits = packed_logits(base, adapter, input_ids.flatten(), layout, record=record)
+    return logits.view(batch, tokens, -1)
 
 
 def training_attention(
@@ -53,6 +107,7 @@ def training_attention(
     attention_mask: torch.Tensor | None,
     *,
     adapter: Adapter,
+    layout: Layout,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -60,29 +115,71 @@ def training_attention(
     record: Record | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention with the adapter's part, all differentiable.
+    """Causal attention of each sequence, with the adapter's part, all differentiable.
 
-    `query`: [batch, heads, tokens, head_dim]. Padding is on the right, where it needs no mask.
+    `query`: [1, heads, tokens, head_dim].
     """
-    batch, heads, tokens, head_dim = query.shape
+    head_dim = query.shape[-1]
     scale = scaling if scaling is not None else head_dim**-0.5
     options = AttentionOptions(scale=scale, window=sliding_window, softcap=softcap)
-    rows = torch.arange(tokens, device=query.device)
-    mask = rows[None] <= rows[:, None]
-    if sliding_window is not None:
-        mask &= rows[None] > rows[:, None] - sliding_window
-    # an adapter sees each query alone, so a batch is only more queries
-    text_parts = [
-        reference_attention(q, k, v, scale=scale, mask=mask, softcap=softcap)
-        for q, k, v in zip(query, key, value, strict=True)
-    ]
-    part = Partial(
-        torch.cat([p.out for p in text_parts], 1), torch.cat([p.lse for p in text_parts], 1)
-    )
-    queries = query.transpose(0, 1).reshape(heads, batch * tokens, head_dim)
+    q, k, v = query[0], key[0], value[0]
+    shared = layout.shared
+
+    def attend(start: int, stop: int, before: int) -> Partial:
+        """Attention of tokens start..stop−1 to the first `before` ones and to themselves."""
+        keys, values = (torch.cat([t[:, :before], t[:, start:stop]], 1) for t in (k, v))
+        mask = _visible(before, stop - start, sliding_window, query.device)
+        rows = q[:, start:stop]
+        return reference_attention(rows, keys, values, scale=scale, mask=mask, softcap=softcap)
+
+    parts = [attend(0, shared, 0)] if shared else []
+    parts += [attend(start, stop, shared) for start, stop in layout.bounds()]
+    part = Partial(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
     backend = select_backend(query.device, name="reference")
-    extra = adapter.part(module.layer_idx, queries, options, backend)
+    extra = adapter.part(module.layer_idx, q, options, backend)
     if record is not None and extra is not None:
-        record(module.layer_idx, queries, part, extra)
-    out = merge([part] if extra is None else [part, extra])  # [heads, batch · tokens, head_dim]
-    return out.view(heads, batch, tokens, head_dim).permute(1, 2, 0, 3), None
+        record(module.layer_idx, q, part, extra)
+    out = merge([part] if extra is None else [part, extra])  # [heads, tokens, head_dim]
+    return out.transpose(0, 1)[None], None
+
+
+def _visible(before: int, count: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Which keys `count` tokens see that come after `before` others: [count, before + count]."""
+    rows = torch.arange(before, before + count, device=device)[:, None]
+    keys = torch.arange(before + count, device=device)[None]
+    mask = keys <= rows
+    return mask if window is None else mask & (keys > rows - window)
+
+
+class Recomputed(nn.Module):
+    """A decoder layer whose activations are not kept for the backward pass, but computed again."""
+
+    def __init__(self, layer: nn.Module, model: CausalModel) -> None:
+        super().__init__()
+        self.layer = layer
+        self._model = (model,)  # torch does not look for modules in a tuple
+
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._run(hidden_states, *arguments, **keywords)
+        return checkpoint(self._run, hidden_states, *arguments, use_reentrant=False, **keywords)
+
+    def _run(self, *arguments: Any, **keywords: Any) -> Any:
+        # the backward pass computes it again after the forward pass has named its attention
+        with self._model[0].attention_named(TRAINING_ATTENTION):
+            return self.layer(*arguments, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read the wrapped layer's attributes: decoders look up their layers' kinds."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+def recomputing(model: CausalModel) -> CausalModel:
+    """The same model with gradient checkpointing in every layer."""
+    tree = shared_tree(model.hf)
+    decoder = follow(tree, decoder_path(tree, model.num_layers))
+    decoder.layers = nn.ModuleList([Recomputed(layer, model) for layer in decoder.layers])
+    return model.variant(tree)

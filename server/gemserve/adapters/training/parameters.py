@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from torch import nn
 
 from gemserve.adapters import ntk, prefix
 from gemserve.adapters.activation import Activation
+from gemserve.adapters.folder import write_folder
 from gemserve.adapters.ntk import NTK
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import Adapter
+from gemserve.model.base_model import BaseModel
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Partial
 
@@ -30,6 +33,7 @@ class Parameters(nn.Module, ABC):
 
     kind: str
     settings: dict[str, Any]
+    replacement: CausalModel | None = None  # the model to run in place of the base, if any
 
     @abstractmethod
     def adapter(self) -> Adapter:
@@ -38,6 +42,11 @@ class Parameters(nn.Module, ABC):
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors for the adapter's file."""
+
+    def write(self, folder: Path, base: BaseModel) -> None:
+        """Make `folder` an adapter for the model that `base` describes."""
+        tensors = self.tensors()
+        write_folder(folder, kind=self.kind, settings=self.settings, tensors=tensors, base=base)
 
     @property
     def num_parameters(self) -> int:
@@ -106,7 +115,10 @@ class NTKParameters(Parameters):
 
 
 class PrefixParameters(Parameters):
-    """Starts as the keys and values of `text`, tokens that the model has read."""
+    """Starts as the keys and values of `text`, tokens that the model has read.
+
+    The parameters are at least float32: steps of a small rate would be lost in bfloat16.
+    """
 
     kind = "prefix"
 
@@ -114,10 +126,13 @@ class PrefixParameters(Parameters):
         super().__init__()
         keys, values = read_prefix(model, text)
         self.settings = {"length": len(text)}
-        self.keys, self.values = nn.Parameter(keys), nn.Parameter(values)
+        self._dtype = model.dtype
+        wide = torch.promote_types(model.dtype, torch.float32)
+        self.keys, self.values = nn.Parameter(keys.to(wide)), nn.Parameter(values.to(wide))
 
     def adapter(self) -> Prefix:
-        return Prefix("", "", keys=self.keys, values=self.values)
+        keys, values = self.keys.to(self._dtype), self.values.to(self._dtype)
+        return Prefix("", "", keys=keys, values=values)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {"keys": self.keys, "values": self.values}
@@ -126,22 +141,24 @@ class PrefixParameters(Parameters):
 class ActivationParameters(Parameters):
     kind = "activation"
 
-    def __init__(self, shape: ModelShape, layer: int) -> None:
+    def __init__(self, shape: ModelShape, layer: int, dtype: torch.dtype = torch.float32) -> None:
+        """`dtype`: that of the model's hidden states."""
         super().__init__()
+        self._dtype = dtype
         if not 0 <= layer < shape.num_layers:
             raise AdapterError(f"layer={layer}: must be from 0 to {shape.num_layers - 1}")
         self.settings = {"layer": layer}
         self.vector = nn.Parameter(torch.zeros(shape.hidden_size))
 
     def adapter(self) -> Activation:
-        return Activation("", "", vector=self.vector, layer=self.settings["layer"])
+        return Activation("", "", vector=self.vector.to(self._dtype), layer=self.settings["layer"])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {"vector": self.vector}
 
 
 def count_parameters(kind: str, shape: ModelShape, *, r: int, s: int, length: int) -> int:
-    """The size of an adapter of this kind. Raises `AdapterError` for bad settings."""
+    """The size of an adapter of this kind, but LoRA. Raises `AdapterError` for bad settings."""
     if kind == "activation":
         return shape.hidden_size
     sizes = ntk.shapes(shape, r, s) if kind == "ntk" else prefix.shapes(shape, length)

@@ -8,21 +8,22 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from gemserve.adapters.folder import write_folder
-from gemserve.adapters.training.examples import IGNORED, TrainingExample, collate
-from gemserve.adapters.training.forward import logits_with_gradients
+from gemserve.adapters.training.adapted_model import AdaptedModel
+from gemserve.adapters.training.examples import TrainingExample, pack
+from gemserve.adapters.training.loss_curve import history_of, loss_curve
 from gemserve.adapters.training.parameters import Parameters
+from gemserve.adapters.training.run_clock import RunClock, time_limit
 from gemserve.errors import AdapterError
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
+
+_LOGGED = 50  # points of a training loss's curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class TrainConfig:
     """AdamW with a cosine schedule.
 
     Training stops after `patience` evaluations without a lower loss. With 0 it never stops early.
+    After `max_minutes` it stops with a last evaluation; the learning rate has then come down as it
+    would have after all steps. With `gradient_checkpointing` it takes less memory and more time.
     """
 
     epochs: float = 3.0
@@ -40,16 +43,32 @@ class TrainConfig:
     evals: int = 10
     patience: int = 3
     seed: int = 0
+    max_minutes: float | None = None
+    gradient_checkpointing: bool = False
+
+    @property
+    def of_run(self) -> dict[str, Any]:
+        """The settings that a run that goes on must have had from the beginning."""
+        given = asdict(self)
+        return {name: given[name] for name in given if name not in _MAY_CHANGE}
+
+
+_MAY_CHANGE = ("max_minutes", "gradient_checkpointing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Losses per token of a completion. `eval_loss` is that of the weights that were kept."""
+    """Losses per token of a completion. `eval_loss` is that of the weights that were kept.
+
+    `seconds`: the time of all parts of the run. `history`: see `loss_curve`.
+    """
 
     steps: int
     train_loss: float
     eval_loss: float
     num_parameters: int
+    seconds: float = 0.0
+    history: tuple[dict[str, float], ...] = ()
 
 
 def train(
@@ -60,37 +79,29 @@ def train(
     out: Path,
     config: TrainConfig,
     *,
-    pad_id: int,
     is_quiet: bool = True,
 ) -> TrainResult:
     """Train an adapter and write it to `out`; see `run_trainer`.
 
     Raises `AdapterError` if `out` holds an adapter, or a run of other settings or data.
     """
-    if (out / "adapter.json").exists():
+    if any((out / name).exists() for name in ("adapter.json", "adapter_config.json")):
         raise AdapterError(f"{out}: holds an adapter already; choose another folder")
     base = base_of(model)
     checkpoints = out / "checkpoints"
-    settings = {"type": parameters.kind, **parameters.settings, **asdict(config)}
+    settings = {"type": parameters.kind, **parameters.settings, **config.of_run}
     data = {"examples": _hashed(examples), "held_out": _hashed(held_out), "weights": base.weights}
     _check_same_run(checkpoints / "run.json", settings | data)
-    adapted = AdaptedModel(model, parameters)
-    result = run_trainer(
-        adapted, examples, held_out, checkpoints, config, pad_id=pad_id, is_quiet=is_quiet
-    )
+    adapted = AdaptedModel(model, parameters, is_recomputing=config.gradient_checkpointing)
+    result = run_trainer(adapted, examples, held_out, checkpoints, config, is_quiet=is_quiet)
     if not math.isfinite(result.eval_loss):
         shutil.rmtree(checkpoints)
         raise AdapterError(
             f"training diverged, its loss is {result.eval_loss}: nothing was written; a lower "
             "learning rate may help"
         )
-    write_folder(
-        out,
-        kind=parameters.kind,
-        settings=parameters.settings,
-        tensors=parameters.tensors(),
-        base=base,
-    )
+    write_history(out, settings | data, result)
+    parameters.write(out, base)
     shutil.rmtree(checkpoints)
     return result
 
@@ -123,6 +134,13 @@ def _check_same_run(path: Path, run: dict[str, Any]) -> None:
             )
 
 
+def write_history(out: Path, settings: dict[str, Any], result: TrainResult) -> None:
+    """Write `training.json`, with what was trained and its losses, and their picture."""
+    told = {"settings": settings, **asdict(result)}
+    (out / "training.json").write_text(json.dumps(told, indent=1) + "\n")
+    (out / "loss.svg").write_text(loss_curve(result.history))
+
+
 def run_trainer(
     module: nn.Module,
     examples: Sequence[TrainingExample],
@@ -130,25 +148,33 @@ def run_trainer(
     checkpoints: Path,
     config: TrainConfig,
     *,
-    pad_id: int,
     is_quiet: bool = True,
 ) -> TrainResult:
     """Train the parameters of `module` that have gradients, and keep the best of them.
 
-    `module` takes `input_ids` and `labels` and returns a `loss`. A run that was stopped goes on
-    from the last of its `checkpoints`.
+    `module` takes what `pack` returns and returns a `loss`. A run that was stopped goes on from the
+    last of its `checkpoints`.
     """
     from transformers import EarlyStoppingCallback, Trainer
 
     trained = [p for p in module.parameters() if p.requires_grad]
     steps = max(1, math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size)))
+    clock = RunClock(checkpoints / "seconds.json")
+    limit_s = math.inf if config.max_minutes is None else 60 * config.max_minutes
+    optimizer = torch.optim.AdamW(
+        trained, lr=config.learning_rate, weight_decay=config.weight_decay
+    )
     trainer = Trainer(
         model=module,
         args=_arguments(config, steps, checkpoints, trained[0].device, is_quiet=is_quiet),
         train_dataset=list(examples),
         eval_dataset=list(held_out),
-        data_collator=partial(collate, pad_id=pad_id),
-        callbacks=[EarlyStoppingCallback(config.patience)] if config.patience else [],
+        data_collator=pack,
+        optimizers=(optimizer, _schedule(optimizer, config, steps, clock, limit_s)),
+        callbacks=[
+            time_limit(clock, limit_s),
+            *([EarlyStoppingCallback(config.patience)] if config.patience else []),
+        ],
     )
     is_resumed = any(checkpoints.glob("checkpoint-*"))
     done: Any = trainer.train(resume_from_checkpoint=is_resumed or None)
@@ -158,7 +184,27 @@ def run_trainer(
         train_loss=float(done.training_loss),
         eval_loss=float("nan") if best is None else float(best),
         num_parameters=sum(p.numel() for p in trained),
+        seconds=clock.elapsed_s,
+        history=history_of(trainer.state.log_history),
     )
+
+
+def _schedule(
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    steps: int,
+    clock: RunClock,
+    limit_s: float,
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Warm-up, then half a cosine over the steps, or over the time if that ends first."""
+    warmup = round(config.warmup_share * steps)
+
+    def share(step: int) -> float:
+        done = max((step - warmup) / max(1, steps - warmup), clock.elapsed_s / limit_s)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, done))))
+        return cosine * min(1.0, step / warmup if warmup else 1.0)
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
 def _arguments(
@@ -173,11 +219,6 @@ def _arguments(
         max_steps=steps,
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        warmup_steps=round(config.warmup_share * steps),
-        lr_scheduler_type="cosine",
-        optim="adamw_torch",
         eval_strategy="steps",
         save_strategy="steps",
         eval_steps=every,
@@ -186,7 +227,7 @@ def _arguments(
         load_best_model_at_end=True,
         metric_for_best_model="eval_loss",
         greater_is_better=False,
-        logging_steps=every,
+        logging_steps=max(1, steps // _LOGGED),
         disable_tqdm=is_quiet,
         report_to=[],
         remove_unused_columns=False,
@@ -196,29 +237,3 @@ def _arguments(
         use_cpu=device.type == "cpu",
         dataloader_pin_memory=False,
     )
-
-
-class AdaptedModel(nn.Module):
-    """A frozen model with an adapter in training. Only the adapter has parameters."""
-
-    def __init__(self, base: CausalModel, parameters: Parameters) -> None:
-        super().__init__()
-        self.adapter_parameters = parameters
-        self._base = (base,)  # torch does not look for modules in a tuple
-
-    def forward(
-        self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **_: Any
-    ) -> dict[str, torch.Tensor]:
-        """`input_ids`, `labels`: [batch, tokens], padded on the right; labels are not shifted.
-
-        Returns `loss`, the mean over all labels but `IGNORED` ones, and `logits` of every token,
-        [batch, tokens, vocab], float32.
-        """
-        adapter = self.adapter_parameters.adapter()
-        logits = logits_with_gradients(self._base[0], adapter, input_ids)
-        if labels is None:
-            return {"logits": logits}
-        loss = F.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
-        )
-        return {"loss": loss, "logits": logits}

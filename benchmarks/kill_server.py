@@ -194,7 +194,7 @@ def check(server: Server, expected: list[tuple[Body, str]], outcome: Outcome) ->
     for body, answer in expected:
         text, cached = ask(server.url, body)
         outcome.counts["answers"] += 1
-        outcome.counts["answers with tokens from the disk"] += cached > 0
+        outcome.counts["answers with cached tokens"] += cached > 0
         if text != answer:
             outcome.faults.append(f"{text!r} instead of {answer!r}")
     adapters = httpx.get(f"{server.url}/v1/adapters", timeout=60).json()["data"]

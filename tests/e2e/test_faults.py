@@ -6,6 +6,7 @@ The server is real, with a tiny model. `docs/faults.md` has the matrix and expla
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.engine import cache_disk
+from gemserve.engine import cache_disk, cache_threads
 from tests.fakes import COMPLETIONS
 from tests.fault_plan import FaultPlan
 from tests.fault_seams import CLIENT_SOCKET, NOTES_PASS, SEAMS
@@ -155,6 +156,31 @@ async def strike(
     served.settle()  # documents are written after the answer
     plan.is_armed = False
     return outcome
+
+
+def test_a_disk_that_hangs_costs_a_prompt_only_time(
+    served: World, recorded: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt whose file was being read waited for ever."""
+    prepare(served, "cache read")
+    disk, gate, read = served.core._disk, threading.Event(), cache_threads.read_segment
+    assert disk is not None
+
+    def hang(*arguments: Any) -> bytearray:
+        gate.wait(60)
+        return read(*arguments)
+
+    monkeypatch.setattr(cache_threads, "read_segment", hang)
+    monkeypatch.setattr(cache_disk, "_STALL_S", 0.2)
+    speed = disk._bytes_per_s
+    try:
+        assert asyncio.run(alone(served, COMPLETIONS, VICTIM)) == recorded[""]
+        assert not gate.is_set()
+        assert disk._bytes_per_s == 0  # from now on everything is computed
+    finally:
+        gate.set()
+        disk._bytes_per_s = speed
+    served.assert_nothing_is_held()
 
 
 @pytest.mark.parametrize("fault", ["exception", "reset", "delay"])

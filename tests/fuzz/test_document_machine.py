@@ -64,6 +64,10 @@ class Documents(RuleBasedStateMachine):
         held, size = self.held[who], len(text.encode())
         used = sum(len(each.encode()) for each in held.values())
         reply = self._send(who, "POST", PATH, {"text": text, "wait": wait, "pin": pin})
+        if not text.strip():
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"] == "text"
+            return multiple()
         if len(held) >= LIMIT or used + size > BYTES:
             assert reply.status_code == 400
             assert reply.json()["error"]["code"].startswith(("too_many_", "document_"))

@@ -11,7 +11,7 @@ import pytest
 from gemserve.engine.cache_lookup import find_cached
 from gemserve.engine.document_cache import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.scheduler import MAX_TIMES_PASSED, Scheduler
+from gemserve.engine.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.sequence import Sequence, State
 from gemserve.filter_plan import Budget
 from tests.unit.test_document_cache import (
@@ -218,3 +218,35 @@ def test_a_document_that_was_found_and_evicted_is_not_found_again() -> None:
     s.cache.make_room(s.pool.free + 1)
     assert s.cache.used > 0
     assert find_cached(s.cache, waiting) == (None, 0)
+
+
+def test_a_burst_does_not_empty_the_cache() -> None:
+    """Requests that could only wait for their turn drove out all documents.
+
+    Every question then read its document anew, and a server at 80% of its capacity stayed
+    overloaded for good after one burst.
+    """
+    pool = MemoryPool(100_000)
+    s = Scheduler(pool, num_layers=LAYERS, max_running=64, cache_units=50_000)
+    memory = FakeMemory(100_000)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    evicted = s.cache.counts.evictions
+    for order in range(1, 60):
+        s.add(sequence(order, [order] * 2000))
+    step(s, memory)
+    assert len(s.running) >= MOST_READING
+    assert s.waiting
+    assert s.cache.counts.evictions == evicted
+    question = sequence(60, DOCUMENT + [8] * 10)
+    assert find_cached(s.cache, question)[1] >= len(DOCUMENT) - 1
+
+
+def test_documents_give_way_if_little_is_being_read() -> None:
+    s, memory = cached(10_000)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    s.add(sequence(1, [1] * (s.pool.free // 5 + 100)))
+    step(s, memory)
+    assert s.running
+    assert s.cache.counts.evictions == 1

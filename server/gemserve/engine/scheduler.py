@@ -25,6 +25,12 @@ from gemserve.engine.step_plan import Chunk, Copy, Plan, StepOutput
 MAX_SCORED_TOKENS = 256
 
 
+# Once so many prompts are being read, admitting another one makes nothing faster: they are read one
+# at a time. So no document gives way to it. Else a burst of requests empties the document cache,
+# every question reads its document anew, and the server stays overloaded long after the burst.
+MOST_READING = 8
+
+
 class Scheduler:
     """Owns the states of all sequences and the bookkeeping of the memory pool."""
 
@@ -125,9 +131,10 @@ class Scheduler:
     def _admit(self) -> list[Copy]:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
-        Documents in the cache give way. Scattered free units are made one by compaction, which
-        waits until no chunk is under way, because its pass holds views of the memory. A step copies
-        one document at most, so that nobody's next token waits for several.
+        Documents in the cache give way, unless `MOST_READING` prompts are being read. Scattered
+        free units are made one by compaction, which waits until no chunk is under way, because its
+        pass holds views of the memory. A step copies one document at most, so that nobody's next
+        token waits for several.
         """
         copies: list[Copy] = []
         copied: list[CachedDocument] = []  # which must stay until this plan has been carried out
@@ -135,12 +142,14 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self._max_running:
             return []
         slots = SlotShares(self.running, self._max_running)
+        num_reading = sum(sequence.state is not State.DECODING for sequence in self.running)
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
             size = sequence.reserved_units(self._num_layers)
             document, num_cached = None, 0
-            if size <= self.cache.available(size, copied):
+            can_evict = num_reading < MOST_READING
+            if size <= (self.cache.available(size, copied) if can_evict else self.pool.free):
                 if awaits_leader(self.cache, sequence, self.running):
                     continue
                 if copied and self._find_cached(sequence)[0] is not None:
@@ -162,6 +171,7 @@ class Scheduler:
             for earlier in order[: order.index(sequence)]:
                 earlier.times_passed += earlier.state is State.WAITING
             slots.take(sequence)
+            num_reading += 1
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.span, sequence.found = span, None

@@ -24,7 +24,8 @@ class Filter(TypedDict, total=False):
     layer: int | Literal["auto"]
     pooling: Literal["mean", "max"]
     return_selection: bool
-    return_scores: bool | Literal["exact"]
+    return_scores: bool | Literal["exact", "heads"]
+    return_attention: bool
 
 
 FilterParam = Filter | FilterMethod

@@ -35,6 +35,9 @@ class FilterPlan:
 
     `evicts`: the whole prompt is read, and then keys and values are dropped. `chosen`: the
     positions that a method without a pass keeps.
+
+    `answer_heads`: the (layer, head) pairs whose attention is watched while the answer is
+    generated; None: all heads of `answer_layer`. If that is None, nothing is watched.
     """
 
     reason: FilterReason | None
@@ -49,6 +52,8 @@ class FilterPlan:
     repeated: tuple[int, ...] = ()
     evicts: bool = False
     chosen: tuple[int, ...] | None = None
+    answer_layer: int | None = None
+    answer_heads: tuple[tuple[int, int], ...] | None = None
 
     def having(self, **changes: Any) -> FilterPlan:
         """The plan with some fields changed."""

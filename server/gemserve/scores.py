@@ -1,12 +1,16 @@
-"""The scores of a prompt's tokens as a reply shows them (`return_scores`)."""
+"""What a reply shows of attention: the question's (`return_scores`), and the answer's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-ReturnScores = bool | Literal["exact"]
+ReturnScores = bool | Literal["exact", "heads"]
 MOST_PASSAGES = 4096  # of one report
+MOST_ANSWER_TOKENS = 1024  # of an answer, whose attention is reported
+MOST_LEANED = 8  # passages of each of these tokens
+MOST_HEADS = 32  # of one report
+MOST_HEAD_SCORES = 1 << 20  # of one report: bytes, one for each token and head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,21 @@ class SelectionInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadScores:
+    """The scores of one head: for each token the largest attention that a watched row pays to it.
+
+    `tokens`: 255·√(score / `heads_high`) of each token, as base64 of uint8. `counts`: whether the
+    filter chose by this head. A token's score is that of the head that pays it most, among those
+    that count.
+    """
+
+    layer: int
+    head: int
+    counts: bool
+    tokens: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterScores:
     """Scores of every token of a prompt. High scores are kept.
 
@@ -36,7 +55,9 @@ class FilterScores:
     extreme scores. `passages`: start, stop and strength (0 to 255, as above, of the best passage's
     rank) of the passages that `sieve` kept or dropped as a whole, in the order of the text; of more
     than `MOST_PASSAGES`, the best. `whole_ratio`: floating-point operations of reading the whole
-    prompt, over those of this filter pass. `inputs`: only with "exact" scores of `sieve`.
+    prompt, over those of this filter pass. `inputs`: only with "exact" scores of `sieve`, or with
+    "heads". `heads`: only with "heads": those that count, then others of their layers; at most
+    `MOST_HEADS`, and `MOST_HEAD_SCORES` scores in all. `heads_high`: the highest of these scores.
     """
 
     dtype: Literal["uint8", "float32"]
@@ -46,3 +67,23 @@ class FilterScores:
     passages: tuple[tuple[int, int, int], ...]
     whole_ratio: float
     inputs: SelectionInputs | None
+    heads: tuple[HeadScores, ...] = ()
+    heads_high: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerAttention:
+    """Which kept passages the tokens of an answer attended to (`return_attention`).
+
+    `heads`: the (layer, head) pairs that were watched: those that the filter chooses by.
+    `passages`: start and stop of prompt tokens. `offsets`: where in the generated text each token
+    begins, in characters. `tokens`: for each token the strongest passages, best first, as an index
+    of `passages` and a weight: the attention to the passage's kept tokens of the row that the token
+    was drawn from, as the mean over the heads. The prompt's first token counts nowhere: it is an
+    attention sink.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    passages: tuple[tuple[int, int], ...]
+    offsets: tuple[int, ...]
+    tokens: tuple[tuple[tuple[int, float], ...], ...]

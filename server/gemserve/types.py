@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemserve.errors import RequestError, shown
-from gemserve.scores import FilterScores, ReturnScores
+from gemserve.scores import AnswerAttention, FilterScores, ReturnScores
 
 TokenArray = npt.NDArray[np.int64]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -83,6 +83,7 @@ class FilterOptions:
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: ReturnScores = False
+    return_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,7 @@ class FilterParams:
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
     return_scores: ReturnScores = False
+    return_attention: bool = False
 
     @property
     def is_adaptive(self) -> bool:
@@ -305,7 +307,7 @@ class Finished:
     """The last event of a request. `error` is set exactly if the reason is `error`.
 
     `stop`: the stop string that ended the answer, if one did. `peak_kv_bytes` includes the filter
-    pass. `decode_kv_bytes` is what is held while decoding.
+    pass. `decode_kv_bytes` is what is held while decoding. `attention`: if the request asks for it.
     """
 
     reason: FinishReason
@@ -314,6 +316,7 @@ class Finished:
     decode_kv_bytes: int = 0
     error: str | None = None
     stop: str | None = None
+    attention: AnswerAttention | None = None
 
 
 Event = Filtered | PromptScored | TextDelta | Finished

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemserve.filtering import score_report
 from gemserve.types import FilterReport, Priority, ProtectedRange, TextBreaks
 from tests.model.test_query_rows import core_of, ids_of, request, serve
 
@@ -67,3 +68,24 @@ def test_methods_without_scores_report_none(method: str, has_scores: bool) -> No
     if scores is not None:
         assert scores.passages == ()
         assert scores.whole_ratio > 1
+
+
+def test_the_heads_scores_make_the_scores() -> None:
+    """The page redraws from them: the largest of those that count is the score."""
+    scores = report_of(scores="heads").scores
+    assert scores is not None
+    values = np.frombuffer(b64decode(scores.tokens), "<f4")
+    counting = [head for head in scores.heads if head.counts]
+    assert [(head.layer, head.head) for head in counting] == [(0, 1), (1, 2), (2, 3)]
+    assert len(scores.heads) == 3 * 4, "the other heads of these layers come behind"
+    codes = np.stack([np.frombuffer(b64decode(head.tokens), np.uint8) for head in counting])
+    restored = scores.heads_high * (codes.max(axis=0) / 255.0) ** 2
+    assert np.abs(restored - values).max() <= scores.heads_high * 2.01 / 255
+
+
+def test_the_size_of_heads_scores_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_report, "MOST_HEAD_SCORES", 5 * N)
+    scores = report_of(scores="heads").scores
+    assert scores is not None
+    assert [head.counts for head in scores.heads] == [True] * 3 + [False] * 2
+    assert report_of(scores="exact").scores.heads == ()  # type: ignore[union-attr]

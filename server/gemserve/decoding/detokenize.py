@@ -6,6 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def token_offsets(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Where in its text each token of an answer begins, in characters."""
+    stream = TextStream(tokenizer, ())
+    offsets, length = [], 0
+    for token_id in ids:
+        offsets.append(length)
+        length += len(stream.push(token_id))
+    return offsets
+
+
 class TextStream:
     """Decodes one request's tokens as they come.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gemserve.calibration import Calibration
 from gemserve.config import ResolvedEngineConfig
-from gemserve.decoding.detokenize import TextStream
+from gemserve.decoding.detokenize import TextStream, token_offsets
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState
 from gemserve.engine.cache_questions import check_pin, state_of
@@ -167,6 +167,7 @@ class Core:
         plan = self._scheduler.schedule(limits.chunk_tokens, is_decode_due=limits.is_decode_due)
         out = self._runner.run(plan, samplers, limits)
         emitted = self._events.of_step(plan, out, self._jobs)
+        emitted = [(job, self._with_attention(job, event, out)) for job, event in emitted]
         self._scheduler.commit(plan, step_output(out, emitted))
         self._runner.change_memory(self._pool.take_changes())
         self._observe(plan, out)
@@ -271,6 +272,16 @@ class Core:
         self._scheduler.check_integrity()
         decided = [job.sequence for job in self._decided]
         assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting, *decided}
+
+    def _with_attention(self, job: Job, event: Event, out: RunOutput) -> Event:
+        """The event; if it ends an answer that is watched, with what the answer attended to."""
+        drawn = out.draws.get(job.sequence)
+        is_watched = job.sequence.plan.answer_layer is not None
+        if not isinstance(event, Finished) or drawn is None or not is_watched:
+            return event
+        offsets = token_offsets(self.tokenizer, [*job.sequence.generated, drawn.token])
+        found = self._runner.watched_answer(job.sequence, offsets)
+        return replace(event, attention=found)
 
     def _limits(self) -> StepLimits:
         """How much the next step may do, given how fast the last steps were."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Ids
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -12,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from gemserve.decoding.sampling import SamplerState, score_tokens
+from gemserve.engine.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.document_copy import copy_documents
 from gemserve.engine.eviction import evict
 from gemserve.engine.memory import Move, Wipe
@@ -32,6 +34,7 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.graphs import build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.query_tap import FilterTap, QueryTap
+from gemserve.scores import AnswerAttention
 from gemserve.types import Switch
 
 log = logging.getLogger("gemserve.engine")
@@ -76,6 +79,25 @@ class Runner:
         out.taken_s = time.monotonic() - out.started_s
         return out
 
+    @torch.inference_mode()
+    def watched_answer(self, sequence: Sequence, offsets: Ids[int]) -> AnswerAttention | None:
+        """What the answer attended to, when its last token has been drawn; see `AnswerWatch`."""
+        try:
+            return self._watch(sequence, 1).report(offsets)
+        except Exception as error:
+            request_id = sequence.request.request_id
+            log.warning("request %s: no attention of its answer: %s", request_id, error)
+            return None
+
+    def _watch(self, sequence: Sequence, least: int) -> AnswerWatch:
+        """Look at the answer, if at least `least` tokens are new. The newest one is being drawn."""
+        state = self._state_of(sequence)
+        if state.watch is None:
+            model, adapter = self._model_of(sequence), _adapter_of(sequence)
+            state.watch = AnswerWatch(sequence, model, adapter)
+        state.watch.look(len(sequence.generated) + 1, self._kept_kv(sequence), least=least)
+        return state.watch
+
     def forget(self, sequence: Sequence) -> None:
         """Drop all state of a sequence that has ended. Idempotent."""
         state = self._states.pop(sequence, None)
@@ -94,6 +116,7 @@ class Runner:
         by_model: dict[CausalModel, list[Sequence]] = {}
         for sequence in plan.decodes:
             by_model.setdefault(self._model_of(sequence), []).append(sequence)
+        watched = [s for s in plan.decodes if s.plan.answer_layer is not None]
         for sequences in by_model.values():
             with suppress(Exception):
                 logits.append((sequences, self._decode_rows(sequences)))
@@ -104,6 +127,9 @@ class Runner:
                 row = self._try(sequence, out, self._decode_rows, [sequence], False)
                 if row is not None:
                     logits.append(([sequence], row))
+        for sequence in watched:
+            if sequence not in out.failures:
+                self._try(sequence, out, self._watch, sequence, EVERY)
 
     def _decode_rows(self, sequences: list[Sequence], may_replay: bool = True) -> torch.Tensor:
         """Logits of sequences that run on one model: [sequences, vocab], float32."""

@@ -79,7 +79,14 @@ class FilterPlanner:
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
             return_scores=options.return_scores,
+            return_attention=options.return_attention,
         )
+        if options.return_attention and method.evictor is not None:
+            raise RequestError(
+                f"filter.return_attention=true: not with {name}, whose layers keep different "
+                "tokens",
+                param="filter.return_attention",
+            )
         check_adaptive(params)
         return params
 
@@ -116,6 +123,10 @@ class FilterPlanner:
             budget=budget,
             fails_open=self.fails_open and budget.limit == num_tokens,
         )
+        if params.return_attention:
+            layer = self._layer_of(params)
+            heads = self.calibration.heads if layer == self.calibration.layer else None
+            plan = plan.having(answer_layer=layer, answer_heads=heads)
         if reason is not None:
             return plan
         if method.selector is not None:

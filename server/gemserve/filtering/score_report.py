@@ -14,7 +14,14 @@ from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import reserve
 from gemserve.filtering.selector import Evidence, Selector
 from gemserve.filtering.sieve import Sieve
-from gemserve.scores import MOST_PASSAGES, FilterScores, SelectionInputs
+from gemserve.scores import (
+    MOST_HEAD_SCORES,
+    MOST_HEADS,
+    MOST_PASSAGES,
+    FilterScores,
+    HeadScores,
+    SelectionInputs,
+)
 from gemserve.types import FilterParams
 
 
@@ -27,15 +34,18 @@ def report_scores(
     whole_ratio: float,
 ) -> FilterScores:
     """The report of `scores` [tokens], float32, which `selector` chose by."""
-    is_exact = params.return_scores == "exact"
+    is_exact = params.return_scores in ("exact", "heads")
     low, high = float(scores.min()), float(scores.max())
     values = scores.cpu().numpy()
     tokens = values.astype("<f4") if is_exact else strengths(values, low, high)
     passages: tuple[tuple[int, int, int], ...] = ()
     inputs = None
+    heads, heads_high = tuple[HeadScores, ...](), 0.0
     if isinstance(selector, Sieve):
         passages = _passages(scores, selector, evidence, budget)
         inputs = _inputs(evidence, budget, params) if is_exact else None
+        if params.return_scores == "heads":
+            heads, heads_high = _heads(selector, evidence)
     return FilterScores(
         dtype="float32" if is_exact else "uint8",
         tokens=b64encode(tokens.tobytes()).decode(),
@@ -44,6 +54,8 @@ def report_scores(
         passages=passages,
         whole_ratio=round(whole_ratio, 4),
         inputs=inputs,
+        heads=heads,
+        heads_high=heads_high,
     )
 
 
@@ -80,6 +92,29 @@ def _passages(
     best = np.sort(np.argsort(-of_passages, kind="stable")[:MOST_PASSAGES])
     rows = zip(starts[best].tolist(), stops[best].tolist(), codes[best].tolist(), strict=True)
     return tuple(rows)
+
+
+def _heads(sieve: Sieve, evidence: Evidence) -> tuple[tuple[HeadScores, ...], float]:
+    """The scores of the heads, and the highest of them: see `FilterScores`."""
+    layer = max(evidence.layers)
+    counting = evidence.heads
+    if counting is None:
+        counting = tuple((layer, head) for head in range(len(evidence.layers[layer].queries)))
+    every = [(i, head) for i, each in evidence.layers.items() for head in range(len(each.queries))]
+    named = [*counting, *(head for head in every if head not in counting)]
+    named = named[: min(MOST_HEADS, MOST_HEAD_SCORES // evidence.num_tokens)]
+    scores = [sieve.score_of_heads(evidence, [head]).cpu().numpy() for head in named]
+    high = max((float(of_head.max()) for of_head in scores), default=0.0)
+    heads = tuple(
+        HeadScores(
+            layer=index,
+            head=head,
+            counts=(index, head) in counting,
+            tokens=b64encode(strengths(of_head, 0.0, high).tobytes()).decode(),
+        )
+        for (index, head), of_head in zip(named, scores, strict=True)
+    )
+    return heads, high
 
 
 def _inputs(evidence: Evidence, budget: Budget, params: FilterParams) -> SelectionInputs:

@@ -63,6 +63,12 @@ class Sieve(Selector):
 
     def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
         """Scores: [tokens]. The first token scores 0, because it is an attention sink."""
+        return self.score_of_heads(evidence, evidence.heads)
+
+    def score_of_heads(
+        self, evidence: Evidence, heads: Sequence[tuple[int, int]] | None
+    ) -> torch.Tensor:
+        """The scores by these heads; None: by all heads of the filter layer. [tokens]."""
         rows = torch.tensor(evidence.rows, device=evidence.filter_layer.keys.device)
         scores = [
             evidence.backend.largest_attention(
@@ -72,7 +78,7 @@ class Sieve(Selector):
                 scale=layer.scale,
                 softcap=layer.softcap,
             )
-            for layer, query, key in _scoring_heads(evidence)
+            for layer, query, key in _scoring_heads(evidence, heads)
         ]
         largest = torch.stack(scores).amax(dim=0)[: evidence.num_tokens]
         largest[0] = 0 * largest[0]  # a NaN stays a NaN
@@ -141,13 +147,15 @@ class Sieve(Selector):
         return F.max_pool1d(scores[None, None], width, stride=1, padding=self.reach).flatten()
 
 
-def _scoring_heads(evidence: Evidence) -> list[tuple[LayerEvidence, torch.Tensor, torch.Tensor]]:
+def _scoring_heads(
+    evidence: Evidence, scoring: Sequence[tuple[int, int]] | None
+) -> list[tuple[LayerEvidence, torch.Tensor, torch.Tensor]]:
     """Layer, queries and keys of the heads that score, grouped by the keys they read."""
-    if evidence.heads is None:
+    if scoring is None:
         layer = evidence.filter_layer
         return [(layer, layer.queries, layer.keys)]
     heads = []
-    for index, head in evidence.heads:
+    for index, head in scoring:
         layer = evidence.layers[index]
         kv_head = head * layer.keys.shape[0] // layer.queries.shape[0]
         heads.append((layer, layer.queries[head, None], layer.keys[kv_head, None]))

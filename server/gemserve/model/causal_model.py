@@ -23,9 +23,9 @@ from gemserve.model.attention import (
     grouped,
     register,
 )
-from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory
+from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
 from gemserve.model.offload import HostLayers
-from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
+from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueriesOnly, QueryTap
 from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve.model.transfer import to_device
@@ -227,6 +227,28 @@ class CausalModel:
         except FilterLayerReached:
             return
         raise ModelError(f"{type(self._decoder).__name__}: layer {tap.layer} never attended")
+
+    @torch.inference_mode()
+    def queries_of(
+        self,
+        ids: Sequence[int],
+        *,
+        start: int,
+        kv: KVSpan,
+        layers: Sequence[int],
+        length: int,
+        adapter: Adapter = NO_ADAPTER,
+    ) -> QueryTap:
+        """The queries in `layers` of tokens start… that were read before. Nothing is stored.
+
+        `kv` has the keys and values up to them. `length`: of the whole sequence at its longest.
+        """
+        queries = self.new_query_tap(layers, range(start, start + len(ids)))
+        tap = QueriesOnly(
+            layer=max(layers), keys=queries.queries[:0], queries=queries, length=length
+        )
+        self.filter_chunk(ids, start=start, kv=ReadOnlyKV(kv), tap=tap, adapter=adapter)
+        return queries
 
     @torch.inference_mode()
     def prefill_chunk(

@@ -82,6 +82,16 @@ class KVSpan:
         return low < other_high and other_low < high
 
 
+class ReadOnlyKV(KVSpan):
+    """The same keys and values; a pass that reads them stores nothing."""
+
+    def __init__(self, source: KVSpan) -> None:
+        self.__dict__.update(source.__dict__)
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStep:
     """A decode step as the device sees it. `ids`, `positions`: [1, sequences], int64."""

@@ -65,3 +65,17 @@ class FilterTap:
     def record(self, key: torch.Tensor, start: int) -> None:
         """Store a chunk's keys [kv_heads, tokens, head_dim], from `start` on."""
         self.keys[:, start : start + key.shape[1]] = key
+
+
+@dataclass(slots=True, kw_only=True)
+class QueriesOnly(FilterTap):
+    """Ends a pass at a layer as well, but collects no keys. `length`: of the whole sequence."""
+
+    length: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.length
+
+    def record(self, key: torch.Tensor, start: int) -> None:
+        """Store nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemserve.api.replies.choice import Choice
+from gemserve.api.replies.choice import Choice, attention_of
 from gemserve.api.replies.failures import finish_reason
 from gemserve.api.replies.logprobs import Vocabulary, chat_logprobs
 from gemserve.api.replies.reply_types import (
@@ -55,6 +55,7 @@ class ChatFormat:
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": finish_reason(finished),
+            **attention_of(finished),
         }
 
     def first_part(self, choice: Choice) -> ChatPart:
@@ -67,7 +68,8 @@ class ChatFormat:
         return self._part(choice, {"content": delta.text}, self._logprobs(delta.logprobs))
 
     def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
-        return self._part(choice, {}, reason=finish_reason(finished))
+        part = self._part(choice, {}, reason=finish_reason(finished))
+        return {**part, **attention_of(finished)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         return chat_logprobs(self._vocabulary, tokens) if tokens else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol, TypeVar
 
 from gemserve.api.replies.reply_types import (
+    AttentionExtras,
     Chat,
     ChatChunk,
     ChunkExtras,
@@ -66,6 +67,13 @@ class Choice:
             self.completion_tokens += len(event.token_ids)
         else:
             self.completion_tokens = event.completion_tokens
+
+
+def attention_of(finished: Finished) -> AttentionExtras:
+    """What the answer attended to, if the request asked for that."""
+    if finished.attention is None:
+        return {}
+    return {"attention": asdict(finished.attention)}
 
 
 class ChoiceFormat(Protocol[ChoiceT, PartT]):

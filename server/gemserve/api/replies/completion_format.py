@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemserve.api.replies.choice import Choice
+from gemserve.api.replies.choice import Choice, attention_of
 from gemserve.api.replies.failures import finish_reason
 from gemserve.api.replies.logprobs import CompletionLogprobWriter, Vocabulary
 from gemserve.api.replies.reply_types import (
@@ -56,6 +56,7 @@ class CompletionFormat:
             "text": choice.echo + choice.text,
             "logprobs": self._logprobs(choice, choice.logprobs, choice.scored),
             "finish_reason": finish_reason(finished),
+            **attention_of(finished),
         }
 
     def first_part(self, choice: Choice) -> CompletionPart:
@@ -68,7 +69,8 @@ class CompletionFormat:
         return self._part(choice, delta.text, self._logprobs(choice, delta.logprobs))
 
     def last_part(self, choice: Choice, finished: Finished) -> CompletionPart:
-        return {**self._part(choice, ""), "finish_reason": finish_reason(finished)}
+        part = self._part(choice, "")
+        return {**part, "finish_reason": finish_reason(finished), **attention_of(finished)}
 
     def _logprobs(
         self,

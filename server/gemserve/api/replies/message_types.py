@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gemserve.api.access.message_errors import MessageError
-from gemserve.api.replies.reply_types import FilterObject, NonNegative
+from gemserve.api.replies.reply_types import FilterObject, NonNegative, ProgressObject
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -59,7 +59,10 @@ class MessageStart(TypedDict):
 
 
 class Ping(TypedDict):
+    """It keeps the connection open. With `include_progress` it has what chat chunks have."""
+
     type: Literal["ping"]
+    progress: NotRequired[ProgressObject]
 
 
 class BlockStart(TypedDict):

@@ -30,6 +30,7 @@ from gemserve.api.replies.message_types import (
     MessageUsage,
     StopReason,
 )
+from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
 from gemserve.api.replies.token_counts import (
     cached_tokens_of,
@@ -48,8 +49,9 @@ async def messages_reply(
 ) -> Response:
     answer = _Answer(body, rules)
     if body.stream:
+        progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
         return await event_stream_with(
-            _events(reader, answer, request_id),
+            _events(reader, answer, request_id, progress),
             answer.headers,
             lambda: _failure_event(NOT_BUILT, request_id),
         )
@@ -129,14 +131,20 @@ class _Answer:
         }
 
 
-async def _events(reader: EventReader, answer: _Answer, request_id: str) -> AsyncGenerator[str]:
+async def _events(
+    reader: EventReader, answer: _Answer, request_id: str, progress: ProgressReader | None
+) -> AsyncGenerator[str]:
     """Server-sent events. The last one is message_stop or error."""
-    async with aclosing(reader.events_and_pauses()) as arrivals:
+    find_pause_s = None if progress is None else progress.find_pause_s
+    async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
         async for arrival in arrivals:
             if arrival is None:
-                yield _PING
+                if sent := _in_pause(progress):
+                    yield sent
                 continue
             _, event = arrival
+            if progress is not None and isinstance(event, TextDelta):
+                progress.stop()
             changes = answer.add(event)
             if isinstance(event, Finished) and is_failure(event):
                 yield _failure_event(event, request_id)
@@ -148,6 +156,17 @@ async def _events(reader: EventReader, answer: _Answer, request_id: str) -> Asyn
 def _failure_event(finished: Finished, request_id: str) -> str:
     message = failure_body(finished)["error"]["message"]
     return named_event(message_error(message, status=500, request_id=request_id))
+
+
+def _in_pause(progress: ProgressReader | None) -> str:
+    """What is sent in a pause; empty if that is nothing.
+
+    Every client knows `ping`, and Anthropic's skip it whatever is in it.
+    """
+    if progress is None or progress.is_over:
+        return _PING
+    extras = progress.next()
+    return "" if extras is None else named_event({"type": "ping", **extras})
 
 
 def _written(event: Event, changes: list[Change], answer: _Answer) -> Iterator[AnyEvent]:

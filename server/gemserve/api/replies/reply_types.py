@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, GetPydanticSchema
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
+from gemserve.scores import AnswerAttention
 from gemserve.types import FilterReport
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -19,6 +20,18 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 FilterObject = Annotated[
     dict[str, Any], GetPydanticSchema(lambda _, handler: handler(FilterReport))
 ]
+
+
+# an `AnswerAttention` as a dictionary
+AttentionObject = Annotated[
+    dict[str, Any], GetPydanticSchema(lambda _, handler: handler(AnswerAttention))
+]
+
+
+class AttentionExtras(TypedDict):
+    """`attention`: if it is requested; in a stream, of a choice's last chunk."""
+
+    attention: NotRequired[AttentionObject]
 
 
 class PromptTokensDetails(TypedDict):
@@ -51,7 +64,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[NonNegative]
 
 
-class CompletionText(TypedDict):
+class CompletionText(AttentionExtras):
     index: NonNegative
     text: str
     logprobs: CompletionLogprobs | None
@@ -146,7 +159,7 @@ class ChatMessage(TypedDict):
     tool_calls: NotRequired[Annotated[list[ToolCall], Field(min_length=1)]]
 
 
-class ChatChoice(TypedDict):
+class ChatChoice(AttentionExtras):
     index: NonNegative
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -180,7 +193,7 @@ class Delta(TypedDict):
     tool_calls: NotRequired[Annotated[list[CallPart], Field(min_length=1)]]
 
 
-class ChatPart(TypedDict):
+class ChatPart(AttentionExtras):
     index: NonNegative
     delta: Delta
     logprobs: ChatLogprobs | None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gemserve.api.replies.reply_types import FilterObject, NonNegative, ScoredToken
+from gemserve.api.replies.reply_types import FilterObject, NonNegative, ProgressObject, ScoredToken
 
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -124,6 +124,7 @@ class ResponseEvent(Event):
         "response.failed",
     ]
     response: Response
+    progress: NotRequired[Annotated[ProgressObject, Field(description="With include_progress.")]]
 
 
 class ItemEvent(Event):

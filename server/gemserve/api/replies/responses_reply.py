@@ -13,12 +13,13 @@ from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
 from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.response_object import Answer
 from gemserve.api.replies.response_types import AnyEvent, CallPlace, Place
 from gemserve.api.replies.server_sent_events import KEEP_ALIVE, event_stream_with, named_event
 from gemserve.api.requests.responses_body import ResponsesBody
 from gemserve.api.requests.tool_choice import ToolCallRules
-from gemserve.types import Event, Filtered, Finished
+from gemserve.types import Event, Filtered, Finished, TextDelta
 
 
 async def responses_reply(
@@ -28,8 +29,9 @@ async def responses_reply(
     answer = Answer(body, stream.request.sampling, rules, vocabulary)
     if body.stream:
         numbers = count()
+        progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
         return await event_stream_with(
-            _events(reader, answer, numbers),
+            _events(reader, answer, numbers, progress),
             answer.headers,
             lambda: named_event(_failed(answer, NOT_BUILT, numbers)),
         )
@@ -41,17 +43,23 @@ async def responses_reply(
 
 
 async def _events(
-    reader: EventReader, answer: Answer, numbers: Iterator[int]
+    reader: EventReader, answer: Answer, numbers: Iterator[int], progress: ProgressReader | None
 ) -> AsyncGenerator[str]:
-    """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed."""
+    """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed.
+
+    Progress comes in events that OpenAI's clients know, because they may fail at others.
+    """
     is_created = False
-    async with aclosing(reader.events_and_pauses()) as arrivals:
+    find_pause_s = None if progress is None else progress.find_pause_s
+    async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
         async for arrival in arrivals:
-            if arrival is None:
+            if arrival is None and (progress is None or progress.is_over):
                 yield KEEP_ALIVE
                 continue
-            _, event = arrival
-            changes = answer.add(event)
+            extras = progress.next() if arrival is None and progress is not None else None
+            if arrival is None and extras is None:
+                continue
+            changes = [] if arrival is None else answer.add(arrival[1])
             if not is_created:
                 is_created = True
                 yield named_event(
@@ -61,6 +69,19 @@ async def _events(
                         "response": answer.unfinished_response,
                     }
                 )
+            if arrival is None:
+                yield named_event(
+                    {
+                        "type": "response.in_progress",
+                        "sequence_number": next(numbers),
+                        "response": answer.unfinished_response,
+                        **(extras or {}),
+                    }
+                )
+                continue
+            event = arrival[1]
+            if progress is not None and isinstance(event, TextDelta):
+                progress.stop()
             for written in _written(event, changes, answer, numbers):
                 yield named_event(written)
 

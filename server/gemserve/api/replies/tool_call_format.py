@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from gemserve.api.replies.chat_format import ChatFormat
-from gemserve.api.replies.choice import Choice
+from gemserve.api.replies.choice import Choice, attention_of
 from gemserve.api.replies.failures import finish_reason
 from gemserve.api.replies.logprobs import Vocabulary
 from gemserve.api.replies.reply_types import ChatChoice, ChatMessage, ChatPart
@@ -48,4 +48,5 @@ class ToolCallFormat(ChatFormat):
     def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
         reader = self._readers[choice.index]
         rest = reader.finish()
-        return self._part(choice, rest, reason=reader.finish_reason(finish_reason(finished)))
+        part = self._part(choice, rest, reason=reader.finish_reason(finish_reason(finished)))
+        return {**part, **attention_of(finished)}

@@ -66,7 +66,7 @@ class FilterBody(Body):
     layer: Natural | Literal["auto"] = "auto"
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
-    return_scores: bool | Literal["exact"] = False
+    return_scores: bool | Literal["exact", "heads"] = False
 
     @field_validator("keep")
     @classmethod
@@ -78,6 +78,12 @@ class FilterBody(Body):
         """The filter's options as the engine takes them."""
         fields = self.model_dump(exclude={"layer"})
         return FilterOptions(layer=None if self.layer == "auto" else self.layer, **fields)
+
+
+class AnswerFilterBody(FilterBody):
+    """The `filter` object of endpoints that can report the attention of their answers."""
+
+    return_attention: bool = False
 
 
 class StreamOptions(Body):
@@ -124,11 +130,16 @@ class FilteringBody(FieldsWithoutEffect):
     )
     @classmethod
     def _expand_shorthand(cls, value: object) -> object:
-        if isinstance(value, str):
-            if value not in FILTER_METHODS:
-                raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
-            return {"method": value}
-        return value
+        return _expanded(value)
+
+
+def _expanded(value: object) -> object:
+    """The `filter` object that a bare name of a method stands for."""
+    if isinstance(value, str):
+        if value not in FILTER_METHODS:
+            raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
+        return {"method": value}
+    return value
 
 
 class JsonSchema(Body):
@@ -214,7 +225,15 @@ class SamplingBody(FilteringBody):
 class GenerationBody(SamplingBody):
     """The fields of both completion endpoints."""
 
+    filter: AnswerFilterBody | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None  # llama.cpp's name for `include_progress`
     response_format: ResponseFormat | None = None
     n: NumChoices | None = None
+
+    @field_validator(
+        "filter", mode="before", json_schema_input_type=ServedMethod | AnswerFilterBody | None
+    )
+    @classmethod
+    def _expand_shorthand(cls, value: object) -> object:
+        return _expanded(value)

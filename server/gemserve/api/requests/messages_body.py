@@ -38,6 +38,12 @@ class Metadata(Body):
     user_id: str | None = None
 
 
+class MessageStreamOptions(Body):
+    """`include_progress`: `ping` events say how far the prompt is read."""
+
+    include_progress: bool | None = None
+
+
 class CountedBody(FilteringBody):
     """What the prompt is made of. `metadata`, `thinking` and `cache_control` have no effect."""
 
@@ -78,9 +84,19 @@ class MessagesBody(CountedBody):
         | None
     ) = None
     stream: bool | None = None
+    stream_options: MessageStreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Natural | None = None
 
+    @property
+    def has_progress(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_progress)
+
     def _chat_fields(self) -> dict[str, Any]:
-        return {**super()._chat_fields(), "stop": self.stop_sequences, "stream": bool(self.stream)}
+        return {
+            **super()._chat_fields(),
+            "stop": self.stop_sequences,
+            "stream": bool(self.stream),
+            "stream_options": None,
+        }

@@ -45,10 +45,14 @@ def _check_false(value: bool) -> bool:
 
 
 class ResponseStreamOptions(Body):
-    """Neither has an effect: the last event has the usage, and nothing is padded."""
+    """`include_progress`: further `response.in_progress` events say how far the prompt is read.
+
+    The others have no effect: the last event has the usage, and nothing is padded.
+    """
 
     include_obfuscation: bool | None = None
     include_usage: bool | None = None
+    include_progress: bool | None = None
 
 
 class ResponsesBody(SamplingBody):
@@ -73,6 +77,10 @@ class ResponsesBody(SamplingBody):
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
+
+    @property
+    def has_progress(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_progress)
 
     @property
     def has_logprobs(self) -> bool:

@@ -64,7 +64,10 @@ class Server:
         words = ["serve", "--port", str(port), *SETTINGS, *folders]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gemserve.cli.main", *words], stdout=output, stderr=output
+                [sys.executable, "-m", "gemserve.cli.main", *words],
+                stdout=output,
+                stderr=output,
+                env={k: v for k, v in os.environ.items() if not k.startswith("GEMSERVE_")},
             )
 
     def wait_until_ready(self) -> set[str]:

@@ -38,7 +38,7 @@ from open_loop import Run, Sender, record
 CONNECTIONS = 256
 IDLE_S = 12.0  # threads of the server's pool end after 10 s without work, when the next work comes
 SETTLE_S = 180.0
-CAPACITY_AT_ONCE = 16
+CAPACITY_AT_ONCE, FILLING = 16, 200  # requests at once
 
 
 def main() -> int:
@@ -109,6 +109,10 @@ async def _soak(server: LoadServer, mix: Mix, arguments: argparse.Namespace) -> 
                 sender, server, watcher, mix, arguments.capacity_seconds, arguments.seed
             )
             rate = arguments.load * capacity["requests_per_s"]
+        # the operating system gives pages of the KV pool when they are first used: use them all
+        await sender.closed_loop(
+            lambda rng: rng.choice(mix.calls["chat"]), at_once=FILLING, seconds=20, seed=0
+        )
         print(f"warming up at {rate:.2f} requests a second", file=sys.stderr)
         seed = arguments.seed + 1
         seconds = arguments.warm_minutes * 60

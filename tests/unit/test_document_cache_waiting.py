@@ -233,7 +233,7 @@ def test_a_burst_does_not_empty_the_cache() -> None:
     finish(s, memory)
     evicted = s.cache.counts.evictions
     for order in range(1, 60):
-        s.add(sequence(order, [order] * 2000))
+        s.add(sequence(order, [order + 100] * 2000))
     step(s, memory)
     assert len(s.running) >= MOST_READING
     assert s.waiting

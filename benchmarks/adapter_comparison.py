@@ -101,6 +101,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of a run's training")
     parser.add_argument("--tests", type=int, default=200, help="questions asked, for --model")
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument(
+        "--no-timing", action="store_true", help="on a busy machine: do not time requests"
+    )
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -109,11 +112,12 @@ def compare(arguments: argparse.Namespace) -> None:
         raise SystemExit("--model needs --out, the file of finished runs")
     loaded = load(ModelConfig(model=arguments.model, device=arguments.device))
     core = assemble(loaded, EngineConfig(calibrate="off", cache_memory=0.0))
+    wanted = tuple((arguments.only or "").split(","))
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(arguments, core, loaded, Path(folder))
         for seed in map(int, arguments.seeds.split(",")):
             for contestant in CONTESTANTS:
-                if contestant.name.startswith(arguments.only or ""):
+                if contestant.name.startswith(wanted):
                     comparison.do(contestant, seed)
     rows = [run for run in read_runs(arguments.out) if run["task"] == arguments.task]
     results.finish("adapters", arguments.device, table(rows), arguments.json)
@@ -205,11 +209,18 @@ class Comparison:
             "train_s": trained.seconds if trained else None,
             "prompt_tokens": found.prompt_tokens,
             "answers": list(found.answers[:10]),
-            **served(self._core, adapter, questions, given.repeats),
+            **self._times(adapter, questions),
         }
         with given.out.open("a") as file:
             # a line that was cut off before stays a line of its own
             file.write("\n" + json.dumps(run, ensure_ascii=False) + "\n")
+
+    def _times(
+        self, adapter: Adapter | None, questions: Sequence[Question]
+    ) -> dict[str, float | None]:
+        if self._given.no_timing:
+            return dict.fromkeys(("ttft_ms", "decode_ms", "mixed_ms"))
+        return {**served(self._core, adapter, questions, self._given.repeats)}
 
     def _questions(self, contestant: Contestant, seed: int) -> list[Question]:
         train_file, test_file = (self._folder / f"{name}.jsonl" for name in ("train", "test"))

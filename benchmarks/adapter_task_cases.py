@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-_SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "__pycache__"}
+_SKIPPED = {
+    *("test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "__pycache__"),
+    *("encodings", "pydoc_data", "distutils"),  # large, with little prose, or no longer there
+}
 _MIN_CHARS, _MAX_CHARS = 60, 320
 
 

@@ -97,7 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="compare on this model (default: the built-in one)")
     parser.add_argument("--task", choices=[*TASKS, *adapter_tasks.TASKS], default="letters")
-    parser.add_argument("--only", help="contestants whose names begin so")
+    parser.add_argument(
+        "--only", help="contestants whose names begin so; several with --model: a,b"
+    )
     parser.add_argument("--examples", type=int, default=4000)
     parser.add_argument("--filler", type=int, default=0, help="tokens of prose around the fact")
     parser.add_argument("--seeds", default="1,2,3")

@@ -21,6 +21,7 @@ def selection_of(page: Page, keep: int | None = None, **more: object) -> Any:
     """The filter report of a new request for the same prompt."""
     body = page.state()["request"]["body"]
     options = {**body["filter"], "return_scores": False, **more}
+    options.pop("return_attention", None)  # of answers only
     if keep is not None:
         options["keep"] = keep
     prompt = {name: body[name] for name in ("messages", "prompt") if name in body}

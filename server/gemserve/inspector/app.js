@@ -1,6 +1,7 @@
 // The inspector page: asks a question about a document, and shows what the filter kept.
 
 import * as asking from "./asking.js";
+import { showDifferences, showLeaning } from "./comparing.js";
 import * as programs from "./export.js";
 import { textOf } from "./files.js";
 import { Card } from "./history.js";
@@ -50,15 +51,16 @@ async function ask() {
   addCard(entry);
   await run(async (signal) => {
     await asking.answer(entry, signal, () => update(entry));
-    if ($("compare").checked && entry.report?.applied) await askWhole(entry, signal);
+    if ($("compare").checked && entry.report?.applied) await askOther(entry, "none", signal);
   }, entry);
   $("question").select();
 }
 
-async function askWhole(entry, signal) {
-  const whole = asking.wholeOf(entry);
-  entry.whole = whole;
-  await asking.answer(whole, signal, () => update(entry));
+async function askOther(entry, method, signal) {
+  const other = asking.otherOf(entry, method);
+  entry.other = other;
+  await asking.answer(other, signal, () => update(entry));
+  if (state.entry === entry) showDifferences();
 }
 
 /** Run one request at a time; its errors are shown in the entry and below the form. */
@@ -84,7 +86,7 @@ function fail(entry, error) {
   say("status", "");
   const isStopped = error.name === "AbortError";
   const told = isStopped ? "Stopped." : words.errorWords(error);
-  for (const part of [entry.whole, entry]) {
+  for (const part of [entry.other, entry]) {
     if (!part?.isRunning) continue;
     part.isRunning = false;
     part.error = told;
@@ -98,7 +100,7 @@ function fail(entry, error) {
 }
 
 function addCard(entry) {
-  const card = new Card(entry, open);
+  const card = new Card(entry, open, (...given) => showLeaning(...given, open));
   state.entries.push(entry);
   state.cards.set(entry, card);
   if (state.entries.length === 1) $("answers").replaceChildren();
@@ -107,7 +109,7 @@ function addCard(entry) {
 
 function update(entry) {
   state.cards.get(entry).update();
-  const { progress } = entry.whole?.isRunning ? entry.whole : entry;
+  const { progress } = entry.other?.isRunning ? entry.other : entry;
   $("progress").hidden = !progress;
   if (progress) {
     $("progress").value = progress.total ? progress.tokens / progress.total : 0;
@@ -183,7 +185,8 @@ function listen() {
   on("budget-back", "click", showReply);
   on("next-kept", "click", nextKept);
   on("text", "click", describePlace);
-  on("whole", "click", () => run((signal) => askWhole(state.entry, signal), state.entry));
+  on("whole", "click", () => run((signal) => askOther(state.entry, $("other").value, signal), state.entry));
+  on("differ", "change", showDifferences);
   on("copy", "change", (event) => showProgram(event.target.value));
   on("program-copy", "click", copyProgram);
   on("program-close", "click", () => $("program").close());

@@ -1,17 +1,21 @@
 // Sends one question about a document, and collects what comes back.
 
 import { startsInText } from "./document_view.js";
+import { decodeHeads } from "./heads.js";
 import { newEntry } from "./history.js";
 import { decodeScores } from "./selection.js";
 import { getJson, postJson, streamChunks } from "./server.js";
 
-const server = { hasTemplate: true, hasProgress: false };
+const server = { hasTemplate: true, hasProgress: false, hasHeads: false, hasAttention: false };
 
 /** Learn whether the model has a chat template, and whether the server reports its progress. */
 export async function learnServer() {
   server.hasTemplate = Boolean((await getJson("tokenizer_info")).chat_template);
   const schemas = (await getJson("openapi.json")).components.schemas;
   server.hasProgress = "include_progress" in (schemas.StreamOptions?.properties ?? {});
+  const options = schemas.AnswerFilterBody?.properties ?? {};
+  server.hasAttention = "return_attention" in options;
+  server.hasHeads = JSON.stringify(options.return_scores ?? "").includes('"heads"');
 }
 
 /** The question as an entry that is not answered yet. `earlier`: those before it. */
@@ -19,7 +23,8 @@ export function newQuestion(given, earlier) {
   const { model, question, keep, method } = given;
   const filter = { method, return_selection: true };
   if (keep !== null && method !== "none") filter.keep = keep;
-  if (method === "sieve" || method === "gemfilter") filter.return_scores = "exact";
+  if (method === "sieve" || method === "gemfilter") filter.return_scores = method === "sieve" && server.hasHeads ? "heads" : "exact";
+  if (server.hasAttention) filter.return_attention = true;
   if (method === "sieve" && !given.fallback) filter.fallback = false;
   const before = earlier.find((each) => each.document === given.document && each.estimateMs);
   const entry = newEntry({ document: given.document, question, keep: filter.keep ?? null });
@@ -43,21 +48,26 @@ function requestOf(given, { model, filter }) {
   return { path: server.hasTemplate ? "v1/chat/completions" : "v1/completions", body };
 }
 
-/** The same question, to be answered from the whole prompt. */
-export function wholeOf(entry) {
+/** The same question, to be answered by another method from as many tokens, or from the whole. */
+export function otherOf(entry, method) {
   const { path, body } = entry.request;
+  const filter = { method };
+  if (method !== "none") Object.assign(filter, { keep: entry.report.kept_tokens, return_selection: true });
+  if (method === "sieve") filter.fallback = false;
   return newEntry({
-    isWhole: true,
+    isWhole: method === "none",
+    isOther: true,
+    method,
     question: entry.question,
     document: entry.document,
-    request: { path, body: { ...body, filter: { method: "none" } } },
+    request: { path, body: { ...body, filter } },
   });
 }
 
 /** Answer an entry; `update` is called whenever there is something new to show. */
 export async function answer(entry, signal, update) {
   const { document: _, question: __, ...body } = entry.request.body;
-  const tokenized = entry.isWhole ? null : tokenize(body, signal);
+  const tokenized = entry.isOther ? null : tokenize(body, signal);
   tokenized?.catch(() => {}); // it is awaited below, after the reply's first chunk
   if (server.hasProgress) body.stream_options = { include_progress: true };
   const startMs = performance.now();
@@ -67,6 +77,7 @@ export async function answer(entry, signal, update) {
       const { scores, ...report } = chunk.filter;
       if (tokenized) Object.assign(entry, await tokenized);
       entry.data = decodeScores(scores);
+      entry.heads = decodeHeads(scores);
       entry.report = report;
       entry.estimateMs = estimateOf(report, scores, entry.known);
     }
@@ -74,6 +85,7 @@ export async function answer(entry, signal, update) {
     const words = part?.delta?.content ?? part?.text ?? "";
     if (words && entry.firstMs === null) entry.firstMs = performance.now() - startMs;
     entry.answer += words;
+    if (part?.attention) entry.attention = part.attention;
     update();
   }
   entry.isRunning = false;

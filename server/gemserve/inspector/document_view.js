@@ -30,6 +30,7 @@ export class DocumentView {
     this.blocks = [];
     this.view = null;
     this.hit = null;
+    this.marked = []; // ranges of tokens with an outline
     this.near = new Set();
     this.observer = new IntersectionObserver((entries) => this.observe(entries), {
       root: element,
@@ -104,12 +105,14 @@ export class DocumentView {
 
   /** Neighbouring tokens that look alike. */
   runs(block) {
-    const { kept, strength } = this.view;
+    const { kept, strength, other } = this.view;
     const runs = [];
     const add = (low, high, token, isHit) => {
       if (low >= high) return;
       const level = strength ? Math.min(LEVELS, 1 + Math.floor(strength[token] * LEVELS)) : 3;
-      const style = kept[token] ? `kept level${level}` : "gone";
+      let style = kept[token] ? `kept level${level}` : "gone";
+      if (other && other[token] !== kept[token]) style += other[token] ? " only-other" : " only-this";
+      if (this.marked.some(([start, stop]) => start <= token && token < stop)) style += " leaned";
       const last = runs.at(-1);
       if (last && last.style === style && last.isHit === isHit) last.high = high;
       else runs.push({ low, high, token, isHit, style, isKept: Boolean(kept[token]) });

@@ -20,7 +20,7 @@ const PLACE = "{document}";
 /** The body with a placeholder instead of the document. */
 function withPlaceholder({ document: _, question, ...body }) {
   const words = `${PLACE}\n\n${question}`;
-  const { return_scores: __, ...filter } = body.filter; // only the page needs them
+  const { return_scores: __, return_attention: ___, ...filter } = body.filter; // only the page needs them
   const rest = { ...body, filter };
   if (rest.messages) return { ...rest, messages: [{ role: "user", content: words }] };
   return { ...rest, prompt: words };
@@ -123,7 +123,9 @@ export function pageOf(entry, view) {
     timeWords(entry),
     coverageWords(report, entry.data?.coverageBound),
   ];
-  const whole = entry.whole ? `<h2>Answer from the whole prompt</h2><p>${escaped(entry.whole.answer)}</p>` : "";
+  const { other } = entry;
+  const source = other?.isWhole ? "from the whole prompt" : `of ${other?.method}`;
+  const whole = other ? `<h2>Answer ${source}</h2><p>${escaped(other.answer)}</p>` : "";
   return `<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">

@@ -1,8 +1,9 @@
 // The questions that were asked about the document, with their answers.
 
+import { sentencesOf } from "./leaning.js";
 import { seconds } from "./words.js";
 
-/** One question. `whole`: the answer from the whole prompt, if it was asked for, too. */
+/** One question. `other`: another answer to it, if it was asked for: of the whole prompt, perhaps. */
 export function newEntry(fields) {
   return {
     text: "", // of the prompt, as it was tokenized
@@ -14,15 +15,18 @@ export function newEntry(fields) {
     estimateMs: null,
     error: "",
     isRunning: true,
-    whole: null,
+    heads: null, // scores of single heads
+    attention: null, // of the answer's tokens
+    other: null,
     ...fields,
   };
 }
 
-/** A card that shows an entry; `onOpen` is called when it is chosen. */
+/** A card that shows an entry; `onOpen` is called when it is chosen, `onSentence` with a sentence. */
 export class Card {
-  constructor(entry, onOpen) {
+  constructor(entry, onOpen, onSentence) {
     this.entry = entry;
+    this.onSentence = onSentence;
     this.element = document.createElement("article");
     this.element.className = "card";
     this.title = document.createElement("button");
@@ -36,7 +40,7 @@ export class Card {
     this.answers.className = "answers";
     this.element.append(heading, this.answers);
     this.answer = this.column("Answer from what was kept");
-    this.whole = null;
+    this.other = null;
     this.update();
   }
 
@@ -57,11 +61,29 @@ export class Card {
     const { entry } = this;
     if (entry.report && !entry.report.applied) this.answer.name.textContent = "Answer from the whole prompt";
     fill(this.answer, entry);
-    if (entry.whole) {
-      this.whole ??= this.column("Answer from the whole prompt");
-      this.answers.classList.add("beside");
-      fill(this.whole, entry.whole);
-    }
+    if (entry.attention && !entry.isRunning && this.cut !== entry.answer) this.cutSentences();
+    if (!entry.other) return;
+    this.other ??= this.column("");
+    this.other.name.textContent = entry.other.isWhole ? "Answer from the whole prompt" : `Answer of ${entry.other.method}`;
+    if (entry.report?.applied) this.answer.name.textContent = `Answer of ${entry.report.method}`;
+    this.answers.classList.add("beside");
+    fill(this.other, entry.other);
+  }
+
+  /** Make each sentence of the answer a button. */
+  cutSentences() {
+    const { answer } = this.entry;
+    this.cut = answer;
+    const parts = sentencesOf(answer).map(([low, high]) => {
+      const part = document.createElement("button");
+      part.type = "button";
+      part.className = "sentence";
+      part.title = "Show which kept passages this sentence leaned on";
+      part.textContent = answer.slice(low, high);
+      part.addEventListener("click", () => this.onSentence(this.entry, [low, high], part));
+      return part;
+    });
+    this.answer.text.replaceChildren(...parts);
   }
 
   select(isSelected) {
@@ -72,7 +94,7 @@ export class Card {
 }
 
 function fill(column, { answer, isRunning, error, firstMs }) {
-  column.text.textContent = answer;
+  if (column.text.textContent !== answer) column.text.textContent = answer;
   column.text.classList.toggle("running", isRunning);
   const time = firstMs === null ? "" : `First word after ${seconds(firstMs)}.`;
   column.note.textContent = error || (isRunning && !answer ? "Reading…" : time);

@@ -12,6 +12,8 @@ export const state = {
   hits: [],
   hit: -1,
   abort: null,
+  chosenHeads: null,
+  headsData: null,
 };
 
 export function say(id, message) {

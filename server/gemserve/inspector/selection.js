@@ -17,7 +17,7 @@ const FRAME = 4;
 const HEAD = 6;
 const TAIL = 7;
 
-function bytesOf(base64) {
+export function bytesOf(base64) {
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);

@@ -1,17 +1,26 @@
 // Shows one question's prompt: what was kept, for the answer or for another budget.
 
+import { keptOf } from "./differences.js";
 import { DocumentView } from "./document_view.js";
 import { fateOf, findAll } from "./find.js";
+import { dataOfHeads, offerHeads } from "./heads.js";
 import { $, state } from "./page.js";
 import { choose } from "./selection.js";
 import { Strip } from "./strip.js";
 import * as words from "./words.js";
 
 const strengths = new WeakMap(); // by ranks, which several budgets share
-const text = new DocumentView($("text"), showPlace);
+export const text = new DocumentView($("text"), showPlace);
 const strip = new Strip($("strip"), (share) => {
   if (state.entry) text.scrollTo(Math.round(share * (state.entry.starts.length - 1)));
 });
+
+let onOpened = () => {};
+
+/** `act` is called when another question is shown. */
+export function whenOpened(act) {
+  onOpened = act;
+}
 
 export function open(entry) {
   entry.isOpened = true;
@@ -22,7 +31,13 @@ export function open(entry) {
   text.open(entry.text, entry.starts);
   state.hits = [];
   $("find-words").value = "";
+  state.view = null;
+  state.chosenHeads = null;
+  offerHeads(entry.heads, showHeads);
+  text.marked = [];
   showReply();
+  $("leaned").hidden = true;
+  onOpened();
   if (state.view.strength) text.scrollTo(best(state.view.strength));
   showPlace(...text.onScreen());
 }
@@ -30,10 +45,13 @@ export function open(entry) {
 /** Show the selection that the answer was given from. */
 export function showReply() {
   const { entry } = state;
+  if (state.chosenHeads) {
+    state.chosenHeads = null;
+    offerHeads(entry.heads, showHeads);
+  }
   const n = entry.starts.length;
-  const kept = new Uint8Array(n);
-  for (const [start, stop] of entry.report.selection ?? [[0, n]]) kept.fill(1, start, stop);
   const { data, report } = entry;
+  const kept = keptOf(report, n);
   const budget = Math.min(report.kept_tokens, n - 1);
   const made = data ? choose(data, budget, { budget, coverage: report.coverage }) : null;
   show({ kept, count: report.kept_tokens, strength: strengthOf(made?.ranks ?? null), isReply: true });
@@ -44,12 +62,24 @@ function showBudget(budget) {
   const { entry } = state;
   const { report } = entry;
   const asked = entry.keep ?? (report.reason === null ? report.kept_tokens : null);
-  const known = asked === null ? null : { budget: asked, coverage: report.coverage };
-  const chosen = choose(entry.data, budget, known);
+  const isOthers = asked === null || state.chosenHeads;
+  const known = isOthers ? null : { budget: asked, coverage: report.coverage };
+  const data = state.chosenHeads ? state.headsData : entry.data;
+  const chosen = choose(data, budget, known);
   show({ ...chosen, strength: strengthOf(chosen.ranks ?? null), isReply: false });
 }
 
-function show(view) {
+/** Redraw by these heads, with the budget that is shown; null: by those that the filter uses. */
+function showHeads(chosen) {
+  const { entry } = state;
+  const budget = Math.min(state.view.count, entry.starts.length - 1);
+  state.chosenHeads = chosen;
+  state.headsData = chosen && dataOfHeads(entry.data, entry.heads, chosen);
+  showBudget(budget);
+}
+
+export function show(given) {
+  const view = { other: state.view?.other ?? null, ...given };
   state.view = view;
   text.show(view);
   strip.draw(view);
@@ -78,13 +108,14 @@ export function showFacts() {
   const { entry, view } = state;
   const facts = [
     words.keptWords(entry.report, view.isReply ? null : view),
+    state.chosenHeads ? "It is chosen by other heads than the filter's, from scores rounded to a byte." : "",
     view.reason === "diffuse_attention" || view.reason === "widened" ? "Attention is diffuse, so the fallback keeps more than the budget." : "",
     words.timeWords(entry),
     words.coverageWords(entry.report, entry.data?.coverageBound),
     words.cacheWords(entry.report),
   ];
   $("facts").textContent = facts.filter(Boolean).join(" ");
-  $("whole").disabled = Boolean(state.abort) || Boolean(entry.whole) || !entry.report.applied;
+  $("whole").disabled = Boolean(state.abort) || !entry.report.applied;
 }
 
 function showPlace(first, last) {

@@ -42,8 +42,8 @@ export function timeWords(entry) {
   const first = `The first word came after ${seconds(entry.firstMs)}.`;
   const { report } = entry;
   if (!report.applied) return first;
-  if (entry.whole?.firstMs) {
-    return `${first} With the whole prompt it came after ${seconds(entry.whole.firstMs)} (measured).`;
+  if (entry.other?.isWhole && entry.other.firstMs) {
+    return `${first} With the whole prompt it came after ${seconds(entry.other.firstMs)} (measured).`;
   }
   if (entry.estimateMs === null) {
     return `${first} Most of the document was in the server's cache, so there is no estimate for reading everything.`;

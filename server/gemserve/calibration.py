@@ -58,6 +58,8 @@ def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibrat
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except ValueError as error:  # no text
+        raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     return parse_calibration(text, path, num_layers=num_layers, num_heads=num_heads)
 
 

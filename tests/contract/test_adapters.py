@@ -241,11 +241,10 @@ def test_while_all_room_is_in_use_others_wait(client: GemserveClient, served: Se
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"adapters": (("x", "nowhere"),)}, "adapter=x=nowhere: no such folder"),
-        ({"adapters": (("x", "../adapters"),)}, r"adapter=x=\.\./adapters: must be relative"),
+        ({"adapters": (("x", "nowhere"),)}, "adapter 'x', path 'nowhere': no such folder"),
+        ({"adapters": (("x", "../adapters"),)}, r"path '\.\./adapters': must be relative"),
         ({"adapters": (("x", "broken"),)}, "adapter 'x', path 'broken': must hold adapter.json"),
         ({"adapters": (("x", "a"),), "adapter_memory_bytes": 100}, "needs 7168 bytes"),
-        ({"adapter_dir": "/nowhere"}, "adapter_dir=/nowhere: no such folder"),
     ],
 )
 def test_a_bad_one_stops_the_start(

@@ -247,10 +247,10 @@ def test_types_say_what_the_server_takes_and_sends() -> None:
     assert set(get_args(replies.FilterReason)) == set(get_args(types.FilterReason))
     assert set(FilterReport.model_fields) == {field.name for field in fields(types.FilterReport)}
     from gemserve.api.replies.reply_types import Adapter
-    from gemserve.api.requests.base_bodies import FilterBody
+    from gemserve.api.requests.base_bodies import AnswerFilterBody
 
     assert {*replies.Adapter.model_fields, "object"} == set(Adapter.__annotations__)
-    assert set(Filter.__annotations__) == set(FilterBody.model_fields)
+    assert set(Filter.__annotations__) == set(AnswerFilterBody.model_fields)
 
 
 def test_names_are_complete_and_sorted() -> None:

@@ -35,7 +35,8 @@ class Watchdog:
         self._tick_s = min(_LONGEST_TICK_S, limit_s / 10)
         self._turn: int | None = None
         self._stopped = threading.Event()
-        threading.Thread(target=self._watch, name="gemserve-watchdog", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="gemserve-watchdog", daemon=True)
+        self._thread.start()
 
     @property
     def is_stuck(self) -> bool:
@@ -63,7 +64,9 @@ class Watchdog:
             log.warning("the engine goes on")
 
     def stop(self) -> None:
+        """Look no more. Idempotent."""
         self._stopped.set()
+        self._thread.join(_LAST_WORDS_S)
 
     def _watch(self) -> None:
         last_s = time.monotonic()

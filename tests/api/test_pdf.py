@@ -11,7 +11,7 @@ import pytest
 
 from gemserve.api.documents import pdf_queue
 from gemserve.api.documents.pdf_queue import MAX_PDFS, PdfQueue
-from gemserve.api.documents.pdf_text import PdfLimits, PdfText, read_pdf
+from gemserve.api.documents.pdf_text import PdfLimits, PdfText, cleaned, read_pdf
 from gemserve.errors import PdfsBusy, RequestError
 from tests.fakes import Api
 from tests.pdfs import pdf_of
@@ -58,6 +58,11 @@ def encrypted(password: str) -> bytes:
     out = io.BytesIO()
     writer.write(out)
     return out.getvalue()
+
+
+def test_ligatures_are_letters() -> None:
+    """A page printed by Chromium had the word "filter" with a ligature; no search found it."""
+    assert cleaned(" the \ufb01lter\ufb00\0 ") == "the filterff"
 
 
 def test_a_pdf_that_only_forbids_printing_is_read() -> None:

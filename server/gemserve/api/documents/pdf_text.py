@@ -21,6 +21,9 @@ from gemserve.errors import PdfsBusy, RequestError, shown
 _MAGIC = b"%PDF-"
 _MAGIC_WITHIN = 1024  # readers accept so many bytes before it
 _SHOWN_CHARS = 200
+_LIGATURES = str.maketrans(
+    {"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +156,7 @@ def _read(content: bytes, text_bytes: int, max_pages: int) -> dict[str, Any]:
             raw = page.extract_text()
         except LimitReachedError:  # the library's own, on what a stream may unpack to
             raise _Refused("pdf_too_large", "") from None
-        text = raw.replace("\0", "").encode("utf-8", "replace").decode().strip()
+        text = cleaned(raw)
         num_bytes += len(text.encode()) + 2
         if num_bytes > text_bytes:
             raise _Refused(
@@ -169,6 +172,12 @@ def _read(content: bytes, text_bytes: int, max_pages: int) -> dict[str, Any]:
             "first",
         )
     return {"text": "\n\n".join(texts), "pages": num_pages}
+
+
+def cleaned(raw: str) -> str:
+    """A page's text without what is only typesetting: models read "file" worse with a ligature."""
+    text = raw.replace("\0", "").translate(_LIGATURES)
+    return text.encode("utf-8", "replace").decode().strip()
 
 
 def _can_decrypt(reader: Any) -> bool:

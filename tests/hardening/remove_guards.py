@@ -137,8 +137,8 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}keys_and_adapters.py::test_keys_share_no_cached_documents",
         "engine/core.py",
-        "request = replace(request, tenant=tenant)",
-        'request = replace(request, tenant=b"")',
+        "request=replace(request, tenant=tenant)",
+        'request=replace(request, tenant=b"")',
     ),
     Removal(
         f"{NEW}keys_and_adapters.py::test_an_adapter_is_part_of_what_is_cached",

@@ -108,7 +108,7 @@ class Core:
     @property
     def waiting_of(self) -> Mapping[bytes, int]:
         """How many requests of each tenant wait."""
-        return Counter(sequence.request.tenant for sequence in self._scheduler.waiting)
+        return Counter(self._jobs[s].request.tenant for s in self._scheduler.waiting)
 
     @property
     def kv_usage_ratio(self) -> float:
@@ -194,9 +194,12 @@ class Core:
         plan = plan or self.plan(request)
         self._num_added += 1
         # what an API key is known by stays in the API: the cache has a name of its own for it
-        tenant = hashlib.blake2b(request.tenant, key=self._salt, digest_size=16).digest()
-        request = replace(request, tenant=tenant)
-        sequence = Sequence(request=request, plan=plan, order=self._num_added)
+        tenant = request.tenant
+        if tenant:  # without keys all requests are alike, and share nothing out
+            tenant = hashlib.blake2b(tenant, key=self._salt, digest_size=16).digest()
+        sequence = Sequence(
+            request=replace(request, tenant=tenant), plan=plan, order=self._num_added
+        )
         grammar = request.grammar
         matcher = self.grammars.matcher(grammar) if grammar is not None else None
         job = Job(

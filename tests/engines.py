@@ -1,0 +1,36 @@
+"""Requests to engines with a fake core, and what tests check of their events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gemserve.engine.stream import Stream
+from gemserve.engine.worker import Engine
+from gemserve.types import Event, FilterParams, Finished, Request, SamplingParams
+from tests.fakes import FakeCore
+
+MakeEngine = Callable[..., tuple[Engine, FakeCore]]
+
+
+def request(name: str = "r") -> Request:
+    return Request(
+        request_id=name,
+        prompt_ids=[1, 2, 3],
+        sampling=SamplingParams(max_tokens=8),
+        filter=FilterParams(method="none", keep=16),
+    )
+
+
+async def read(stream: Stream, timeout_s: float = 5.0) -> list[Event]:
+    async with asyncio.timeout(timeout_s):
+        return [event async for event in stream]
+
+
+def assert_one_terminal(events: list[Event], reason: str) -> Finished:
+    terminal = [e for e in events if isinstance(e, Finished)]
+    assert len(terminal) == 1
+    assert events[-1] is terminal[0]
+    assert terminal[0].reason == reason
+    assert (terminal[0].error is not None) == (reason == "error")
+    return terminal[0]

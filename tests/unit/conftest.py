@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gemserve.engine.stream import Stream
+from gemserve.engine.worker import Engine
+from gemserve.types import Event
+from tests.engines import MakeEngine
+from tests.fakes import FakeCore, Step
+
+
+@pytest.fixture
+def emitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Event]]:
+    """Everything the worker emitted, by request id, read or not."""
+    record: dict[str, list[Event]] = defaultdict(list)
+    original = Stream.emit
+
+    def emit(self: Stream, event: Event) -> None:
+        record[self.request.request_id].append(event)
+        original(self, event)
+
+    monkeypatch.setattr(Stream, "emit", emit)
+    return record
+
+
+@pytest.fixture
+async def make_engine() -> AsyncIterator[MakeEngine]:
+    engines: list[Engine] = []
+
+    def _make(*script: Step, max_queue: int = 4) -> tuple[Engine, FakeCore]:
+        core = FakeCore(*script)
+        engines.append(Engine(core, max_queue=max_queue))
+        return engines[-1], core
+
+    yield _make
+    for engine in engines:
+        engine.stop(5.0)

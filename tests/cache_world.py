@@ -11,6 +11,7 @@ from typing import Any
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
+from gemserve.engine.pace import Crowd
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
@@ -136,15 +137,15 @@ class RandomPace:
         self._rng, self._token_cost = rng, token_cost
         self._pauses = rng.choice((0.0, 0.1, 0.5)) if rng else 0.0
 
-    def is_decode_due(self) -> bool:
+    def is_decode_due(self, crowd: Crowd) -> bool:
         return self._rng is None or self._rng.random() < 0.5
 
-    def slice_s(self, is_decoding: bool) -> float:
+    def slice_s(self, crowd: Crowd) -> float:
         """Either a pass pauses at every chance, or it does not pause."""
         is_paused = self._rng is not None and self._rng.random() < self._pauses
         return 0.0 if is_paused else float("inf")
 
-    def piece_cost(self, is_decoding: bool) -> float:
+    def piece_cost(self, crowd: Crowd) -> float:
         num_tokens = 4096 if self._rng is None else self._rng.choice((1, 100, 200, 400))
         return self._token_cost * num_tokens
 

@@ -11,7 +11,6 @@ import torch
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.pace import Pace
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.errors import RequestError
 from gemserve.model.causal_model import Breaks, CausalModel
@@ -184,12 +183,3 @@ def test_eviction_is_refused_where_layers_have_windows() -> None:
     )
     with pytest.raises(RequestError, match=r"filter\.method=snapkv: not for this model: 4 of"):
         core.plan(request)
-
-
-def test_a_pace_that_has_seen_work_of_no_cost_goes_on() -> None:
-    """Layer 0 of an architecture whose projections have other names costs nothing, by count."""
-    pace = Pace(0.25)
-    pace.observe_pass(0.1, 0.0)
-    assert pace.piece_cost(is_decoding=False) == 0
-    pace.observe_pass(0.1, 100.0)
-    assert pace.piece_cost(is_decoding=False) > pace.piece_cost(is_decoding=True) > 0

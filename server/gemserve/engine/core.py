@@ -22,7 +22,7 @@ from gemserve.engine.capacity import check_capacity
 from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.job import Emitted, Job
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.pace import Pace, StepLimits
+from gemserve.engine.pace import Crowd, Pace, StepLimits
 from gemserve.engine.progress import Progress, find_progress
 from gemserve.engine.run_output import RunOutput
 from gemserve.engine.runner import Runner
@@ -288,16 +288,18 @@ class Core:
 
     def _limits(self) -> StepLimits:
         """How much the next step may do, given how fast the last steps were."""
-        is_decoding = any(s.state is State.DECODING for s in self._scheduler.running)
         shape, pace, config = self.model.shape, self._pace, self.config
-        piece_cost = pace.piece_cost(is_decoding)
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        decoding = sum(sequence.state is State.DECODING for sequence in running)
+        crowd = Crowd(decoding, unread=len(running) + len(waiting) - decoding)
+        piece_cost = pace.piece_cost(crowd)
         # only attention is cut into pieces; a layer's matrix products over a chunk are one piece
         fitting = int(piece_cost / shape.layer(0, 1))
         return StepLimits(
             chunk_tokens=max(config.min_chunk_tokens, min(config.max_chunk_tokens, fitting)),
-            slice_s=pace.slice_s(is_decoding),
+            slice_s=pace.slice_s(crowd),
             piece=int(piece_cost / shape.pair()),
-            is_decode_due=pace.is_decode_due(),
+            is_decode_due=pace.is_decode_due(crowd),
         )
 
     def _observe(self, plan: Plan, out: RunOutput) -> None:

@@ -1,7 +1,10 @@
 """Divides time between prompts and decoding, so that running streams stay regular.
 
-Between two decode steps, prompts are read for at most `CHUNK_PER_DECODE` times the duration of a
-decode step. So the gap between a stream's tokens grows by that factor and no further.
+Between two decode steps, prompts are read for a multiple of the duration of a decode step: for
+`LEAST_PER_DECODE` times if there are more streams than unread prompts, and up to `MOST_PER_DECODE`
+times if there are fewer. A decode step costs nearly the same for many streams as for one. So while
+prompts wait, it pays to let streams gather. The gap between a stream's tokens grows by that
+multiple, and at most by the engine's step target.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # While sequences decode, prompts may take this many times as long as the decoding.
-CHUNK_PER_DECODE = 1.7
+LEAST_PER_DECODE = 1.7
+MOST_PER_DECODE = 8.0
 # A decode step is due once prompts have used this share of their time.
 _DUE = 0.9
-# Target time of one piece of a pass: without running streams, and with them.
-_PIECE_ALONE_S = 0.06
-_PIECE_S = 0.02
+# Target time of one piece of a pass. Between these, a slice beside streams has three pieces.
+_LEAST_PIECE_S = 0.02
+_MOST_PIECE_S = 0.06
 _SMOOTHING = 0.2
 
 
@@ -33,6 +37,14 @@ class StepLimits:
     is_decode_due: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """How many sequences decode, and how many have prompts that are not read yet."""
+
+    decoding: int
+    unread: int
+
+
 class Pace:
     """Learns how long a decode step and a FLOP take, and divides the time by it."""
 
@@ -47,20 +59,21 @@ class Pace:
         """Seconds that a FLOP of a prompt's pass takes. None: no pass has been measured."""
         return self._seconds_per_cost
 
-    def is_decode_due(self) -> bool:
+    def is_decode_due(self, crowd: Crowd) -> bool:
         """Have prompts used up their time since the last decode step?"""
-        return self._since_decode_s >= _DUE * self._share(is_decoding=True)
+        return self._since_decode_s >= _DUE * self._share(crowd)
 
-    def slice_s(self, is_decoding: bool) -> float:
+    def slice_s(self, crowd: Crowd) -> float:
         """How long this step may read prompts."""
-        used = self._since_decode_s if is_decoding else 0.0
-        return max(0.0, self._share(is_decoding) - used)
+        used = self._since_decode_s if crowd.decoding else 0.0
+        return max(0.0, self._share(crowd) - used)
 
-    def piece_cost(self, is_decoding: bool) -> float:
+    def piece_cost(self, crowd: Crowd) -> float:
         """FLOPs of one piece of a chunk's pass. It is 0 until the first pass is measured."""
         if self._seconds_per_cost is None:
             return 0.0
-        return (_PIECE_S if is_decoding else _PIECE_ALONE_S) / self._seconds_per_cost
+        piece_s = max(_LEAST_PIECE_S, min(_MOST_PIECE_S, self._share(crowd) / 3))
+        return piece_s / self._seconds_per_cost
 
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = _smoothed(self._decode_s, seconds)
@@ -75,10 +88,12 @@ class Pace:
         if cost > 0:
             self._seconds_per_cost = _smoothed(self._seconds_per_cost, seconds / cost)
 
-    def _share(self, is_decoding: bool) -> float:
-        if is_decoding and self._decode_s is not None:
-            return min(self._target_s, CHUNK_PER_DECODE * self._decode_s)
-        return self._target_s
+    def _share(self, crowd: Crowd) -> float:
+        """Seconds of reading between two decode steps, or in a step while nothing decodes."""
+        if not crowd.decoding or self._decode_s is None:
+            return self._target_s
+        multiple = LEAST_PER_DECODE * max(1.0, crowd.unread / crowd.decoding)
+        return min(self._target_s, min(MOST_PER_DECODE, multiple) * self._decode_s)
 
 
 def _smoothed(old: float | None, new: float) -> float:

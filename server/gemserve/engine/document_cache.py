@@ -1,8 +1,8 @@
-"""What filter passes have computed of documents, kept for the next question. No torch.
+"""What passes have computed of prompts, kept for the next question about a document. No torch.
 
-The keys and values of the lower layers at a token depend on the tokens before it alone. So a prompt
-that begins like an earlier one goes on where the two part, and selects anew: the answer is the one
-that it would get without the cache.
+The keys and values of a token depend on the tokens before it alone. So a prompt that begins like an
+earlier one goes on where the two part, and a filter selects anew: the answer is the one that it
+would get without the cache. A filter pass leaves its lower layers, a prompt that is read whole all.
 
 The cache holds spans of the pool that all requests share, at most `limit` units. They are given up,
 least recently used first, as soon as a request needs the memory. Pinned documents stay, at most
@@ -33,17 +33,22 @@ class CacheKey:
     """What else keys and values depend on.
 
     `tenant`: the server's own name for whoever asks; nobody's prompts are compared with another's.
-    `adapter`: name and version, or None. `layer`: the filter layer, where the pass ended.
+    `adapter`: name and version, or None. `layer`: the filter layer, where the pass ended. None: the
+    prompt was read whole, by all layers.
     """
 
     tenant: bytes
     adapter: tuple[str, str] | None
-    layer: int
+    layer: int | None
+
+    def token_units(self, num_layers: int) -> int:
+        """Units of one token: K and V of each layer, but only the keys of a filter layer."""
+        return 2 * num_layers if self.layer is None else 2 * self.layer + 1
 
 
 @dataclass(slots=True, eq=False)
 class CachedDocument:
-    """The memory of one filter pass over `tokens`, laid out as the pass has left it.
+    """The memory of one pass over `tokens`, with room for these and no more.
 
     `ids`: those of the stored documents that `tokens` contain; see `Request.documents`. `used_s`:
     when it was last used (`time.monotonic()`).
@@ -98,6 +103,11 @@ class DocumentCache:
         """When the document that was used longest ago was used; None: it is empty."""
         return min((document.used_s for document in self._documents), default=None)
 
+    @property
+    def is_on(self) -> bool:
+        """May it hold anything? If not, no prompt takes over what another has computed."""
+        return self._limit > 0
+
     def has_room(self, size: int) -> bool:
         """May a document of `size` units be kept, if others give way?"""
         return size <= self._limit - self.pinned
@@ -120,13 +130,16 @@ class DocumentCache:
         return (None, 0) if best is None else (best, most)
 
     def use(self, document: CachedDocument | None, num_tokens: int, num_common: int) -> None:
-        """Count a filter pass of `num_tokens`, of which `num_common` were found in `document`."""
+        """Count a pass of `num_tokens`, of which `num_common` were found.
+
+        `document`: where; None: nowhere, or in the memory of a running request.
+        """
         counts = self.counts
         counts.queries += 1
         counts.query_tokens += num_tokens
+        counts.hits += num_common > 0
+        counts.hit_tokens += num_common
         if document is not None:
-            counts.hits += 1
-            counts.hit_tokens += num_common
             self._touch(document)
 
     def wants(
@@ -141,7 +154,7 @@ class DocumentCache:
 
         If it does not, what is there is also that of `ids`, and is pinned if this one should be.
         """
-        if any(i in self._forgotten for i in ids) or len(tokens) < FEWEST_TOKENS:
+        if self.has_forgotten(ids) or len(tokens) < FEWEST_TOKENS:
             return False
         document, count = self.find(key, tokens, len(tokens))
         if document is not None and len(tokens) - count < FEWEST_TOKENS:
@@ -188,6 +201,10 @@ class DocumentCache:
         for document in list(self._documents):
             if not document.ids.isdisjoint(ids):
                 self._drop(document)
+
+    def has_forgotten(self, ids: Collection[str]) -> bool:
+        """Must nothing be kept or taken over of a prompt that contains these documents?"""
+        return any(i in self._forgotten for i in ids)
 
     def stored(self) -> dict[str, StoredDocument]:
         """What is held of each stored document."""

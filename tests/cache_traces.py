@@ -10,8 +10,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from gemserve.engine.common_tokens import as_tokens, num_common
 from gemserve.engine.core import Core
-from gemserve.engine.document_cache import as_tokens, num_common
 from gemserve.engine.job import Job
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter

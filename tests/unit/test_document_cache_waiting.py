@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from gemserve.engine.cache_lookup import find_cached
-from gemserve.engine.document_cache import as_tokens, num_common
+from gemserve.engine.common_tokens import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.sequence import Sequence, State

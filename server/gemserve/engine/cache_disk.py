@@ -20,12 +20,12 @@ from gemserve.engine.cache_files import CHAIN_TOKENS, FileInfo, hash_chain
 from gemserve.engine.cache_folder import CacheFolder
 from gemserve.engine.cache_state import DiskCounts
 from gemserve.engine.cache_threads import CacheThreads, Load, Save
+from gemserve.engine.common_tokens import Tokens
 from gemserve.engine.document_cache import (
     FEWEST_TOKENS,
     CachedDocument,
     CacheKey,
     DocumentCache,
-    Tokens,
 )
 from gemserve.engine.sequence import Sequence, State
 

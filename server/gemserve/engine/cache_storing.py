@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gemserve.engine.document_cache import CacheKey, DocumentCache, Tokens
+from gemserve.engine.common_tokens import Tokens
+from gemserve.engine.document_cache import CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.sequence import Sequence
 

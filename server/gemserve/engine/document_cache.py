@@ -16,15 +16,15 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
-import numpy as np
-
 from gemserve.engine.cache_state import CacheCounts, StoredDocument
+from gemserve.engine.common_tokens import Tokens, num_common
 from gemserve.engine.memory import MemoryPool, Span
-from gemserve.types import TokenArray
 
-Tokens = TokenArray
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
+# A document gives way if that spares the pool from moving this many times its size. In full memory
+# the gaps are small and many, and every request would move most of the pool.
+MOST_MOVED = 4
 MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
 
 
@@ -230,6 +230,14 @@ class DocumentCache:
             while self._pool.free < needed and self._evict_oldest(spared, is_pinned=True):
                 pass
 
+    def spare_moves(self, needed: int, spared: Collection[CachedDocument] = ()) -> None:
+        """Evict while the pool would move too much to have `needed` free units in one place."""
+        while self._pool.free >= needed:
+            oldest = self._oldest(spared)
+            if oldest is None or self._pool.num_moved(needed) <= MOST_MOVED * oldest.span.size:
+                return
+            self._evict_oldest(spared)
+
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""
         held = sum(document.span.size for document in self._documents)
@@ -248,14 +256,19 @@ class DocumentCache:
     def _evict_oldest(
         self, spared: Collection[CachedDocument] = (), is_pinned: bool = False
     ) -> bool:
-        able = [d for d in self._documents if d not in spared and d.is_pinned == is_pinned]
-        if not able:
+        oldest = self._oldest(spared, is_pinned)
+        if oldest is None:
             return False
-        oldest = min(able, key=lambda document: document.last_used)
         self._drop(oldest)
         self.counts.evictions += 1
         self.counts.evicted_idle_s += time.monotonic() - oldest.used_s
         return True
+
+    def _oldest(
+        self, spared: Collection[CachedDocument] = (), is_pinned: bool = False
+    ) -> CachedDocument | None:
+        able = [d for d in self._documents if d not in spared and d.is_pinned == is_pinned]
+        return min(able, key=lambda document: document.last_used, default=None)
 
     def _mark(self, document: CachedDocument, ids: Collection[str], is_pinned: bool) -> None:
         """Note the stored documents that it contains, and pin it if pins have room for it."""
@@ -281,20 +294,3 @@ class DocumentCache:
         self._clock += 1
         document.last_used = self._clock
         document.used_s = time.monotonic()
-
-
-def as_tokens(ids: Ids[int]) -> Tokens:
-    return np.asarray(ids, dtype=np.int64)
-
-
-def num_common(one: Tokens, other: Tokens) -> int:
-    """How many tokens two prompts have in common from their beginning on."""
-    count, start, size = min(len(one), len(other)), 0, FEWEST_TOKENS
-    while start < count:  # in growing parts: most prompts part early
-        stop = min(count, start + size)
-        is_different = one[start:stop] != other[start:stop]
-        first = int(is_different.argmax())
-        if is_different[first]:
-            return start + first
-        start, size = stop, 4 * size
-    return count

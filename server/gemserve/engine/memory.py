@@ -142,6 +142,11 @@ class MemoryPool:
         if is_private:  # what is left of a private span at its old place
             self._changes.append(Wipe(end, old_end - end))
 
+    def num_moved(self, size: int) -> int:
+        """Units that `compact` would move for a span of `size`."""
+        first, last = self._cheapest_move(size)
+        return sum(span.size for span in self._spans[first : last + 1])
+
     def _cheapest_move(self, size: int) -> tuple[int, int]:
         """The first and the last of the spans to move; they lie between gaps of `size` in all.
 

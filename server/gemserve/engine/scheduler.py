@@ -166,7 +166,8 @@ class Scheduler:
                     continue
                 if copies and find_source(self.cache, sequence, self.running) is not None:
                     break
-                self._make_room(sequence, size, copied)
+                if can_evict:
+                    self._make_room(sequence, size, copied)
             if size > self.pool.free:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
                     break
@@ -210,8 +211,9 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, size: int, spared: list[CachedDocument]) -> None:
         """Evict documents until the sequence fits, the one that it begins like last."""
         document, _ = find_cached(self.cache, sequence)
-        if document is not None:
-            self.cache.make_room(size, [*spared, document])
+        also_spared = spared if document is None else [*spared, document]
+        self.cache.make_room(size, also_spared)
+        self.cache.spare_moves(size, also_spared)
         self.cache.make_room(size, spared)
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:

@@ -8,14 +8,8 @@ from enum import Enum
 
 import numpy as np
 
-from gemserve.engine.document_cache import (
-    FEWEST_TOKENS,
-    CachedDocument,
-    CacheKey,
-    Tokens,
-    as_tokens,
-    num_common,
-)
+from gemserve.engine.common_tokens import Tokens, as_tokens, num_common
+from gemserve.engine.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
 from gemserve.engine.memory import Span
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request

@@ -1,9 +1,9 @@
 """Time to first token of further questions about a document, with and without the document cache.
 
 Questions are asked one after the other, then the turns of a conversation, then some questions with
-prompts that are read whole, then all questions at once about a changed document. Both engines have the same weights. Answers and choices of the first
-`--compared` questions and turns, and of the last of each, are compared with those of the engine
-without a cache.
+prompts that are read whole, then all questions at once about a changed document. Both engines have
+the same weights. Answers and choices of the first `--compared` questions and turns, and of the last
+of each, are compared with those of the engine without a cache.
 
     python benchmarks/cache.py --model smollm2 --tokens 7000 --keep 512
     python benchmarks/cache.py --model random --tokens 32768 --keep 1024 --compared 2

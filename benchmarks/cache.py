@@ -76,7 +76,8 @@ def main() -> None:
             _asked(name, number, ids, warm, cold, arguments)
             for number, ids in enumerate(prompts, 1)
         ]
-        rows += [*asked, _summary(f"{name}s", asked)]
+        plural = "questions read whole" if name == WHOLE else f"{name}s"
+        rows += [*asked, _summary(plural, asked)]
         if name == "question":
             rows.append(_memory(warm, len(questions[0])))
     rows.append(_at_once(questions, arguments, warm))

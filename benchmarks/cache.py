@@ -1,9 +1,9 @@
 """Time to first token of further questions about a document, with and without the document cache.
 
-Questions are asked one after the other, then the turns of a conversation, then all questions at
-once about a changed document. Both engines have the same weights. Answers and choices of the first
-`--compared` questions and turns, and of the last of each, are compared with those of the engine
-without a cache.
+Questions are asked one after the other, then the turns of a conversation, then some questions with
+prompts that are read whole, then all questions at once about a changed document. Both engines have
+the same weights. Answers and choices of the first `--compared` questions and turns, and of the last
+of each, are compared with those of the engine without a cache.
 
     python benchmarks/cache.py --model smollm2 --tokens 7000 --keep 512
     python benchmarks/cache.py --model random --tokens 32768 --keep 1024 --compared 2
@@ -26,7 +26,14 @@ from gemserve.engine.core import Core
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import chat_prompt
 from gemserve.synthetic.prose import stdlib_sentences
-from gemserve.types import Filtered, FilterParams, Request, SamplingParams, TextDelta
+from gemserve.types import (
+    Filtered,
+    FilterMethod,
+    FilterParams,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
 
 THINGS = (
     "violin",
@@ -40,6 +47,7 @@ THINGS = (
     "drum",
     "key",
 )
+WHOLE = "question read whole"
 Seen = dict[str, Any]
 _LOAD = os.getloadavg()
 
@@ -51,18 +59,25 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=8, help="of an answer")
     parser.add_argument(
+        "--whole", type=int, default=3, help="questions to ask of prompts that are read whole"
+    )
+    parser.add_argument(
         "--compared", type=int, default=10, help="answers to compare with a cold engine's"
     )
     results.add_common(parser)
     arguments = parser.parse_args()
     warm, cold, questions, turns = _prepared(arguments)
     rows: list[Seen] = []
-    for name, prompts in (("question", questions), ("turn", turns)):
+    whole = questions[: arguments.whole]
+    for name, prompts in (("question", questions), ("turn", turns), (WHOLE, whole)):
+        if len(prompts) < 2:
+            continue
         asked = [
             _asked(name, number, ids, warm, cold, arguments)
             for number, ids in enumerate(prompts, 1)
         ]
-        rows += [*asked, _summary(f"{name}s", asked)]
+        plural = "questions read whole" if name == WHOLE else f"{name}s"
+        rows += [*asked, _summary(plural, asked)]
         if name == "question":
             rows.append(_memory(warm, len(questions[0])))
     rows.append(_at_once(questions, arguments, warm))
@@ -109,22 +124,26 @@ def _document(llm: LLM, num_tokens: int) -> str:
     return text[: ends[min(num_tokens, len(ends)) - 1]]
 
 
-def _request(ids: Sequence[int], arguments: argparse.Namespace) -> Request:
+def _request(
+    ids: Sequence[int], arguments: argparse.Namespace, method: FilterMethod = "sieve"
+) -> Request:
     question = (len(ids) - 24, len(ids))
     return Request(
         request_id="benchmark",
         prompt_ids=ids,
         sampling=SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, ignore_eos=True),
-        filter=FilterParams(method="sieve", keep=arguments.keep, return_selection=True),
+        filter=FilterParams(method=method, keep=arguments.keep, return_selection=True),
         question=(question,),
     )
 
 
-def _answer(core: Core, ids: Sequence[int], arguments: argparse.Namespace) -> Seen:
+def _answer(
+    core: Core, ids: Sequence[int], arguments: argparse.Namespace, method: FilterMethod
+) -> Seen:
     """One request alone: its time to first token, and all that must not depend on a cache."""
     seen: Seen = {"ttft_s": None, "cached": 0, "answer": []}
     started_s = time.perf_counter()
-    for event in core.run_alone(_request(ids, arguments)):
+    for event in core.run_alone(_request(ids, arguments, method)):
         if isinstance(event, Filtered):
             seen["cached"] = event.report.cached_tokens
             seen["answer"].append(event.report.selection)
@@ -144,11 +163,12 @@ def _asked(
 ) -> Seen:
     """The row of one question or turn, and its answer beside a cold engine's if that is wanted."""
     results.note(f"{name} {number}")
-    seen = _answer(warm, ids, arguments)
+    method: FilterMethod = "none" if name == WHOLE else "sieve"
+    seen = _answer(warm, ids, arguments, method)
     row: Seen = {name: number, "prompt_tokens": len(ids), "cached_tokens": seen["cached"]}
     row |= {"ttft_s": seen["ttft_s"], "cold_ttft_s": None, "same_answer": None}
     if number <= arguments.compared or number == len(THINGS):
-        expected = _answer(cold, ids, arguments)
+        expected = _answer(cold, ids, arguments, method)
         row["cold_ttft_s"] = expected["ttft_s"]
         row["same_answer"] = seen["answer"] == expected["answer"]
     if not arguments.json:

@@ -207,7 +207,7 @@ ROWS: list[tuple[str, list[Panel]]] = [
         "Document cache",
         [
             (
-                "Filter passes that find a document",
+                "Passes that find a document",
                 "reqps",
                 "Passes that looked for a document, and those that found one, by where it was.",
                 [

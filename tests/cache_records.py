@@ -13,7 +13,10 @@ Key = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened in a trace. `left_out`: tokens that passes took over from the cache."""
+    """What happened in a trace. `left_out`: tokens that passes took over from the cache.
+
+    `whole_hits`: prompts that were read whole but for what they took over.
+    """
 
     answers: int = 0
     hits: int = 0
@@ -25,6 +28,7 @@ class Outcome:
     disk_hits: int = 0
     damaged: int = 0
     left_out: int = 0
+    whole_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +41,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A filter pass that has ended, and may be in the cache until a document in it is forgotten."""
+    """A pass that has ended, and may be in the cache until a document in it is forgotten."""
 
     key: Key
     tokens: Any

@@ -10,14 +10,21 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from gemserve.engine.common_tokens import as_tokens, num_common
 from gemserve.engine.core import Core
-from gemserve.engine.document_cache import as_tokens, num_common
 from gemserve.engine.job import Job
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
-from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams
+from gemserve.types import (
+    Filtered,
+    FilterParams,
+    Finished,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
 from tests import models
-from tests.cache_records import Asked, Outcome, Pass, Text, answer_of
+from tests.cache_records import Asked, Key, Outcome, Pass, Text, answer_of
 from tests.cache_world import (
     HAS_DISK,
     OTHER_WEIGHTS,
@@ -43,6 +50,7 @@ class Trace:
         # few of each in a trace, so that many requests have a key in common
         self._tenants = rng.choice(((b"a",), (b"a", b"a", b"b")))
         self._names = rng.choice(((None,), (None, "style"), ("style",), ("tone", "style")))
+        self._whole_share = rng.choice((0.1, 0.3, 0.9))  # of requests
         self._layers = rng.choice(((None,), (None, None, None if self._name == WINDOWED else 1)))
         self._outcome = Outcome()
         self._core = self._new_core()
@@ -133,6 +141,8 @@ class Trace:
             asked.events.append(event)
             if isinstance(event, Filtered):
                 self._check_hit(asked, event, job.sequence.tokens)
+            elif isinstance(event, TextDelta) and job.sequence.is_whole:
+                self._check_whole(asked, job)
             elif isinstance(event, Finished):
                 del self._asked[job]
                 self._check_answer(asked)
@@ -141,13 +151,32 @@ class Trace:
 
     def _check_hit(self, asked: Asked, event: Filtered, tokens: Any) -> None:
         """What a pass has left out must have been read by one of the same key before it."""
-        report, documents = event.report, frozenset(asked.request.documents)
-        passes = [one for one in self._read + asked.had if one.key == asked.key]
-        most = max((num_common(one.tokens, tokens) for one in passes), default=0)
-        assert report.cached_tokens <= most, f"{report.cached_tokens} of {most} tokens in common"
+        report = event.report
+        self._check_in_common(asked, asked.key, report.cached_tokens, tokens)
         self._outcome.left_out += report.cached_tokens
-        if report.layer is not None and documents.isdisjoint(self._forgotten):
-            self._read.append(Pass(asked.key, as_tokens(tokens), documents))
+        if report.layer is not None:
+            self._note_pass(asked, asked.key, tokens)
+
+    def _check_whole(self, asked: Asked, job: Job) -> None:
+        """The same when a prompt has been read whole, if only because its filter fell back."""
+        if any(isinstance(event, TextDelta) for event in asked.events[:-1]):
+            return
+        sequence, key = job.sequence, (*asked.key[:-1], None)
+        self._check_in_common(asked, key, sequence.num_reused, sequence.tokens)
+        is_scored = asked.request.prompt_logprobs is not None
+        assert sequence.num_reused < (1 if is_scored else len(sequence.tokens))
+        self._outcome.whole_hits += sequence.num_reused > 0
+        self._note_pass(asked, key, sequence.tokens)
+
+    def _check_in_common(self, asked: Asked, key: Key, count: int, tokens: Any) -> None:
+        passes = [one for one in self._read + asked.had if one.key == key]
+        most = max((num_common(one.tokens, tokens) for one in passes), default=0)
+        assert count <= most, f"{count} of {most} tokens in common"
+
+    def _note_pass(self, asked: Asked, key: Key, tokens: Any) -> None:
+        documents = frozenset(asked.request.documents)
+        if documents.isdisjoint(self._forgotten):
+            self._read.append(Pass(key, as_tokens(tokens), documents))
 
     def _check_answer(self, asked: Asked) -> None:
         expected = answer_of(list(self._cold.run_alone(replace(asked.request, pin=False))))
@@ -184,7 +213,7 @@ class Trace:
             request_id="r",
             prompt_ids=ids,
             sampling=SamplingParams(
-                max_tokens=rng.choice((1, 4)),
+                max_tokens=rng.choice((1, 4, 4, 20)),
                 temperature=rng.choice((0.0, 1.0)),
                 seed=rng.randrange(99),
                 ignore_eos=True,
@@ -207,6 +236,10 @@ class Trace:
             method: Any = rng.choice(["gemfilter", "none", "random", *others])
             params = FilterParams(method=method, keep=48, return_selection=True)
             request = replace(request, filter=params)
+        if rng.random() < self._whole_share:
+            params = FilterParams(method="none", keep=48, return_selection=True)
+            scored = rng.choice((None,) * 9 + (0,))
+            request = replace(request, filter=params, prompt_logprobs=scored)
         return request
 
     def _reload_adapter(self) -> None:

@@ -31,6 +31,7 @@ def test_interleavings(tmp_path: Path) -> None:
     count = END - FIRST
     assert total.answers > 6 * count
     assert total.hits > count, "the traces hardly test the cache"
+    assert total.whole_hits > count // 2, "the traces hardly test prompts that are read whole"
     assert total.evictions > count // 2
     assert total.cancelled > count // 4
     assert total.forgotten > count // 2

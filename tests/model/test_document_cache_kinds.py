@@ -34,8 +34,9 @@ def loaded(core: Core, folder: Path, kind: str, seed: int) -> Adapter:
     return load_adapter("style", folder, core.model, base_of(core.model), 1 << 24)
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_of_one_name_share_nothing(kind: str, tmp_path: Path) -> None:
+def test_adapters_of_one_name_share_nothing(kind: str, is_whole: bool, tmp_path: Path) -> None:
     """A document of the base model, or of the adapter before a reload, is another document."""
     warm, cold = (core_of("llama", tokens=40_000, cache_memory=share) for share in (0.5, 0.0))
     document = random_ids(Random(7), 500)
@@ -49,13 +50,22 @@ def test_adapters_of_one_name_share_nothing(kind: str, tmp_path: Path) -> None:
                 adapter = None
                 if seed is not None:
                     adapter = loaded(core, tmp_path / versions[seed], kind, seed)
-                events = list(core.run_alone(request(ids, adapter=adapter)))
+                asked = request(ids, adapter=adapter)
+                events = list(core.run_alone(whole(asked) if is_whole else asked))
                 answers.append(answer_of(events))
                 if core is warm:
                     found.append(cached_tokens(events))
             assert answers[0] == answers[1]
     assert found == [0, 0, 0, 500, 500, 500]
     warm.check_integrity()
+
+
+def whole(asked: Request) -> Request:
+    return replace(asked, filter=replace(asked.filter, method="none"))
+
+
+def unfiltered(ids: list[int]) -> Request:
+    return whole(request(ids))
 
 
 def repeated(ids: list[int]) -> Request:
@@ -76,8 +86,9 @@ def lowest_layer(ids: list[int]) -> Request:
 @pytest.mark.parametrize(
     ("name", "ask"),
     [
-        *(("llama", ask) for ask in (repeated, gemfilter, lowest_layer)),
-        *(("qwen2-window", ask) for ask in (repeated, gemfilter)),
+        *(("llama", ask) for ask in (repeated, gemfilter, lowest_layer, unfiltered)),
+        *(("qwen2-window", ask) for ask in (repeated, gemfilter, unfiltered)),
+        *((name, unfiltered) for name in ("mistral", "qwen3")),
     ],
 )
 def test_every_way_to_ask(name: str, ask: Callable[[list[int]], Request]) -> None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from gemserve.engine.cache_lookup import find_cached
-from gemserve.engine.document_cache import as_tokens, num_common
+from gemserve.engine.common_tokens import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.sequence import Sequence, State
@@ -137,12 +137,12 @@ def test_what_was_found_is_looked_for_again_once_it_is_gone() -> None:
     s.add(sequence(0, DOCUMENT))
     finish(s, memory)
     waiting = sequence(1, DOCUMENT + [1] * 300)
-    assert s._find_cached(waiting)[1] == 1000
+    assert find_cached(s.cache, waiting)[1] == 1000
     s.cache.make_room(s.pool.capacity)
-    assert s._find_cached(waiting) == (None, 0)
+    assert find_cached(s.cache, waiting) == (None, 0)
     s.add(sequence(2, DOCUMENT))
     finish(s, memory)
-    assert s._find_cached(waiting)[1] == 1000
+    assert find_cached(s.cache, waiting)[1] == 1000
 
 
 def test_one_step_copies_one_document() -> None:

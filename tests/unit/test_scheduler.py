@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gemserve.engine.memory import MemoryPool
+from gemserve.engine.memory import MemoryPool, Move, Repack
 from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
 from gemserve.engine.step_plan import Plan, StepOutput
@@ -192,7 +192,7 @@ def test_memory_that_is_free_but_scattered_is_still_used() -> None:
         pool.release(span)
     assert pool.free == 50
     assert pool.allocate(50) is None
-    pool.compact()
+    pool.compact(50)
     moves = pool.take_changes()
     data = list(range(100))
     for move in moves:
@@ -201,6 +201,30 @@ def test_memory_that_is_free_but_scattered_is_still_used() -> None:
         assert span is not None
         assert data[span.start : span.start + 10] == list(range(10 + 20 * i, 20 + 20 * i))
     assert pool.allocate(50) is not None
+    pool.check_integrity()
+
+
+def test_compaction_moves_as_little_as_makes_room() -> None:
+    """It moved everything: in full memory that is most of the pool for each request admitted."""
+    pool = MemoryPool(100)
+    spans = [pool.allocate(size) for size in (10, 5, 40, 5, 10, 5, 20)]
+    for span in spans[1::2]:
+        assert span is not None
+        pool.release(span)
+    assert (pool.free, pool.num_moved(5), pool.num_moved(10), pool.num_moved(15)) == (20, 0, 10, 30)
+    pool.compact(10)
+    assert pool.take_changes() == [Move(60, 55, 10)]
+    assert pool.allocate(10) is not None
+    pool.check_integrity()
+
+
+def test_a_repacked_span_keeps_the_beginning_of_each_row() -> None:
+    pool = MemoryPool(100)
+    span = pool.allocate(40)
+    assert span is not None
+    pool.repack(span, 4, 7)
+    assert (span.size, pool.used) == (28, 28)
+    assert pool.take_changes() == [Repack(0, 4, 10, 7)]
     pool.check_integrity()
 
 

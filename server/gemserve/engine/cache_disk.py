@@ -20,12 +20,12 @@ from gemserve.engine.cache_files import CHAIN_TOKENS, FileInfo, hash_chain
 from gemserve.engine.cache_folder import CacheFolder
 from gemserve.engine.cache_state import DiskCounts
 from gemserve.engine.cache_threads import CacheThreads, Load, Save
+from gemserve.engine.common_tokens import Tokens
 from gemserve.engine.document_cache import (
     FEWEST_TOKENS,
     CachedDocument,
     CacheKey,
     DocumentCache,
-    Tokens,
 )
 from gemserve.engine.sequence import Sequence, State
 
@@ -92,11 +92,14 @@ class DiskCache:
         `num_cached`: tokens that it has already. Its pass must not begin before the load has ended.
         """
         key = sequence.cache_key
-        if key is None or sequence.most_cached - num_cached < CHAIN_TOKENS or not len(self.folder):
+        if key is None or key.layer is None or not len(self.folder):
+            return False
+        if sequence.most_cached - num_cached < CHAIN_TOKENS:
             return False
         chain = self._chain(key, sequence.tokens[: sequence.most_cached])
         info, num_links = self.folder.find(chain)
-        if info is None or not self._is_worth(info, key, num_cached, CHAIN_TOKENS * num_links):
+        stop = CHAIN_TOKENS * num_links
+        if info is None or not self._is_worth(info, key.layer, num_cached, stop):
             return False
         sequence.is_loading = True
         sequence.memory.is_private |= bool(info.ids)
@@ -145,7 +148,7 @@ class DiskCache:
         }
         return hash_chain(self.folder.key, json.dumps(fields, sort_keys=True).encode(), tokens)
 
-    def _is_worth(self, info: FileInfo, key: CacheKey, start: int, stop: int) -> bool:
+    def _is_worth(self, info: FileInfo, layer: int, start: int, stop: int) -> bool:
         """Is loading tokens start..stop−1 faster than computing them?"""
         pace = self._seconds_per_cost() or self.folder.seconds_per_cost
         if pace is None or not self._bytes_per_s or stop - start < CHAIN_TOKENS:
@@ -153,7 +156,7 @@ class DiskCache:
         first = start - start % info.segment_tokens
         waiting = sum(load.info.num_bytes for load in self._loads)
         seconds = (waiting + (stop - first) * info.token_bytes) / self._bytes_per_s
-        computing_s = pace * self._shape.filter_chunk(start, stop - start, key.layer)
+        computing_s = pace * self._shape.filter_chunk(start, stop - start, layer)
         return seconds + _OVERHEAD_S < computing_s
 
     def _go_on_loading(self, load: Load) -> None:
@@ -221,7 +224,8 @@ class DiskCache:
             if document.is_saved:
                 continue
             document.is_saved = True
-            info = self._new_file(document)
+            layer = document.key.layer  # prompts read whole stay in memory only
+            info = None if layer is None else self._new_file(document, layer)
             if info is None or not self.folder.make_room(info.num_bytes + (1 << 20)):
                 continue
             self._save = Save(document, info)
@@ -229,7 +233,7 @@ class DiskCache:
             self._seen_changes = -1  # there may be others
             return
 
-    def _new_file(self, document: CachedDocument) -> FileInfo | None:
+    def _new_file(self, document: CachedDocument, layer: int) -> FileInfo | None:
         """The file for a document; None: it has one, or to load it would take too long."""
         key, num_tokens = document.key, len(document.tokens)
         chain = self._chain(key, document.tokens)
@@ -246,14 +250,14 @@ class DiskCache:
         info = FileInfo(
             path=self.folder.path / f"kv-{chain[-1].hex()}.safetensors",
             chain=chain,
-            shape=(2 * key.layer + 1, shape.num_kv_heads, shape.head_dim),
+            shape=(2 * layer + 1, shape.num_kv_heads, shape.head_dim),
             dtype=self._copies.dtype,
             element_bytes=shape.element_bytes,
             segment_tokens=CHAIN_TOKENS,
             ids=document.ids.union(*(f.ids for f in beginnings)),
             seconds_per_cost=pace,
         )
-        if not self._is_worth(info, key, 0, info.num_tokens):
+        if not self._is_worth(info, layer, 0, info.num_tokens):
             return None
         return info
 

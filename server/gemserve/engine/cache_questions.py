@@ -16,7 +16,7 @@ def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> No
     """Raise `RequestError` if what is kept of a prompt could never be pinned."""
     unit, limit = shape.unit_bytes, cache.pin_limit
     size = sequence.reading_units(shape.num_layers)
-    if sequence.cache_key is not None and size > limit:
+    if sequence.filter_layer is not None and size > limit:
         raise RequestError(
             f"pin: {sequence.num_read} tokens take {size * unit:,} bytes; pinned documents may "
             f"take {limit * unit:,} bytes in all, half of what the server keeps documents in",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the start: filter passes, those that found something, and the tokens of both kinds.
+    """Since the start: passes, those that found something, and the tokens of both kinds.
 
     `evictions`: documents that gave way; `evicted_idle_s`: how long they had not been used, in all.
     """

@@ -1,8 +1,8 @@
-"""What filter passes have computed of documents, kept for the next question. No torch.
+"""What passes have computed of prompts, kept for the next question about a document. No torch.
 
-The keys and values of the lower layers at a token depend on the tokens before it alone. So a prompt
-that begins like an earlier one goes on where the two part, and selects anew: the answer is the one
-that it would get without the cache.
+The keys and values of a token depend on the tokens before it alone. So a prompt that begins like an
+earlier one goes on where the two part, and a filter selects anew: the answer is the one that it
+would get without the cache. A filter pass leaves its lower layers, a prompt that is read whole all.
 
 The cache holds spans of the pool that all requests share, at most `limit` units. They are given up,
 least recently used first, as soon as a request needs the memory. Pinned documents stay, at most
@@ -16,15 +16,15 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
-import numpy as np
-
 from gemserve.engine.cache_state import CacheCounts, StoredDocument
+from gemserve.engine.common_tokens import Tokens, num_common
 from gemserve.engine.memory import MemoryPool, Span
-from gemserve.types import TokenArray
 
-Tokens = TokenArray
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
+# A document gives way if that spares the pool from moving this many times its size. In full memory
+# the gaps are small and many, and every request would move most of the pool.
+MOST_MOVED = 4
 MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
 
 
@@ -33,17 +33,22 @@ class CacheKey:
     """What else keys and values depend on.
 
     `tenant`: the server's own name for whoever asks; nobody's prompts are compared with another's.
-    `adapter`: name and version, or None. `layer`: the filter layer, where the pass ended.
+    `adapter`: name and version, or None. `layer`: the filter layer, where the pass ended. None: the
+    prompt was read whole, by all layers.
     """
 
     tenant: bytes
     adapter: tuple[str, str] | None
-    layer: int
+    layer: int | None
+
+    def token_units(self, num_layers: int) -> int:
+        """Units of one token: K and V of each layer, but only the keys of a filter layer."""
+        return 2 * num_layers if self.layer is None else 2 * self.layer + 1
 
 
 @dataclass(slots=True, eq=False)
 class CachedDocument:
-    """The memory of one filter pass over `tokens`, laid out as the pass has left it.
+    """The memory of one pass over `tokens`, with room for these and no more.
 
     `ids`: those of the stored documents that `tokens` contain; see `Request.documents`. `used_s`:
     when it was last used (`time.monotonic()`).
@@ -98,6 +103,11 @@ class DocumentCache:
         """When the document that was used longest ago was used; None: it is empty."""
         return min((document.used_s for document in self._documents), default=None)
 
+    @property
+    def is_on(self) -> bool:
+        """May it hold anything? If not, no prompt takes over what another has computed."""
+        return self._limit > 0
+
     def has_room(self, size: int) -> bool:
         """May a document of `size` units be kept, if others give way?"""
         return size <= self._limit - self.pinned
@@ -120,13 +130,16 @@ class DocumentCache:
         return (None, 0) if best is None else (best, most)
 
     def use(self, document: CachedDocument | None, num_tokens: int, num_common: int) -> None:
-        """Count a filter pass of `num_tokens`, of which `num_common` were found in `document`."""
+        """Count a pass of `num_tokens`, of which `num_common` were found.
+
+        `document`: where; None: nowhere, or in the memory of a running request.
+        """
         counts = self.counts
         counts.queries += 1
         counts.query_tokens += num_tokens
+        counts.hits += num_common > 0
+        counts.hit_tokens += num_common
         if document is not None:
-            counts.hits += 1
-            counts.hit_tokens += num_common
             self._touch(document)
 
     def wants(
@@ -141,7 +154,7 @@ class DocumentCache:
 
         If it does not, what is there is also that of `ids`, and is pinned if this one should be.
         """
-        if any(i in self._forgotten for i in ids) or len(tokens) < FEWEST_TOKENS:
+        if self.has_forgotten(ids) or len(tokens) < FEWEST_TOKENS:
             return False
         document, count = self.find(key, tokens, len(tokens))
         if document is not None and len(tokens) - count < FEWEST_TOKENS:
@@ -189,6 +202,10 @@ class DocumentCache:
             if not document.ids.isdisjoint(ids):
                 self._drop(document)
 
+    def has_forgotten(self, ids: Collection[str]) -> bool:
+        """Must nothing be kept or taken over of a prompt that contains these documents?"""
+        return any(i in self._forgotten for i in ids)
+
     def stored(self) -> dict[str, StoredDocument]:
         """What is held of each stored document."""
         held: dict[str, StoredDocument] = {}
@@ -213,6 +230,14 @@ class DocumentCache:
             while self._pool.free < needed and self._evict_oldest(spared, is_pinned=True):
                 pass
 
+    def spare_moves(self, needed: int, spared: Collection[CachedDocument] = ()) -> None:
+        """Evict while the pool would move too much to have `needed` free units in one place."""
+        while self._pool.free >= needed:
+            oldest = self._oldest(spared)
+            if oldest is None or self._pool.num_moved(needed) <= MOST_MOVED * oldest.span.size:
+                return
+            self._evict_oldest(spared)
+
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""
         held = sum(document.span.size for document in self._documents)
@@ -231,14 +256,19 @@ class DocumentCache:
     def _evict_oldest(
         self, spared: Collection[CachedDocument] = (), is_pinned: bool = False
     ) -> bool:
-        able = [d for d in self._documents if d not in spared and d.is_pinned == is_pinned]
-        if not able:
+        oldest = self._oldest(spared, is_pinned)
+        if oldest is None:
             return False
-        oldest = min(able, key=lambda document: document.last_used)
         self._drop(oldest)
         self.counts.evictions += 1
         self.counts.evicted_idle_s += time.monotonic() - oldest.used_s
         return True
+
+    def _oldest(
+        self, spared: Collection[CachedDocument] = (), is_pinned: bool = False
+    ) -> CachedDocument | None:
+        able = [d for d in self._documents if d not in spared and d.is_pinned == is_pinned]
+        return min(able, key=lambda document: document.last_used, default=None)
 
     def _mark(self, document: CachedDocument, ids: Collection[str], is_pinned: bool) -> None:
         """Note the stored documents that it contains, and pin it if pins have room for it."""
@@ -264,20 +294,3 @@ class DocumentCache:
         self._clock += 1
         document.last_used = self._clock
         document.used_s = time.monotonic()
-
-
-def as_tokens(ids: Ids[int]) -> Tokens:
-    return np.asarray(ids, dtype=np.int64)
-
-
-def num_common(one: Tokens, other: Tokens) -> int:
-    """How many tokens two prompts have in common from their beginning on."""
-    count, start, size = min(len(one), len(other)), 0, FEWEST_TOKENS
-    while start < count:  # in growing parts: most prompts part early
-        stop = min(count, start + size)
-        is_different = one[start:stop] != other[start:stop]
-        first = int(is_different.argmax())
-        if is_different[first]:
-            return start + first
-        start, size = stop, 4 * size
-    return count

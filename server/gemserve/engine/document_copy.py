@@ -1,4 +1,4 @@
-"""Copies what filter passes have computed: to passes that begin alike, and to the host and back."""
+"""Copies what passes have computed: to passes that begin alike, and to the host and back."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from gemserve.model.kv import Memory
 
 
 def copy_documents(copies: Iterable[Copy], memory: Memory) -> None:
-    """Carry out a plan's copies: keys and values of the lower layers, keys of the filter layer."""
+    """Carry out a plan's copies."""
     for copy in copies:
-        sequence, layer, count = copy.sequence, copy.sequence.filter_layer, copy.count
-        assert layer is not None, "only filter passes take over documents"
-        source, target = copy.source.start, sequence.memory.start
-        theirs, ours = copy.capacity, sequence.num_read
-        lower = memory.kv(target, num_layers=layer, capacity=ours)
-        lower.take(memory.kv(source, num_layers=layer, capacity=theirs), count)
-        keys = memory.keys(source + 2 * layer * theirs, theirs)
-        memory.keys(target + 2 * layer * ours, ours)[:, :count] = keys[:, :count]
+        sequence, units = copy.sequence, copy.token_units
+        source = memory.layers(copy.source.start, num_units=units, capacity=copy.capacity)
+        start, capacity = sequence.memory.start, sequence.capacity
+        target = memory.layers(start, num_units=units, capacity=capacity)
+        target[:, :, : copy.count] = source[:, :, : copy.count]
 
 
 class HostCopies:
@@ -37,6 +34,7 @@ class HostCopies:
 
     def take(self, document: CachedDocument, start: int, count: int) -> memoryview:
         """A copy of some tokens of a cached document."""
+        assert document.key.layer is not None, "prompts read whole are not written to disk"
         units, capacity = 2 * document.key.layer + 1, len(document.tokens)
         rows = self._memory.layers(document.span.start, num_units=units, capacity=capacity)
         part = torch.empty((units, rows.shape[1], count, rows.shape[3]), dtype=self._dtype)

@@ -176,7 +176,7 @@ def _filtered(
         layer=sequence.filter_layer,
         prompt_tokens=sequence.num_prompt,
         kept_tokens=sequence.num_kept if kept is None else len(kept),
-        cached_tokens=sequence.num_cached,
+        cached_tokens=sequence.num_cached + sequence.num_reused,
         filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
         selection=selection,
         coverage=coverage,

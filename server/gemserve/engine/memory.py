@@ -3,7 +3,7 @@
 A span is contiguous. The pool counts in units: one unit holds the keys, or the values, of one token
 in one layer. A filter pass needs few layers of all tokens, generation needs all layers of few
 tokens; both get spans from this pool. A span may shrink in place, and its last units are free at
-once. When free units are scattered, `compact` closes the gaps.
+once. When free units are scattered, `compact` closes gaps.
 """
 
 from __future__ import annotations
@@ -42,6 +42,22 @@ class Wipe:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Repack:
+    """Lay out `num_rows` rows of `old` units each, from `start` on, with `new` units each.
+
+    The first `new` units of every row stay. The rows lie one behind the other before and after.
+    """
+
+    start: int
+    num_rows: int
+    old: int
+    new: int
+
+
+Change = Move | Wipe | Repack
+
+
 class MemoryPool:
     """First-fit allocation of spans in 0..capacity−1. The runner owns the bytes.
 
@@ -53,7 +69,7 @@ class MemoryPool:
         self.capacity = capacity
         self._spans: list[Span] = []  # sorted by start
         self._used = 0
-        self._changes: list[Move | Wipe] = []
+        self._changes: list[Change] = []
 
     @property
     def used(self) -> int:
@@ -85,6 +101,14 @@ class MemoryPool:
         self._wipe(span, span.start + size, span.size - size)
         span.size = size
 
+    def repack(self, span: Span, num_rows: int, new: int) -> None:
+        """Keep the first `new` units of each of the `num_rows` rows that `span` consists of."""
+        old = span.size // num_rows
+        assert old * num_rows == span.size, (span, num_rows)
+        if new < old:
+            self._changes.append(Repack(span.start, num_rows, old, new))
+        self.shrink(span, num_rows * new)
+
     def retain(self, span: Span) -> None:
         """Add an owner."""
         assert span.references > 0
@@ -99,13 +123,17 @@ class MemoryPool:
             self._used -= span.size
             self._wipe(span, span.start, span.size)
 
-    def compact(self) -> None:
-        """Move every span down."""
-        if not self._spans:
-            return
-        end, old_end = 0, self._spans[-1].start + self._spans[-1].size
+    def compact(self, size: int) -> None:
+        """Move spans down so that `size` free units lie together, as few units as possible.
+
+        So many units must be free. All spans between two gaps move, and the gaps become one.
+        """
+        assert size <= self.free
+        first, last = self._cheapest_move(size)
+        end = self._end_of(first - 1)
+        old_end = self._end_of(last)
         is_private = False
-        for span in self._spans:
+        for span in self._spans[first : last + 1]:
             if span.start != end:
                 self._changes.append(Move(span.start, end, span.size))
                 span.start = end
@@ -114,7 +142,37 @@ class MemoryPool:
         if is_private:  # what is left of a private span at its old place
             self._changes.append(Wipe(end, old_end - end))
 
-    def take_changes(self) -> list[Move | Wipe]:
+    def num_moved(self, size: int) -> int:
+        """Units that `compact` would move for a span of `size`."""
+        first, last = self._cheapest_move(size)
+        return sum(span.size for span in self._spans[first : last + 1])
+
+    def _cheapest_move(self, size: int) -> tuple[int, int]:
+        """The first and the last of the spans to move; they lie between gaps of `size` in all.
+
+        If one gap is long enough, the last one is before the first one.
+        """
+        ends = [self._end_of(i - 1) for i in range(len(self._spans) + 1)]
+        starts = [span.start for span in self._spans] + [self.capacity]
+        gaps = [start - end for start, end in zip(starts, ends, strict=True)]
+        best, least, first, free, moved = (0, -1), self.capacity + 1, 0, 0, 0
+        for last, gap in enumerate(gaps):  # gap `i` is in front of span `i`
+            free += gap
+            while free - gaps[first] >= size:
+                free -= gaps[first]
+                moved -= self._spans[first].size
+                first += 1
+            if free >= size and moved < least:
+                best, least = (first, last - 1), moved
+            if last < len(self._spans):
+                moved += self._spans[last].size
+        return best
+
+    def _end_of(self, index: int) -> int:
+        """Where the span of that index ends; 0 before the first one."""
+        return self._spans[index].start + self._spans[index].size if index >= 0 else 0
+
+    def take_changes(self) -> list[Change]:
         """What must be done with the bytes since the last call. The caller does it, in order."""
         changes, self._changes = self._changes, []
         return changes

@@ -74,20 +74,21 @@ def find_progress(
         phase=phase,
         tokens=tokens,
         total=sequence.pass_length,
-        cached=sequence.num_cached if phase == "filter" else 0,
+        cached=sequence.num_cached if phase == "filter" else sequence.num_reused,
         eta_s=None if rate is None else rate * left,
     )
 
 
 def _divide(sequence: Sequence, shape: ModelShape, tokens: int) -> tuple[float, float]:
     """FLOPs done and left until the first token, if the current pass has read `tokens`."""
-    done = _flops(sequence, shape, 0, tokens)
+    is_filtering = sequence.state is State.FILTERING
+    taken_over = sequence.num_cached if is_filtering else sequence.num_reused
+    done = _flops(sequence, shape, taken_over, tokens)
     left = _flops(sequence, shape, tokens, sequence.pass_length)
     layer = sequence.filter_layer
     if layer is None:
         return done, left
-    if sequence.state is State.FILTERING:
-        done -= shape.filter_chunk(0, sequence.num_cached, layer)
+    if is_filtering:
         return done, left + shape.prefill_chunk(0, sequence.num_kept)
     cached, num_read = sequence.num_cached, sequence.num_read
     return done + shape.filter_chunk(cached, num_read - cached, layer), left

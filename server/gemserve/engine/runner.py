@@ -16,7 +16,7 @@ from gemserve.decoding.sampling import SamplerState, score_tokens
 from gemserve.engine.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.document_copy import copy_documents
 from gemserve.engine.eviction import evict
-from gemserve.engine.memory import Move, Wipe
+from gemserve.engine.memory import Change, Move
 from gemserve.engine.memory_changes import apply_changes
 from gemserve.engine.pace import StepLimits
 from gemserve.engine.passes import Pass, device_queue
@@ -104,7 +104,7 @@ class Runner:
         if state is not None and state.chunk_pass is not None:
             state.chunk_pass.forward.abandon()
 
-    def change_memory(self, changes: Collection[Move | Wipe]) -> None:
+    def change_memory(self, changes: Collection[Change]) -> None:
         """Carry out what the pool has decided."""
         if any(isinstance(change, Move) for change in changes):
             unfinished = any(state.chunk_pass for state in self._states.values())

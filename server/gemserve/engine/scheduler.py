@@ -14,7 +14,14 @@ from bisect import insort
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 
-from gemserve.engine.cache_lookup import MAX_TIMES_PASSED, awaits_leader, find_cached
+from gemserve.engine.cache_lookup import (
+    MAX_TIMES_PASSED,
+    Source,
+    awaits_leader,
+    find_cached,
+    find_source,
+)
+from gemserve.engine.cache_storing import leave_filter_pass, leave_whole_prompt
 from gemserve.engine.document_cache import CachedDocument, DocumentCache
 from gemserve.engine.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.memory import MemoryPool
@@ -23,7 +30,6 @@ from gemserve.engine.step_plan import Chunk, Copy, Plan, StepOutput
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
-
 
 # Once so many prompts are being read, admitting another one makes nothing faster: they are read one
 # at a time. So no document gives way to it. Else a burst of requests empties the document cache,
@@ -86,13 +92,20 @@ class Scheduler:
         for sequence in plan.decodes:
             if sequence not in output.failures:
                 sequence.generated.append(output.tokens[sequence])
-        for sequence in (*output.finished, *output.failures):
+        for sequence in output.finished:
             self.finish(sequence)
+        for sequence in output.failures:
+            self.finish(sequence, has_failed=True)
 
-    def finish(self, sequence: Sequence) -> None:
-        """End a sequence in any state and free its memory. Idempotent."""
+    def finish(self, sequence: Sequence, has_failed: bool = False) -> None:
+        """End a sequence in any state and free its memory. Idempotent.
+
+        The document cache may have what is left of a prompt that was read whole.
+        """
         if sequence.state is State.FINISHED:
             return
+        if sequence.state is State.DECODING and not has_failed:
+            leave_whole_prompt(self.cache, self.pool, sequence, self._num_layers)
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -147,14 +160,14 @@ class Scheduler:
             if not slots.may_take(sequence):
                 continue
             size = sequence.reserved_units(self._num_layers)
-            document, num_cached = None, 0
             can_evict = num_reading < MOST_READING
             if size <= (self.cache.available(size, copied) if can_evict else self.pool.free):
-                if awaits_leader(self.cache, sequence, self.running):
+                if awaits_leader(self.cache, sequence, self.running, self._num_layers):
                     continue
-                if copied and self._find_cached(sequence)[0] is not None:
+                if copies and find_source(self.cache, sequence, self.running) is not None:
                     break
-                document, num_cached = self._make_room(sequence, size, copied)
+                if can_evict:
+                    self._make_room(sequence, size, copied)
             if size > self.pool.free:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
                     break
@@ -164,7 +177,7 @@ class Scheduler:
                 if any(s.open_tokens for s in self.running):
                     self._awaits_compaction = True
                     break
-                self.pool.compact()
+                self.pool.compact(size)
                 span = self.pool.allocate(size)
                 assert span is not None
             span.is_private = bool(sequence.request.documents)
@@ -172,38 +185,36 @@ class Scheduler:
                 earlier.times_passed += earlier.state is State.WAITING
             slots.take(sequence)
             num_reading += 1
+            source = find_source(self.cache, sequence, self.running)
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.span, sequence.found = span, None
             sequence.most_held = max(sequence.most_held, size)
-            sequence.done = 0
-            has_chosen = sequence.filter_layer is None or sequence.chosen is not None
-            sequence.state = State.PREFILLING if has_chosen else State.FILTERING
-            if sequence.state is State.FILTERING:
-                self.cache.use(document, sequence.num_read, num_cached)
-                sequence.done = sequence.num_cached = num_cached
-            if document is not None:
-                span.is_private |= document.span.is_private
-                copies.append(Copy(document.span, len(document.tokens), sequence, num_cached))
-                copied.append(document)
-            if sequence.state is State.FILTERING:
-                self.begin_load(sequence, num_cached)
+            self._begin_pass(sequence, source)
+            if source is not None:
+                copies.append(source.copy_to(sequence, self._num_layers))
+                copied += [] if source.document is None else [source.document]
         return copies
 
-    def _make_room(
-        self, sequence: Sequence, size: int, spared: list[CachedDocument]
-    ) -> tuple[CachedDocument | None, int]:
-        """Evict documents until the sequence fits; return the one that it begins like, if any."""
-        document, num_cached = self._find_cached(sequence)
-        if document is not None:
-            self.cache.make_room(size, [*spared, document])
-            if size <= self.pool.free:
-                return document, num_cached
-        self.cache.make_room(size, spared)
-        return self._find_cached(sequence)
+    def _begin_pass(self, sequence: Sequence, source: Source | None) -> None:
+        """Begin an admitted sequence's pass behind the tokens that it takes over."""
+        count = sequence.done = 0 if source is None else source.count
+        if sequence.cache_key is not None:
+            document = None if source is None else source.document
+            self.cache.use(document, len(sequence.tokens), count)
+        if sequence.filter_layer is None or sequence.chosen is not None:
+            sequence.state, sequence.num_reused = State.PREFILLING, count
+            return
+        sequence.state, sequence.num_cached = State.FILTERING, count
+        self.begin_load(sequence, count)
 
-    def _find_cached(self, sequence: Sequence) -> tuple[CachedDocument | None, int]:
-        return find_cached(self.cache, sequence)
+    def _make_room(self, sequence: Sequence, size: int, spared: list[CachedDocument]) -> None:
+        """Evict documents until the sequence fits, the one that it begins like last."""
+        document, _ = find_cached(self.cache, sequence)
+        also_spared = spared if document is None else [*spared, document]
+        self.cache.make_room(size, also_spared)
+        self.cache.spare_moves(size, also_spared)
+        self.cache.make_room(size, spared)
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the first unfinished prompt, then of the one nearest its end, in turn.
@@ -255,14 +266,24 @@ class Scheduler:
         `is_complete`: the filter pass has computed all that it should, so the cache may have it.
         """
         assert 0 < len(kept) <= sequence.plan.budget.limit
+        key, tokens = sequence.cache_key, sequence.tokens  # of the filter pass
         sequence.chosen = kept
         sequence.num_kept = len(kept)
         sequence.ids = [sequence.request.prompt_ids[p] for p in kept]
         sequence.done = 0
         needed = sequence.kept_units(self._num_layers)
         is_fitting = needed <= sequence.memory.size
-        if is_complete:
-            self._leave_to_cache(sequence, needed if is_fitting else None)
+        if is_complete and key is not None:
+            pass_units = sequence.reading_units(self._num_layers)
+            leave_filter_pass(
+                self.cache,
+                self.pool,
+                sequence,
+                key,
+                tokens,
+                pass_units=pass_units,
+                needed=needed if is_fitting else None,
+            )
         if is_fitting:
             sequence.state = State.PREFILLING
             self.pool.shrink(sequence.memory, needed)
@@ -271,30 +292,6 @@ class Scheduler:
         sequence.state = State.WAITING
         self.running.remove(sequence)
         insort(self.waiting, sequence, key=lambda s: s.rank)
-
-    def _leave_to_cache(self, sequence: Sequence, needed: int | None) -> None:
-        """Let the cache have a filter pass's memory, if the sequence can get `needed` units anew.
-
-        `needed` None: it waits for more than it has. In both cases it may keep what it had instead.
-        """
-        key, pass_units = sequence.cache_key, sequence.reading_units(self._num_layers)
-        ids, is_pinned = sequence.request.documents, sequence.request.pin
-        if key is None:
-            return
-        if not self.cache.wants(key, sequence.tokens, pass_units, ids, is_pinned):
-            return
-        span, sequence.span = sequence.memory, None
-        if needed is not None:
-            unpinned = self.cache.used - self.cache.pinned
-            if needed <= self.pool.free + unpinned:  # else nothing is evicted in vain
-                self.cache.make_room(needed)
-                sequence.span = self.pool.allocate(needed)
-            if sequence.span is None:
-                sequence.span = span
-                return
-            sequence.span.is_private = span.is_private
-        self.pool.shrink(span, pass_units)
-        self.cache.add(key, sequence.tokens, span, ids, is_pinned)
 
     def _release(self, sequence: Sequence) -> None:
         """Free a sequence's memory, if it has any."""

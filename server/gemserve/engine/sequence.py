@@ -8,7 +8,8 @@ from enum import Enum
 
 import numpy as np
 
-from gemserve.engine.document_cache import CachedDocument, CacheKey, Tokens, as_tokens, num_common
+from gemserve.engine.common_tokens import Tokens, as_tokens, num_common
+from gemserve.engine.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
 from gemserve.engine.memory import Span
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request
@@ -45,12 +46,13 @@ class Sequence:
     span: Span | None = None
     is_loading: bool = False  # its filter pass waits for what the disk has of it
     num_cached: int = 0  # tokens of its filter pass that the document cache had
+    num_reused: int = 0  # tokens of its prefill pass that were taken over
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
-    found: tuple[int, CachedDocument | None, int] | None = None  # see `Scheduler._find_cached`
+    found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
     _tokens: Tokens | None = None
     _cache_key: CacheKey | None = None
-    _in_common: dict[int, int] = field(default_factory=dict)  # by `order`: see `num_common_with`
+    _in_common: dict[tuple[int, bool], int] = field(default_factory=dict)  # `num_common_with`
 
     def __post_init__(self) -> None:
         prompt, chosen = self.request.prompt_ids, self.plan.chosen
@@ -92,35 +94,56 @@ class Sequence:
 
     @property
     def tokens(self) -> Tokens:
-        """All tokens of a pass over the whole prompt."""
+        """All tokens of the pass that `cache_key` belongs to."""
+        if self.is_whole or not self.plan.repeated:
+            return self.request.tokens
         if self._tokens is None:
-            self._tokens = self.request.tokens
-            if self.plan.repeated:
-                self._tokens = np.concatenate([self._tokens, as_tokens(self.plan.repeated)])
+            tokens = self.request.tokens, as_tokens(self.plan.repeated)
+            self._tokens = np.concatenate(tokens)
         return self._tokens
 
     @property
+    def is_whole(self) -> bool:
+        """Is the answer generated from the whole prompt? False as long as a filter may choose."""
+        has_chosen = self.filter_layer is None or self.chosen is not None
+        return has_chosen and not self.evicts and self.num_kept == self.num_prompt
+
+    @property
     def cache_key(self) -> CacheKey | None:
-        """What the document cache finds its filter pass by; None: it has no filter pass."""
-        if self.filter_layer is None:
+        """What the document cache finds its pass by. None: it keeps nothing of that pass.
+
+        The pass is the filter pass until a filter has chosen, then the one over the whole prompt.
+        """
+        is_whole = self.is_whole
+        if is_whole and self.num_prompt <= FEWEST_TOKENS:
             return None
-        if self._cache_key is None:
+        if not is_whole and (self.filter_layer is None or self.chosen is not None):
+            return None
+        layer = None if is_whole else self.filter_layer
+        if self._cache_key is None or self._cache_key.layer != layer:
             adapter = self.request.adapter
             of_adapter = None if adapter is None else (adapter.name, adapter.version)
-            self._cache_key = CacheKey(self.request.tenant, of_adapter, self.filter_layer)
+            self._cache_key = CacheKey(self.request.tenant, of_adapter, layer)
         return self._cache_key
 
     @property
     def most_cached(self) -> int:
-        """Tokens that its filter pass may leave out: those before the rows it has to watch."""
-        return min(self.plan.rows, default=0)
+        """Tokens that the pass may leave out.
+
+        A filter pass has to compute the rows that it watches, and a prefill pass those whose logits
+        are needed: the last one, or all if the prompt is scored.
+        """
+        if not self.is_whole:
+            return min(self.plan.rows, default=0)
+        return self.num_prompt - 1 if self.request.prompt_logprobs is None else 0
 
     def num_common_with(self, other: Sequence) -> int:
-        """How many tokens two filter passes have in common from their beginning on."""
-        count = self._in_common.get(other.order)
+        """How many tokens that it may leave out another sequence's pass of the same key has."""
+        memo = other.order, self.is_whole
+        count = self._in_common.get(memo)
         if count is None:
             count = min(self.most_cached, num_common(self.tokens, other.tokens))
-            self._in_common[other.order] = count
+            self._in_common[memo] = count
         return count
 
     @property
@@ -184,6 +207,11 @@ class Sequence:
     def kept_units(self, num_layers: int) -> int:
         """Memory of generation: K and V of all layers."""
         return 2 * num_layers * self.max_length
+
+    def document_units(self, num_layers: int) -> int:
+        """Memory of what the document cache would keep of the current pass; 0: nothing."""
+        key = self.cache_key
+        return 0 if key is None else key.token_units(num_layers) * len(self.tokens)
 
     def peak_units(self, num_layers: int) -> int:
         """The most memory it needs at any time; generation reuses the memory of reading."""

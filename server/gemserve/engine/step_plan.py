@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
 from gemserve.cost import ModelShape
-from gemserve.engine.memory import Move, Span, Wipe
+from gemserve.engine.memory import Change, Span
 from gemserve.engine.sequence import Sequence
 
 
@@ -35,19 +35,23 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Take over the first `count` of the `capacity` tokens in `source` for a filter pass."""
+    """Take over the first `count` of the `capacity` tokens in `source` for a sequence's pass.
+
+    `token_units`: units of each token, as in `CacheKey.token_units`.
+    """
 
     source: Span
     capacity: int
     sequence: Sequence
     count: int
+    token_units: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step: either `decodes` or `chunk`. The changes of memory come first, then the copies."""
 
-    moves: tuple[Move | Wipe, ...]
+    moves: tuple[Change, ...]
     copies: tuple[Copy, ...]
     decodes: tuple[Sequence, ...]
     chunk: Chunk | None

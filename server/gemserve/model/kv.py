@@ -42,10 +42,6 @@ class KVSpan:
         keys, values = self._layers[layer]
         return keys[:, :stop], values[:, :stop]
 
-    def take(self, source: KVSpan, count: int) -> None:
-        """Copy the first `count` tokens of `source`, which has as many layers."""
-        self._data[:, :, :, :count] = source._data[:, :, :, :count]
-
     def pack(self, source: KVSpan, chosen: torch.Tensor, backend: Backend) -> None:
         """Copy the chosen positions [layers, kv_heads, kept] of `source` to 0..kept−1 of this span.
 
@@ -182,6 +178,19 @@ class Memory:
         for done in range(0, size, step):
             count = min(step, size - done)
             self._units(target + done, count).copy_(self._units(source + done, count))
+
+    def repack(self, start: int, num_units: int, capacity: int, count: int) -> None:
+        """Keep the first `count` of `capacity` tokens: see `layers`. Pieces are copied in order."""
+        source = self.layers(start, num_units=num_units, capacity=capacity).flatten(0, 1)
+        target = self.layers(start, num_units=num_units, capacity=count).flatten(0, 1)
+        low, rows = 1, len(source)  # the first row is where it should be
+        while low < rows:
+            # as many rows as can be written without reaching what is still to be read
+            high = min(rows, max(low + 1, low * capacity // count))
+            piece = source[low:high, :count]
+            is_overlapping = high * count > low * capacity
+            target[low:high] = piece.clone() if is_overlapping else piece
+            low = high
 
     def wipe(self, start: int, size: int) -> None:
         """Overwrite units with zeros."""

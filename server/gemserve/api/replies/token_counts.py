@@ -33,8 +33,12 @@ def usage_object(reports: Sequence[FilterReport], completion_tokens: int) -> Usa
 
 
 def cached_tokens_of(report: FilterReport) -> int:
-    """Prompt tokens that were not read again: none if the fallback read the prompt whole."""
-    return report.cached_tokens if report.applied else 0
+    """Prompt tokens that were not read again.
+
+    If the fallback read the prompt whole, the report was made before that: it counts as none.
+    """
+    has_fallen_back = report.reason in ("diffuse_attention", "error")
+    return 0 if has_fallen_back else report.cached_tokens
 
 
 def token_headers(reports: Sequence[FilterReport]) -> dict[str, str]:

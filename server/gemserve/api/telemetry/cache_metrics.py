@@ -22,8 +22,8 @@ class CacheCollector(Collector):
         state = self._read()
         counts, disk = state.counts, state.disk
         for name, text, value in (
-            ("queries", "Filter passes that looked for a document", counts.queries),
-            ("query_tokens", "Tokens of these filter passes", counts.query_tokens),
+            ("queries", "Passes over prompts that looked for a document", counts.queries),
+            ("query_tokens", "Tokens of these passes", counts.query_tokens),
             ("evictions", "Documents that gave way to others", counts.evictions),
             (
                 "evicted_idle_seconds",
@@ -34,7 +34,7 @@ class CacheCollector(Collector):
         ):
             yield CounterMetricFamily(f"gemserve_document_cache_{name}", text, value=value)
         hits = CounterMetricFamily(
-            "gemserve_document_cache_hits", "Filter passes that found one", labels=["tier"]
+            "gemserve_document_cache_hits", "Passes that found one", labels=["tier"]
         )
         hits.add_metric(["memory"], counts.hits)
         hits.add_metric(["disk"], disk.hits)

@@ -52,7 +52,7 @@ class Metrics:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens received")
         self._kept = self._counter("kept_prompt_tokens", "Prompt tokens left after filtering")
         self._cached = self._counter(
-            "cached_prompt_tokens", "Prompt tokens that the filter found in the document cache"
+            "cached_prompt_tokens", "Prompt tokens that were found in the document cache"
         )
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._ttft = self._seconds("time_to_first_token", "From arrival to first token")

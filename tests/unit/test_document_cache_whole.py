@@ -1,0 +1,149 @@
+"""Prompts that are read whole in the document cache: who copies from whom, and who waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gemserve.engine.memory import MemoryPool
+from gemserve.engine.scheduler import Scheduler
+from gemserve.engine.sequence import Sequence, State
+from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, finish
+from tests.unit.test_document_cache import sequence as filtered
+from tests.unit.test_document_cache_pins import stored
+from tests.unit.test_document_cache_waiting import step
+
+DOCUMENT = [7] * 1000
+UNITS = 2 * LAYERS
+
+
+def sequence(order: int, ids: list[int], **more: object) -> Sequence:
+    return filtered(order, ids, is_whole=True, **more)  # type: ignore[arg-type]
+
+
+def cached(capacity: int = 200_000, cache_units: int = 100_000) -> tuple[Scheduler, FakeMemory]:
+    pool = MemoryPool(capacity)
+    s = Scheduler(pool, num_layers=LAYERS, max_running=8, cache_units=cache_units)
+    return s, FakeMemory(capacity)
+
+
+def read_until(s: Scheduler, memory: FakeMemory, one: Sequence, state: State) -> None:
+    for _ in range(100):
+        if one.state is state:
+            return
+        step(s, memory)
+    raise AssertionError(one.state)
+
+
+def test_a_second_prompt_is_copied_while_the_first_is_answered() -> None:
+    s, memory = cached()
+    s.add(first := sequence(0, DOCUMENT + [1] * 10, max_tokens=500))
+    read_until(s, memory, first, State.DECODING)
+    s.add(second := sequence(1, DOCUMENT + [2] * 10))
+    step(s, memory)
+    assert (second.num_reused, second.state) == (1000, State.PREFILLING)
+    assert s.cache.used == 0
+    finish(s, memory)
+    # the second one ends first, and the other adds too little to it
+    assert s.cache.used == 1010 * UNITS
+
+
+def test_prompts_at_once_wait_for_the_first() -> None:
+    s, memory = cached()
+    for order in range(4):
+        s.add(sequence(order, DOCUMENT + [order] * 10))
+    plans = finish(s, memory)
+    assert sum(plan.chunk.count for plan in plans if plan.chunk) == 1010 + 3 * 10
+    assert max(len(plan.copies) for plan in plans) == 1
+
+
+def test_a_document_of_all_layers_and_one_of_some_are_two() -> None:
+    s, memory = cached()
+    for order, make in enumerate((sequence, filtered, sequence, filtered)):
+        s.add(made := make(order, DOCUMENT + [order] * 10))
+        finish(s, memory)
+        assert (made.num_reused or made.num_cached) == (1000 if order > 1 else 0)
+    assert s.cache.used == 1010 * UNITS + 1010 * 5
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("other", ["tenant", "adapter", "version"])
+def test_nothing_is_shared_across(other: str, is_running: bool) -> None:
+    s, memory = cached()
+    s.add(first := sequence(0, DOCUMENT, tenant=b"a", adapter=FakeAdapter("x", "1")))
+    read_until(s, memory, first, State.DECODING)
+    if not is_running:
+        finish(s, memory)
+    adapter = FakeAdapter("y" if other == "adapter" else "x", "12"[other == "version"])
+    s.add(sequence(1, DOCUMENT, tenant=b"b" if other == "tenant" else b"a", adapter=adapter))
+    finish(s, memory)
+    assert s.cache.counts.hits == 0
+
+
+def test_without_a_cache_nothing_is_copied() -> None:
+    """A model whose rotary embedding depends on length has none: no two prompts' keys are alike."""
+    s, memory = cached(cache_units=0)
+    s.add(first := sequence(0, DOCUMENT, max_tokens=100))
+    read_until(s, memory, first, State.DECODING)
+    s.add(second := sequence(1, DOCUMENT))
+    plans = finish(s, memory)
+    assert second.num_reused == 0
+    assert not any(plan.copies for plan in plans)
+
+
+def test_a_forgotten_document_is_not_copied_from_a_running_request() -> None:
+    s, memory = cached()
+    s.add(first := stored(sequence(0, DOCUMENT, max_tokens=100), "a"))
+    read_until(s, memory, first, State.DECODING)
+    s.forget_documents({"a"})
+    s.add(second := sequence(1, DOCUMENT))
+    finish(s, memory)
+    assert second.num_reused == 0
+    assert "a" not in s.cache.stored()
+
+
+def test_a_copy_of_a_stored_document_is_private_too() -> None:
+    """Its memory would not be overwritten when it becomes free."""
+    s, memory = cached()
+    s.add(first := stored(sequence(0, DOCUMENT, max_tokens=100), "a"))
+    read_until(s, memory, first, State.DECODING)
+    s.add(second := sequence(1, [*DOCUMENT, 1]))
+    step(s, memory)
+    assert second.memory.is_private
+
+
+def test_a_request_keeps_as_much_as_its_prompt() -> None:
+    s, memory = cached()
+    s.add(sequence(0, [7] * 300, max_tokens=500))
+    finish(s, memory)
+    assert s.cache.used == 300 * UNITS
+    assert s.pool.used == s.cache.used
+
+
+def test_a_scored_prompt_takes_nothing_over() -> None:
+    s, memory = cached()
+    made = sequence(1, DOCUMENT + [1] * 10)
+    scored = Sequence(replace(made.request, prompt_logprobs=0), made.plan, made.order)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    s.add(scored)
+    finish(s, memory)
+    assert scored.num_reused == 0
+
+
+def test_full_memory_gives_up_a_document_before_it_moves_many_times_its_size() -> None:
+    """Where every gap is small, each request moved most of the pool."""
+    s, memory = cached(capacity=84_000, cache_units=84_000)
+    for order in range(10):
+        s.add(filtered(order, [order] * 1600))  # 8,000 units each
+        finish(s, memory)
+    spans = sorted(document.span.start for document in s.cache.documents)
+    assert len(spans) == 10
+    for document in [d for d in s.cache.documents if int(d.tokens[0]) in (0, 9)]:
+        s.cache._drop(document)
+    assert s.pool.num_moved(16_000) == 8 * 8_000
+    s.add(filtered(11, [99] * 3200))
+    plan = s.schedule(256, is_decode_due=True)
+    assert not plan.moves
+    assert s.cache.counts.evictions == 1

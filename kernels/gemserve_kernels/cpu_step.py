@@ -1,7 +1,7 @@
 """A whole decode step of a Llama-like model on a CPU, in C++.
 
-`cpu_step.cpp` has the step itself. It is compiled when it is first needed (`native_library`), so it
-is only used on machines with a compiler.
+`native/step.cpp` has the step itself. It is compiled when it is first needed (`native_library`), so
+it is only used on machines with a compiler.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from gemserve_kernels.kv_table import KVTable
 from gemserve_kernels.native_library import CannotCompile, open_library
 
-SOURCE = Path(__file__).with_name("cpu_step.cpp")
-MOST_GROUP = 16  # query heads of a key head
+SOURCE = Path(__file__).parent / "native" / "step.cpp"
 _BLOCK = (64, 32)  # outputs and inputs of a block of a packed matrix
 _Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
 
@@ -210,7 +209,7 @@ def _check_sizes(sizes: StepSizes, lanes: int, dtype: torch.dtype) -> None:
     for size in (sizes.hidden, sizes.inner, attended, sizes.head_dim):
         if size % lanes:
             raise ValueError(f"a size of {size}, which is not a multiple of {lanes}")
-    if sizes.heads % sizes.kv_heads or sizes.heads // sizes.kv_heads > MOST_GROUP:
+    if sizes.heads % sizes.kv_heads:
         raise ValueError(f"{sizes.heads} query heads for {sizes.kv_heads} key heads")
 
 

@@ -85,8 +85,9 @@ def _check_owner(library: Path) -> None:
 
 def _key(source: Path, compiler: list[str]) -> str:
     """Changes with everything that the result depends on: code, options, processor, torch."""
+    code = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
     processor = torch.backends.cpu.get_cpu_capability() + platform.machine() + _processor()
-    parts = (source.read_text(), *_OPTIONS, *compiler, processor, torch.__version__)
+    parts = (*code, *_OPTIONS, *compiler, processor, torch.__version__)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -141,6 +141,24 @@ def test_a_batch_gives_each_sequence_what_it_gets_alone(is_half: bool, compiler:
 
 
 @needs_compiler
+@pytest.mark.parametrize("is_half", [False, pytest.param(True, marks=needs_bfloat16)])
+def test_the_number_of_threads_changes_nothing(is_half: bool, compiler: None) -> None:
+    """With several threads a matrix is cut into smaller units."""
+    model = half_model() if is_half else CausalModel(models.build("qwen2"))
+    stepping = with_cpu_step(model, "on")
+    prompts = Prompts(model, [5, 64, 600, 33, 8, 1, 120])
+    before = torch.get_num_threads()
+    found: list[torch.Tensor] = []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            found.append(prompts.decode(stepping))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@needs_compiler
 def test_what_one_sequence_has_not_computed_reaches_no_other(compiler: None) -> None:
     model = CausalModel(models.build("llama"))
     stepping = with_cpu_step(model, "on")

@@ -18,7 +18,8 @@ constexpr int MOST_ROWS = 4;
 #endif
 constexpr int OUTS = 4;    // outputs of a plain matrix that are computed together
 constexpr int AHEAD = 2 * OUTS;  // outputs from those computed to those brought into the cache
-constexpr int BLOCK = 64;  // outputs that one task computes; a packed matrix has such blocks
+constexpr int BLOCK = 64;  // outputs of a block of a packed matrix, and most that a unit computes
+constexpr int LEAST_UNIT = 16;
 
 // `is_packed`: bfloat16 [outs / BLOCK][ins / 2][BLOCK][2]; otherwise float32 [outs, ins].
 struct Matrix {
@@ -64,17 +65,16 @@ static void plain(const float *w, int64_t ins, const float *x, float *out, Pass 
     }
 }
 
-// R rows times a block of a packed matrix: `out` [R, BLOCK].
-template <int R>
-static void packed(const uint32_t *w, int64_t ins, const float *x, float *out, Pass p) {
-    constexpr int VECS = BLOCK / LANES;
+// R rows times the outputs of a packed block that fill VECS vectors: `out` [R, BLOCK].
+template <int R, int VECS>
+static void packed(const uint32_t *w, const uint32_t *next, int64_t ins, const float *x, float *out,
+                   Pass p) {
     vec sums[R][VECS] = {};
     int64_t turn = p.pass;
-    for (int64_t k = 0; k < ins; k += 2, w += BLOCK) {
+    for (int64_t k = 0; k < ins; k += 2, w += BLOCK, next += BLOCK) {
         if (turn-- == 0) {
 #pragma GCC unroll 8
-            for (int v = 0; v < VECS; v++)
-                __builtin_prefetch(w + BLOCK * ins / 2 + v * LANES, 0, 2);
+            for (int v = 0; v < VECS; v++) __builtin_prefetch(next + v * LANES, 0, 2);
             turn = p.passes - 1;
         }
 #pragma GCC unroll 8
@@ -112,15 +112,26 @@ template <typename Act> static void in_passes(int64_t rows, const Act &act) {
     }
 }
 
-// Products of all rows with outputs `first`… of a matrix: `out` [rows, BLOCK].
-static void product(int64_t rows, const Matrix &m, int64_t ins, int64_t first, const float *x,
-                    float *out) {
-    const int64_t count = std::min<int64_t>(BLOCK, m.outs - first);
+template <int SIZE>
+static void packed_unit(int64_t rows, const Matrix &m, int64_t ins, int64_t first, const float *x,
+                        float *out) {
+    const int64_t column = first % BLOCK, block = (first - column) * ins / 2;
+    const uint32_t *w = static_cast<const uint32_t *>(m.data) + block + column;
+    const uint32_t *next = column + SIZE < BLOCK ? w + SIZE : w - column + BLOCK * ins / 2;
+    in_passes(rows, [&](auto some, int64_t row, Pass pass) {
+        packed<some, SIZE / LANES>(w, next, ins, x + row * ins, out + row * BLOCK, pass);
+    });
+}
+
+// Products of all rows with `size` outputs of a matrix from `first` on: `out` [rows, BLOCK].
+static void product(int64_t rows, const Matrix &m, int64_t ins, int64_t first, int64_t size,
+                    const float *x, float *out) {
+    const int64_t count = std::min(size, m.outs - first);
     if (m.is_packed) {
-        const uint32_t *w = static_cast<const uint32_t *>(m.data) + first * ins / 2;
-        in_passes(rows, [&](auto some, int64_t row, Pass pass) {
-            packed<some>(w, ins, x + row * ins, out + row * BLOCK, pass);
-        });
+        auto *const act = size == BLOCK       ? packed_unit<BLOCK>
+                          : size == BLOCK / 2 ? packed_unit<BLOCK / 2>
+                                              : packed_unit<LEAST_UNIT>;
+        act(rows, m, ins, first, x, out);
     } else {
         const float *w = static_cast<const float *>(m.data) + first * ins;
         int64_t o = 0;
@@ -138,14 +149,22 @@ static void product(int64_t rows, const Matrix &m, int64_t ins, int64_t first, c
             for (int64_t o = 0; o < count; o++) out[r * BLOCK + o] += m.bias[first + o];
 }
 
-static int64_t blocks(const Matrix &m) { return (m.outs + BLOCK - 1) / BLOCK; }
+static int64_t units(int64_t outs, int64_t size) { return (outs + size - 1) / size; }
 
-// The outputs of `m` in block `block` for all rows, put at `to` [rows, step] or added to it.
-static void put(int64_t rows, const Matrix &m, int64_t ins, int64_t block, const float *x,
-                float *room, float *to, int64_t step, bool is_added) {
-    const int64_t first = block * BLOCK;
-    const int64_t count = std::min<int64_t>(BLOCK, m.outs - first);
-    product(rows, m, ins, first, x, room);
+// How many outputs a unit computes: as many as leave no thread idle for more than a sixteenth.
+static int64_t unit_size(int64_t outs, int64_t threads) {
+    for (int64_t size = BLOCK;; size /= 2) {
+        const int64_t count = units(outs, size), rounds = (count + threads - 1) / threads;
+        if (size == LEAST_UNIT || 16 * rounds * threads <= 17 * count) return size;
+    }
+}
+
+// The outputs of a unit of `m` for all rows, put at `to` [rows, step] or added to it.
+static void put(int64_t rows, const Matrix &m, int64_t ins, int64_t unit, int64_t size,
+                const float *x, float *room, float *to, int64_t step, bool is_added) {
+    const int64_t first = unit * size;
+    const int64_t count = std::min(size, m.outs - first);
+    product(rows, m, ins, first, size, x, room);
     for (int64_t r = 0; r < rows; r++) {
         float *target = to + r * step + first;
         const float *from = room + r * BLOCK;

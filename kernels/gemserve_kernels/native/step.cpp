@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include <omp.h>
@@ -40,9 +41,15 @@ struct Step {
     const float *cos, *sin;
     float *logits;
 };
+// Keys `low` … `high` − 1 of one row and key head. The last task of these also stores the newest key.
 struct Task {
     int64_t row, kv_head, low, high;
     bool is_last;
+};
+// `first`: for each row and key head, where its tasks begin; at the end, how many there are.
+struct Tasks {
+    std::vector<Task> all;
+    std::vector<int64_t> first;
 };
 
 static void norm(const float *x, const float *weight, float *out, int64_t size, double eps) {
@@ -69,6 +76,7 @@ template <typename T> class Runner {
           qkv(s.rows * (queries + 2 * keys)), mixed(s.rows * queries), inner(s.rows * m.inner) {}
 
     void run() {
+        for (int64_t index = 0; index < m.layers; index++) list_tasks(m.layer[index].window);
 #pragma omp parallel num_threads(s.threads)
         {
             std::vector<float> normed(s.rows * m.hidden), room(2 * s.rows * BLOCK);
@@ -77,20 +85,12 @@ template <typename T> class Runner {
                 norm_rows(layer.input_norm, normed);
                 project(layer, normed.data(), room.data());
                 attention(layer, index);
-                const int64_t outs = blocks(layer.out);
-#pragma omp for schedule(static)
-                for (int64_t b = 0; b < outs; b++)
-                    put(s.rows, layer.out, queries, b, mixed.data(), room.data(), s.hidden,
-                        m.hidden, true);
+                put_all(layer.out, queries, mixed.data(), room.data(), s.hidden, m.hidden, true);
                 norm_rows(layer.output_norm, normed);
                 feed(layer, normed.data(), room.data());
             }
             norm_rows(m.norm, normed);
-            const int64_t outs = blocks(m.head);
-#pragma omp for schedule(static)
-            for (int64_t b = 0; b < outs; b++)
-                put(s.rows, m.head, m.hidden, b, normed.data(), room.data(), s.logits,
-                    m.head.outs, false);
+            put_all(m.head, m.hidden, normed.data(), room.data(), s.logits, m.head.outs, false);
         }
     }
 
@@ -99,8 +99,7 @@ template <typename T> class Runner {
     const Step &s;
     const int64_t queries, keys;
     std::vector<float> qkv, mixed, inner, parts;
-    std::vector<Task> tasks;
-    std::vector<int64_t> first_task;
+    std::map<int64_t, Tasks> tasks_by_window;
 
     // Every thread does this for itself, which takes less time than to wait for the others.
     void norm_rows(const float *weight, std::vector<float> &normed) {
@@ -108,28 +107,36 @@ template <typename T> class Runner {
             norm(s.hidden + r * m.hidden, weight, &normed[r * m.hidden], m.hidden, m.eps);
     }
 
+    // The threads share the units of a matrix.
+    void put_all(const Matrix &matrix, int64_t ins, const float *x, float *room, float *to,
+                 int64_t step, bool is_added) {
+        const int64_t size = unit_size(matrix.outs, s.threads), count = units(matrix.outs, size);
+#pragma omp for schedule(static)
+        for (int64_t u = 0; u < count; u++)
+            put(s.rows, matrix, ins, u, size, x, room, to, step, is_added);
+    }
+
     void project(const Layer &layer, const float *x, float *room) {
         const Matrix *matrices[] = {&layer.query, &layer.key, &layer.value};
-        const int64_t q = blocks(layer.query), k = blocks(layer.key);
-        const int64_t step = queries + 2 * keys, total = q + k + blocks(layer.value);
+        const int64_t step = queries + 2 * keys, size = unit_size(step, s.threads);
+        const int64_t q = units(queries, size), k = units(keys, size), total = q + 2 * k;
 #pragma omp for schedule(static)
-        for (int64_t b = 0; b < total; b++) {
-            const int which = b < q ? 0 : b < q + k ? 1 : 2;
-            const int64_t block = b - (which > 0 ? q : 0) - (which > 1 ? k : 0);
+        for (int64_t u = 0; u < total; u++) {
+            const int which = u < q ? 0 : u < q + k ? 1 : 2;
+            const int64_t unit = u - (which > 0 ? q : 0) - (which > 1 ? k : 0);
             const int64_t start = (which > 0 ? queries : 0) + (which > 1 ? keys : 0);
-            put(s.rows, *matrices[which], m.hidden, block, x, room, &qkv[start], step, false);
+            put(s.rows, *matrices[which], m.hidden, unit, size, x, room, &qkv[start], step, false);
         }
     }
 
     void feed(const Layer &layer, const float *x, float *room) {
-        const int64_t count = blocks(layer.gate), outs = blocks(layer.down);
+        const int64_t size = unit_size(m.inner, s.threads), count = units(m.inner, size);
         float *other = room + s.rows * BLOCK;
 #pragma omp for schedule(static)
-        for (int64_t b = 0; b < count; b++) {
-            const int64_t first = b * BLOCK;
-            const int64_t some = std::min<int64_t>(BLOCK, m.inner - first);
-            product(s.rows, layer.gate, m.hidden, first, x, room);
-            product(s.rows, layer.up, m.hidden, first, x, other);
+        for (int64_t u = 0; u < count; u++) {
+            const int64_t first = u * size, some = std::min(size, m.inner - first);
+            product(s.rows, layer.gate, m.hidden, first, size, x, room);
+            product(s.rows, layer.up, m.hidden, first, size, x, other);
             for (int64_t r = 0; r < s.rows; r++)
                 for (int64_t o = 0; o < some; o += LANES) {
                     const int64_t at = r * BLOCK + o;
@@ -137,38 +144,38 @@ template <typename T> class Runner {
                     store(&inner[r * m.inner + first + o], gate / (1.0f + exponential(-gate)) * up);
                 }
         }
-#pragma omp for schedule(static)
-        for (int64_t b = 0; b < outs; b++)
-            put(s.rows, layer.down, m.inner, b, inner.data(), room, s.hidden, m.hidden, true);
+        put_all(layer.down, m.inner, inner.data(), room, s.hidden, m.hidden, true);
     }
 
-    void list_tasks(const Layer &layer) {
-        tasks.clear();
-        first_task.clear();
+    void list_tasks(int64_t window) {
+        if (tasks_by_window.count(window)) return;
+        Tasks &listed = tasks_by_window[window];
         for (int64_t row = 0; row < s.rows; row++)
             for (int64_t h = 0; h < m.kv_heads; h++) {
                 const int64_t length = s.table[5 * row + 4];
-                int64_t low = layer.window ? std::max<int64_t>(0, length - layer.window) : 0;
-                first_task.push_back(int64_t(tasks.size()));
+                int64_t low = window ? std::max<int64_t>(0, length - window) : 0;
+                listed.first.push_back(int64_t(listed.all.size()));
                 for (; low < length; low += SPLIT) {
                     const int64_t high = std::min(length, low + SPLIT);
-                    tasks.push_back({row, h, low, high, high == length});
+                    listed.all.push_back({row, h, low, high, high == length});
                 }
             }
-        first_task.push_back(int64_t(tasks.size()));
-        parts.resize(tasks.size() * (m.heads / m.kv_heads) * (m.head_dim + 2));
+        listed.first.push_back(int64_t(listed.all.size()));
+        const size_t room = listed.all.size() * (m.heads / m.kv_heads) * (m.head_dim + 2);
+        parts.resize(std::max(parts.size(), room));
     }
 
     void attention(const Layer &layer, int64_t index) {
         const int64_t group = m.heads / m.kv_heads, size = group * (m.head_dim + 2);
-#pragma omp single
-        list_tasks(layer);
+        const Tasks &tasks = tasks_by_window.find(layer.window)->second;
+        const int64_t count = int64_t(tasks.all.size());
 #pragma omp for schedule(dynamic)
-        for (int64_t t = 0; t < int64_t(tasks.size()); t++)
-            attend_task(layer, index, tasks[t], &parts[t * size]);
+        for (int64_t t = 0; t < count; t++)
+            attend_task(layer, index, tasks.all[t], &parts[t * size]);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < s.rows * m.kv_heads; i++)
-            for (int64_t g = 0; g < group; g++) merge(i, g, size);
+            for (int64_t g = 0; g < group; g++)
+                merge(i, g, size, tasks.first[i], tasks.first[i + 1]);
     }
 
     void attend_task(const Layer &layer, int64_t index, const Task &task, float *out) {
@@ -200,15 +207,15 @@ template <typename T> class Runner {
     }
 
     // Join what the tasks of row and key head `i` have found for query head `g` of its group.
-    void merge(int64_t i, int64_t g, int64_t size) {
+    void merge(int64_t i, int64_t g, int64_t size, int64_t low, int64_t high) {
         const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
         const int64_t row = i / m.kv_heads, h = i % m.kv_heads;
         float *out = &mixed[row * queries + (h * group + g) * dim];
         float most = -INFINITY, total = 0;
-        for (int64_t t = first_task[i]; t < first_task[i + 1]; t++)
+        for (int64_t t = low; t < high; t++)
             most = std::max(most, parts[t * size + g * (dim + 2) + dim]);
         std::fill(out, out + dim, 0.0f);
-        for (int64_t t = first_task[i]; t < first_task[i + 1]; t++) {
+        for (int64_t t = low; t < high; t++) {
             const float *part = &parts[t * size + g * (dim + 2)];
             const float factor = std::exp(part[dim] - most);
             total += factor * part[dim + 1];

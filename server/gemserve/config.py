@@ -69,7 +69,8 @@ class EngineConfig:
 
     `filter_precision`: that of the filter pass's matrix products. `offload_layers`: how many upper
     layers stay on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode steps
-    are recorded and replayed; "auto": if possible.
+    are recorded and replayed; "auto": if possible. `cpu_step`: whether a decode step on a CPU is
+    one call of compiled C++; "auto": if there is a compiler, and the model is Llama-like.
     """
 
     filter_method: FilterMethod = "sieve"
@@ -91,6 +92,7 @@ class EngineConfig:
     filter_precision: FilterPrecision = "model"
     offload_layers: int | Literal["auto"] = 0
     cuda_graphs: Switch = "auto"
+    cpu_step: Switch = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.passes import Pass, device_queue
 from gemserve.errors import RequestError
-from gemserve.model.causal_model import Breaks, CausalModel
+from gemserve.model.attention import Breaks
+from gemserve.model.causal_model import CausalModel
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
 from tests.cores import core_over

@@ -122,6 +122,13 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         choice("auto", "on", "off"),
         "record and replay decode steps; auto: on CUDA, if the model allows it",
     ),
+    Option(
+        "--cpu-step",
+        "cpu_step",
+        choice("auto", "on", "off"),
+        "compute a decode step on a CPU in one call of C++, compiled at the first start; auto: if "
+        "a compiler is installed and the model allows it",
+    ),
 )
 # The settings for commands that run one request at a time.
 MEMORY_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.flag == "--kv-memory")

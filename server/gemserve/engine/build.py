@@ -23,6 +23,7 @@ from gemserve.model import fp8
 from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_filter_pass
+from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.fp8 import Product
 from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_config
 from gemserve.model.packed_linear import can_pack, with_packed_linears
@@ -69,6 +70,7 @@ def assemble(
         causal = with_fp8_filter(causal, resolved)
     if can_pack(causal.device, causal.dtype):
         causal = causal.variant(with_packed_linears(causal.hf))
+    causal = with_cpu_step(causal, resolved.cpu_step)
     return Core(
         model=causal,
         tokenizer=loaded.tokenizer,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from greenlet import getcurrent, greenlet
 
-from gemserve.model.causal_model import Breaks
+from gemserve.model.attention import Breaks
 
 
 class Pass:

@@ -40,6 +40,14 @@ class Chunk:
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """Where a chunk's pass may be paused: see `ForwardContext`."""
+
+    pause: Callable[[], None]
+    piece: int
+
+
 def _never() -> None:
     """Do not pause."""
 
@@ -65,6 +73,11 @@ def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group
     return [
         Group(adapter, to_device(rows, torch.long, device)) for adapter, rows in rows_of.items()
     ]
+
+
+def is_plain(groups: Sequence[Group]) -> bool:
+    """Whether no row has an adapter."""
+    return all(group.adapter is NO_ADAPTER for group in groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

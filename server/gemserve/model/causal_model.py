@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +16,12 @@ from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
 from gemserve.model.attention import (
     ATTENTION_NAME,
     PLAIN,
+    Breaks,
     Chunk,
     ForwardContext,
     Group,
     grouped,
+    is_plain,
     register,
 )
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
@@ -28,17 +29,9 @@ from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueriesOnly, QueryTap
 from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
 from gemserve.model.shape import decoder_path, follow, shape_of
+from gemserve.model.shared_tree import with_modules
 from gemserve.model.transfer import to_device
 from gemserve_kernels import select_backend
-
-
-@dataclass(frozen=True, slots=True)
-class Breaks:
-    """Where a chunk's pass may be paused: see `ForwardContext`."""
-
-    pause: Callable[[], None]
-    piece: int
-
 
 _KEY_TOLERANCE = 0.05  # error as a share of the largest number; half precision has 8 to 11 bits
 
@@ -80,6 +73,7 @@ class CausalModel:
         self.vocab_size: int = self.config.vocab_size
         self.context_tokens: int = self.config.max_position_embeddings
         self._rotates_keys: dict[int, bool] = {}  # results by layer, for the layers tried so far
+        self._step: Callable[[DecodeStep], torch.Tensor] | None = None
 
     @property
     def num_layers(self) -> int:
@@ -114,7 +108,7 @@ class CausalModel:
         before.
         """
         clone = copy.copy(self)
-        clone.hf, clone._decoder = hf, follow(hf, self._path)
+        clone.hf, clone._decoder, clone._step = hf, follow(hf, self._path), None
         clone._layers = clone._filter_layers = clone._runnable_layers()
         return clone
 
@@ -178,6 +172,12 @@ class CausalModel:
         """The same model, but its filter passes run `layers` instead of its lowest ones."""
         clone = copy.copy(self)
         clone._filter_layers = layers
+        return clone
+
+    def with_step(self, step: Callable[[DecodeStep], torch.Tensor]) -> CausalModel:
+        """The same model, but `step` computes its decode steps without adapters."""
+        clone = copy.copy(self)
+        clone._step = step
         return clone
 
     def runnable(self) -> nn.Module:
@@ -307,6 +307,8 @@ class CausalModel:
 
         `whole`: the model that the sequences' adapters and lengths require.
         """
+        if self._step is not None and whole in (None, self.hf) and is_plain(groups):
+            return self._step(step)
         out = (whole or self.hf)(
             input_ids=step.ids,
             position_ids=step.positions,
@@ -341,7 +343,7 @@ class CausalModel:
         layers = nn.ModuleList(list(self._filter_layers)[: tap.layer + 1])
         shifted = shifted_layers(layers, [adapter])
         rotary = self._rotary.replacement([tap.num_tokens + adapter.num_positions])
-        return _with_modules(self._decoder, {"layers": shifted or layers, **rotary})
+        return with_modules(self._decoder, {"layers": shifted or layers, **rotary})
 
     def _whole_model(self, rope_tokens: Sequence[int], adapters: Sequence[Adapter]) -> nn.Module:
         shifted = shifted_layers(self._layers, adapters)
@@ -356,19 +358,12 @@ class CausalModel:
             changes = {"layers": self._layers, **changes}
         if not changes:
             return self.hf
-        replaced = _with_modules(self._decoder, changes)
+        replaced = with_modules(self._decoder, changes)
         for depth in range(len(self._path) - 1, -1, -1):
             parent = follow(self.hf, self._path[:depth])
-            replaced = _with_modules(parent, {self._path[depth]: replaced})
+            replaced = with_modules(parent, {self._path[depth]: replaced})
         return replaced
 
 
 def _positions(start: int, count: int, adapter: Adapter) -> range:
     return range(start + adapter.num_positions, start + adapter.num_positions + count)
-
-
-def _with_modules(module: Any, replacements: dict[str, nn.Module]) -> Any:
-    """A shallow copy of `module` with some children replaced; the original is untouched."""
-    clone = copy.copy(module)
-    clone._modules = {**module._modules, **replacements}
-    return clone

@@ -19,6 +19,7 @@ class PackedLinear(nn.Linear):
 
     It is still an `nn.Linear`, because PEFT wraps nothing else, and its parameter has the same name
     and shape. `weight` is a copy of it in the ordinary layout, [out_features, in_features].
+    `packed` is what products read.
     """
 
     def __init__(self, linear: nn.Linear, *, is_tied: bool = False) -> None:
@@ -26,8 +27,8 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1)
-        packed = nn.Parameter(self._packed, requires_grad=False)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1)
+        packed = nn.Parameter(self.packed, requires_grad=False)
         self._parameters["weight"] = linear._parameters["weight"] if is_tied else packed
 
     @property
@@ -38,7 +39,7 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            input, self._packed, self.bias, "none", [], ""
+            input, self.packed, self.bias, "none", [], ""
         )
         return out
 

@@ -1,9 +1,12 @@
-"""Copies a tree of modules without copying its weights."""
+"""Copies modules without copying their weights."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
 
 
 def shared_tree(module: Any) -> Any:
@@ -18,4 +21,11 @@ def shared_tree(module: Any) -> Any:
     }
     clone._parameters = dict(module._parameters)
     clone._buffers = dict(module._buffers)
+    return clone
+
+
+def with_modules(module: Any, replacements: Mapping[str, nn.Module]) -> Any:
+    """A shallow copy of `module` with some children replaced; the original is untouched."""
+    clone = copy.copy(module)
+    clone._modules = {**module._modules, **replacements}
     return clone

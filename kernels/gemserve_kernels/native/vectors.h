@@ -1,0 +1,92 @@
+// Vectors of float32 as long as the processor's, and what is computed with them. GCC's own vector
+// types are used, so that this is the same code on every processor.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+static inline vec load(const float *from) { return *reinterpret_cast<const vec *>(from); }
+static inline uvec load(const uint32_t *from) { return *reinterpret_cast<const uvec *>(from); }
+static inline hvec load(const uint16_t *from) { return *reinterpret_cast<const hvec *>(from); }
+static inline void store(float *to, vec value) { *reinterpret_cast<vec *>(to) = value; }
+static inline vec all(float value) { return value - vec{}; }
+
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Four numbers with the same total as all lanes.
+static inline quad fold(vec value) {
+#if defined(__AVX512F__)
+    const auto half = __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+           __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(value, value, 0, 1, 2, 3) +
+           __builtin_shufflevector(value, value, 4, 5, 6, 7);
+#else
+    return value;
+#endif
+}
+
+static inline float sum(vec value) {
+    const quad four = fold(value);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// The sums of four vectors.
+static inline quad sums_of(vec a, vec b, vec c, vec d) {
+    const quad p = fold(a), q = fold(b), r = fold(c), s = fold(d);
+    const quad pq = __builtin_shufflevector(p, q, 0, 4, 1, 5) +
+                    __builtin_shufflevector(p, q, 2, 6, 3, 7);
+    const quad rs = __builtin_shufflevector(r, s, 0, 4, 1, 5) +
+                    __builtin_shufflevector(r, s, 2, 6, 3, 7);
+    return __builtin_shufflevector(pq, rs, 0, 1, 4, 5) + __builtin_shufflevector(pq, rs, 2, 3, 6, 7);
+}
+
+// e^x to 1e-7 of its value; 0 below −87.
+static inline vec exponential(vec x) {
+    const vec least = all(-87.0f), most = all(88.0f);
+    const ivec is_tiny = x < least;
+    x = x > most ? most : (x < least ? least : x);
+    const vec magic = all(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+    const vec shifted = x * 1.44269504f + magic;
+    const vec count = shifted - magic;
+    vec rest = x - count * 0.693359375f;
+    rest = rest + count * 2.12194440e-4f;
+    vec sum = all(1.98756915e-4f);
+    sum = sum * rest + 1.39819995e-3f;
+    sum = sum * rest + 8.33345205e-3f;
+    sum = sum * rest + 4.16657962e-2f;
+    sum = sum * rest + 1.66666657e-1f;
+    sum = sum * rest + 0.5f;
+    sum = sum * rest * rest + rest + 1.0f;
+    const ivec power = ((ivec)shifted - (ivec)magic + 127) << 23;
+    const vec result = sum * (vec)power;
+    return is_tiny ? vec{} : result;
+}
+
+static inline vec load_kv(const float *from) { return load(from); }
+static inline vec load_kv(const uint16_t *from) {
+    return (vec)(__builtin_convertvector(load(from), uvec) << 16);
+}
+static inline void store_kv(float *to, float value) { *to = value; }
+static inline void store_kv(uint16_t *to, float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    *to = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}

@@ -1,0 +1,254 @@
+"""The compiled decode step against the layers that it stands for."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.build import assemble
+from gemserve.errors import ConfigError
+from gemserve.model.adapter import NO_ADAPTER, Adapter
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.cpu_step import with_cpu_step
+from gemserve.model.kv import DecodeBatch, KVSpan
+from gemserve.model.loader import load
+from gemserve.model.packed_linear import can_pack, with_packed_linears
+from gemserve_kernels import native_library
+from tests import models
+from tests.model.test_selection import random_ids
+
+ROOM = 1200
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
+needs_bfloat16 = pytest.mark.skipif(
+    not can_pack(torch.device("cpu"), torch.bfloat16), reason="no bfloat16 in oneDNN"
+)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCC, or what CXX names: with `-mno-avx512f` the step uses shorter vectors."""
+    if os.environ["CXX"] == "no-compiler":
+        monkeypatch.setenv("CXX", "g++")
+    native_library.open_library.cache_clear()
+
+
+def half_model() -> CausalModel:
+    """A model in bfloat16 whose sizes fill whole blocks of packed weights."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = models.SIZES | {"hidden_size": 128, "intermediate_size": 192}
+    sizes["num_key_value_heads"] = 4
+    config = LlamaConfig(**sizes)
+    model = CausalModel(LlamaForCausalLM(config).to(torch.bfloat16).eval())
+    return model.variant(with_packed_linears(model.hf))
+
+
+class Prompts:
+    """Sequences of these lengths, read by the layers, with room to decode."""
+
+    def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:
+        self.model, self.lengths = model, lengths
+        self.units = 2 * model.num_layers * ROOM
+        self.memory = model.new_memory(self.units * len(lengths))
+        self.memory.rows.fill_(math.nan)  # what was never written must not be read
+        for index, length in enumerate(lengths):
+            for low in range(0, length, 256):
+                high = min(length, low + 256)
+                model.prefill_chunk(
+                    random_ids(length, index)[low:high],
+                    start=low,
+                    kv=self.kv(index),
+                    rope_tokens=ROOM,
+                    is_last=False,
+                )
+
+    def kv(self, index: int) -> KVSpan:
+        layers = self.model.num_layers
+        return self.memory.kv(index * self.units, num_layers=layers, capacity=ROOM)
+
+    def decode(
+        self,
+        model: CausalModel,
+        indices: Sequence[int] | None = None,
+        adapters: Sequence[Adapter] | None = None,
+    ) -> torch.Tensor:
+        """The logits of one more token of each of these sequences, which is then forgotten."""
+        chosen = range(len(self.lengths)) if indices is None else indices
+        slots = [self.lengths[index] for index in chosen]
+        batch = DecodeBatch(
+            self.memory, [self.kv(index) for index in chosen], slots=slots, positions=slots
+        )
+        ids = [7 + index for index in chosen]
+        return model.decode(ids, batch, [ROOM] * len(ids), adapters)
+
+
+def rows_written(prompts: Prompts) -> torch.Tensor:
+    """What a step has stored for the first sequence."""
+    length = prompts.lengths[0]
+    parts = [
+        torch.stack([part[:, length] for part in prompts.kv(0).read(layer, length + 1)])
+        for layer in range(prompts.model.num_layers)
+    ]
+    return torch.stack(parts)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["llama", "mistral", "mistral-window", "qwen2-window", "qwen3"])
+def test_the_step_is_the_layers(name: str, compiler: None) -> None:
+    """Windows, biases, norms of queries and keys, and sequences longer than one task's keys."""
+    model = CausalModel(models.build(name))
+    stepping = with_cpu_step(model, "on")
+    prompts = Prompts(model, [1, 99, 130, 511, 1100])
+    expected = prompts.decode(model)
+    stored = rows_written(prompts)
+    actual = prompts.decode(stepping)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    torch.testing.assert_close(actual, expected, atol=5e-4, rtol=2e-4)
+    torch.testing.assert_close(rows_written(prompts), stored, atol=1e-4, rtol=1e-4)
+
+
+@needs_compiler
+@needs_bfloat16
+def test_packed_bfloat16_weights_are_read_where_they_are(compiler: None) -> None:
+    model = half_model()
+    stepping = with_cpu_step(model, "on")
+    prompts = Prompts(model, [3, 40, 700])
+    expected = prompts.decode(model)
+    error = (prompts.decode(stepping) - expected).abs().max() / expected.abs().max()
+    assert float(error) < 0.03
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_half", [False, pytest.param(True, marks=needs_bfloat16)])
+def test_a_batch_gives_each_sequence_what_it_gets_alone(is_half: bool, compiler: None) -> None:
+    """Bit for bit: the order of a row's sums depends on no other row."""
+    model = half_model() if is_half else CausalModel(models.build("llama"))
+    stepping = with_cpu_step(model, "on")
+    prompts = Prompts(model, [5, 64, 17, 600, 33, 8, 120, 2, 90, 41, 7, 13, 77])
+    together = prompts.decode(stepping)
+    for index in range(len(prompts.lengths)):
+        alone = prompts.decode(stepping, [index])
+        assert torch.equal(alone[0], together[index])
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_half", [False, pytest.param(True, marks=needs_bfloat16)])
+def test_the_number_of_threads_changes_nothing(is_half: bool, compiler: None) -> None:
+    """With several threads a matrix is cut into smaller units."""
+    model = half_model() if is_half else CausalModel(models.build("qwen2"))
+    stepping = with_cpu_step(model, "on")
+    prompts = Prompts(model, [5, 64, 600, 33, 8, 1, 120])
+    before = torch.get_num_threads()
+    found: list[torch.Tensor] = []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            found.append(prompts.decode(stepping))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@needs_compiler
+def test_what_one_sequence_has_not_computed_reaches_no_other(compiler: None) -> None:
+    model = CausalModel(models.build("llama"))
+    stepping = with_cpu_step(model, "on")
+    prompts = Prompts(model, [20, 30, 40])
+    expected = prompts.decode(stepping)
+    prompts.kv(1).read(0, 10)[0].fill_(math.nan)
+    found = prompts.decode(stepping)
+    assert found[1].isnan().all()
+    assert torch.equal(found[::2], expected[::2])
+
+
+class Doubled(Adapter):
+    """Adds to the input of layer 0."""
+
+    def shift(self, layer: int) -> torch.Tensor | None:
+        return torch.full((64,), 0.5) if layer == 0 else None
+
+
+@needs_compiler
+def test_sequences_with_adapters_run_through_the_layers(compiler: None) -> None:
+    model = CausalModel(models.build("llama"))
+    stepping = with_cpu_step(model, "on")
+    prompts = Prompts(model, [20, 30])
+    adapters = [NO_ADAPTER, Doubled("a", "1")]
+    expected = prompts.decode(model, adapters=adapters)
+    assert torch.equal(prompts.decode(stepping, adapters=adapters), expected)
+    assert not torch.allclose(prompts.decode(stepping)[1], expected[1], atol=1e-2)
+
+
+@needs_compiler
+def test_another_tree_of_modules_has_no_step(compiler: None) -> None:
+    """A LoRA's tree has other weights than those that the step reads."""
+    model = CausalModel(models.build("llama"))
+    other = CausalModel(models.build("llama", seed=1))
+    variant = with_cpu_step(model, "on").variant(other.hf)
+    prompts = Prompts(other, [20, 30])
+    assert torch.equal(prompts.decode(variant), prompts.decode(other))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["opt", "phi3-longrope", "llama-dynamic"])
+def test_other_models_run_through_their_layers(name: str, compiler: None) -> None:
+    model = CausalModel(models.build(name))
+    assert with_cpu_step(model, "auto") is model
+    with pytest.raises(ConfigError, match="cpu_step=on: "):
+        with_cpu_step(model, "on")
+
+
+@needs_compiler
+def test_a_model_that_computes_something_else_is_noticed(compiler: None) -> None:
+    """A checkpoint's own code may be called a Llama and scale its residuals."""
+    hf = models.build("llama")
+    hf.model.layers[1].mlp.register_forward_hook(lambda module, given, out: out * 1.5)
+    with pytest.raises(ConfigError, match="its logits differ"):
+        with_cpu_step(CausalModel(hf), "on")
+
+
+def test_without_a_compiler_the_server_starts_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    native_library.open_library.cache_clear()
+    loaded = load(ModelConfig(model=str(models.save("llama", tmp_path)), device="cpu"))
+    with caplog.at_level(logging.INFO, logger="gemserve.model"):
+        assemble(loaded, EngineConfig(calibrate="off", kv_memory_bytes=1 << 22))
+    assert "the compiler no-such-compiler is not installed" in caplog.text
+    with pytest.raises(ConfigError, match="cpu_step=on: the compiler no-such-compiler is not"):
+        assemble(loaded, EngineConfig(calibrate="off", kv_memory_bytes=1 << 22, cpu_step="on"))
+
+
+def test_a_compiler_that_fails_does_not_end_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    native_library.open_library.cache_clear()
+    model = CausalModel(models.build("llama"))
+    assert with_cpu_step(model, "auto") is model
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@needs_compiler
+def test_a_library_that_others_could_have_written_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "empty.cpp"
+    source.write_text('extern "C" int one() { return 1; }')
+    assert native_library.open_library(source).one() == 1
+    native_library.open_library.cache_clear()
+    (tmp_path / "gemserve" / "compiled").chmod(0o777)
+    with pytest.raises(native_library.CannotCompile, match="another user may have written it"):
+        native_library.open_library(source)

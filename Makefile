@@ -73,7 +73,7 @@ test-deploy: setup
 # The inspector page in Debian's Chromium: apt-get install chromium chromium-driver. Its tests are
 # skipped without it. `BROWSER_MODEL=smollm2 make test-browser` asks another model.
 test-browser: setup $(BROWSER)
-	$(BROWSER_BIN)/python -m pytest -q -rs tests/browser
+	$(BROWSER_BIN)/python -m pytest -q -rs $(if $(BROWSER_MODEL),--timeout 1800) tests/browser
 
 $(BROWSER): tests/browser/package.json | $(STAMP)
 	@rm -rf $(@D) && $(BIN)/python -m venv $(@D) && cp $< $(@D)

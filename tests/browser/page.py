@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gemserve.ranges import as_ranges
+from tests.fakes import FakeCore, live_server, serving_over
 
-ANSWER_TIMEOUT_S = 240
+ANSWER_TIMEOUT_S = 900  # of a real model on a busy machine
+NETWORK = "Failed to load resource"  # what Chromium itself writes about every failed request
+DOCUMENT = "The lantern hangs beside the door. " * 20
 
 
 class Page:
@@ -127,3 +132,13 @@ class Page:
         """No error, no warning, no violation of the content security policy."""
         said = [entry["message"] for entry in self.browser.get_log("browser")]
         assert [m for m in said if not any(a in m for a in allowed)] == []
+
+
+@contextmanager
+def page_over(browser: Any, tokenizer: Any, core: FakeCore, **settings: Any) -> Iterator[Page]:
+    """The page of a server whose engine plays a script."""
+    with live_server(serving_over(core, tokenizer, **settings)) as url:
+        page = Page(browser, url)
+        page.load()
+        yield page
+        page.check_console(NETWORK)

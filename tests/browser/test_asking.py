@@ -59,8 +59,10 @@ def test_the_slider_shows_what_a_new_request_would_keep(page: Page, fact: Any) -
         told = selection_of(page, budget)
         assert shown["ranges"] == told["selection"], budget
         assert shown["count"] == told["kept_tokens"]
+    assert "Coverage" not in page.text("facts"), "that of the answer, which is not shown"
     page.element("budget-back").click()
     assert page.state()["ranges"] == selection_of(page, 600)["selection"]
+    assert "Coverage" in page.text("facts")
 
 
 def test_the_slider_knows_the_fallback(page: Page, fact: Any) -> None:

@@ -47,17 +47,18 @@ def test_other_heads_redraw_the_choice(page: Page, fact: Any) -> None:
     prompt = {name: body[name] for name in ("messages", "prompt", "model") if name in body}
     options = {"method": "sieve", "keep": 300, "return_scores": "heads"}
     scores = page.post("/v1/filter", {**prompt, "filter": options})["filter"]["scores"]
-    assert len(scores["heads"]) > 1
+    heads = sorted(scores["heads"], key=lambda head: int(head["layer"]))  # as they are shown
+    assert len(heads) > 1
     page.run("document.getElementById('heads').open = true")
     boxes = "document.querySelectorAll('#head-boxes input')"
     shown = page.run(f"return [...{boxes}].map((e) => e.checked)")
-    assert shown == [head["counts"] for head in scores["heads"]]
+    assert shown == [head["counts"] for head in heads]
     other = shown.index(False)
     page.run(f"{boxes}.forEach((e, i) => (i === {other}) !== e.checked && e.click())")
     assert "chosen by other heads" in page.text("facts")
     ranges = page.state()["ranges"]
     assert ranges != answered
-    codes = np.frombuffer(b64decode(scores["heads"][other]["tokens"]), np.uint8)
+    codes = np.frombuffer(b64decode(heads[other]["tokens"]), np.uint8)
     assert any(start <= int(codes[1:].argmax()) + 1 < stop for start, stop in ranges)
     page.run("document.getElementById('heads-back').click()")
     page.element("budget-back").click()
@@ -75,6 +76,11 @@ def test_a_sentence_shows_what_it_leaned_on(page: Page, fact: Any) -> None:
     assert page.run("return document.querySelectorAll('#leaned-list li').length") > 0
     page.wait("document.querySelector('#text .leaned')")
     page.run("document.querySelector('#leaned-list button').click()")
+    assert "head" in page.text("leaned-words")
+    page.run("document.getElementById('leaned-close').click()")
+    assert page.run("return document.getElementById('leaned').hidden")
+    assert not page.run("return document.querySelector('#text .leaned, [aria-pressed]')")
+    page.run(f"{sentences}[0].click()")
     body = page.state()["request"]["body"]
     prompt = {name: body[name] for name in ("messages", "prompt", "model") if name in body}
     asked = {**prompt, "max_tokens": 128, "temperature": 0, "filter": body["filter"]}
@@ -82,9 +88,11 @@ def test_a_sentence_shows_what_it_leaned_on(page: Page, fact: Any) -> None:
     attention = choice["attention"]
     if page.run(f"return {sentences}.length") == 1:
         totals: dict[int, float] = {}
-        for passages in attention["tokens"]:
-            for index, weight in passages:
+        offsets = attention["offsets"]
+        of_text = [at for at, offset in enumerate(offsets) if offset < len(text)]  # not of its end
+        for at in of_text:
+            for index, weight in attention["tokens"][at]:
                 totals[index] = totals.get(index, 0) + weight
-        best = max(totals.values()) / len(attention["tokens"])
+        best = max(totals.values()) / len(of_text)
         first = page.run("return document.querySelector('#leaned-list li').textContent")
         assert first.startswith(f"{round(100 * best)}%") or best < 0.01

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.ranges import as_ranges
-from gemserve.types import Filtered, FilterParams, FilterReport
+from gemserve.scores import AnswerAttention
+from gemserve.types import Filtered, FilterParams, FilterReport, Finished
 from gemserve_kernels import select_backend
 from tests.browser.page import Page
 from tests.fakes import FakeCore, live_server, serving_over
@@ -24,12 +25,22 @@ NUM_TOKENS = 128 * 1024
 LIMIT_MS = 100
 NUM_ROUNDS = 7
 QUESTION = "Where is the lantern?"
-PARAMS = FilterParams(method="sieve", keep=1024, return_scores="exact")
+PARAMS = FilterParams(method="sieve", keep=1024, return_scores="heads")
+NUM_HEADS = 8  # as many as a reply has for so long a prompt
+ANSWER = tuple(f"In the year {i} it hung beside the door. " for i in range(12))
 
 
 class GivenScores(Sieve):
+    """Each head has scores of its own; the filter chooses by those of the first."""
+
     def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
         return evidence.filter_layer.keys[0, :, 0].clone()
+
+    def score_of_heads(
+        self, evidence: Evidence, heads: Sequence[tuple[int, int]] | None
+    ) -> torch.Tensor:
+        ((_, head),) = heads or [(0, 0)]
+        return evidence.filter_layer.keys[0, :, 0].roll(1000 * head)
 
 
 def long_document(tokenizer: Any) -> str:
@@ -56,7 +67,7 @@ def filtered(prompt: Prompt, keep: int) -> Filtered:
     scores[n // 3 : n // 3 + 20] = 0.4
     scores[0] = 0
     layer = LayerEvidence(
-        queries=torch.zeros(1, 1, 1), keys=scores[None, :, None], scale=1.0, softcap=None
+        queries=torch.zeros(NUM_HEADS, 1, 1), keys=scores[None, :, None], scale=1.0, softcap=None
     )
     evidence = Evidence(
         num_tokens=n,
@@ -65,6 +76,7 @@ def filtered(prompt: Prompt, keep: int) -> Filtered:
         backend=select_backend(torch.device("cpu")),
         protected=prompt.protected,
         breaks=prompt.breaks,
+        heads=((0, 0), (0, 1)),
     )
     budget = Budget(low=keep, high=keep, limit=keep)
     choice = GivenScores().choose(evidence, budget, PARAMS)
@@ -85,6 +97,38 @@ def filtered(prompt: Prompt, keep: int) -> Filtered:
     return Filtered(report=report, started_s=now, filtered_s=now)
 
 
+def filtered_otherwise(num_tokens: int, keep: int) -> Filtered:
+    """Single tokens that stand far apart, as `gemfilter` keeps them."""
+    places = range(0, num_tokens, num_tokens // keep)[:keep]
+    report = FilterReport(
+        method="gemfilter",
+        applied=True,
+        reason=None,
+        layer=2,
+        prompt_tokens=num_tokens,
+        kept_tokens=keep,
+        cached_tokens=0,
+        filter_ms=1000.0,
+        selection=[(place, place + 1) for place in places],
+        coverage=None,
+    )
+    now = time.monotonic()
+    return Filtered(report=report, started_s=now, filtered_s=now)
+
+
+def leaning(passages: Sequence[tuple[int, int]]) -> Finished:
+    """The end of an answer, each of whose tokens attended to eight kept passages."""
+    starts = [sum(map(len, ANSWER[:at])) for at in range(len(ANSWER))]
+    weights = tuple((index % len(passages), 0.5 / (1 + index)) for index in range(8))
+    attention = AnswerAttention(
+        heads=((0, 0), (0, 1)),
+        passages=tuple(passages),
+        offsets=tuple(starts),
+        tokens=(weights,) * len(ANSWER),
+    )
+    return Finished(reason="stop", completion_tokens=len(ANSWER), attention=attention)
+
+
 @pytest.fixture(scope="module")
 def opened(browser: Any, tokenizer: Any) -> Iterator[Page]:
     """The page with a long document, whose question has been answered."""
@@ -92,14 +136,19 @@ def opened(browser: Any, tokenizer: Any) -> Iterator[Page]:
     content = f"{document}\n\n{QUESTION}"
     prompt = chat_prompt(tokenizer, [{"role": "user", "content": content}])
     assert NUM_TOKENS - 2000 < len(prompt.ids) <= NUM_TOKENS
-    core = FakeCore(filtered(prompt, 1024), "Beside ", "the door.")
+    ours = filtered(prompt, 1024)
+    core = FakeCore(ours, *ANSWER, leaning(ours.report.selection or []))
     room = {"max_prompt_tokens": 2 * NUM_TOKENS, "context_tokens": 2 * NUM_TOKENS}
     with live_server(serving_over(core, tokenizer, **room)) as url:
         page = Page(browser, url)
         page.load()
         page.ask(document, QUESTION)
         assert page.text("error") == ""
-        assert page.answers() == ["Beside the door."]
+        core.script = (filtered_otherwise(len(prompt.ids), 1024), "Beside the door.")
+        page.fill("other", "gemfilter")
+        page.element("whole").click()
+        page.wait_for_end()
+        assert page.answers() == ["".join(ANSWER), "Beside the door."]
         yield page
         page.check_console()
 
@@ -113,6 +162,20 @@ INTERACTIONS = {
     "next kept": "document.getElementById('next-kept').click();",
     "find": "document.getElementById('find').value = `year 1${round}`;"
     "document.getElementById('find-next').click();",
+    "find next": "document.getElementById('find-next').click();",
+    "other head": "document.querySelectorAll('#head-boxes input')[2 + (round % 6)].click();",
+    "filter's heads": "document.querySelectorAll('#head-boxes input')[2].click();"
+    "document.getElementById('heads-back').click();",
+    "sentence": "document.querySelectorAll('.sentence')[round].click();",
+    "leaned passage": "document.querySelectorAll('#leaned-list button')[round % 5].click();",
+    "underline differences": "document.getElementById('differ').click();",
+    "list of differences": "document.querySelectorAll('#differences summary')[round % 3].click();",
+    "differing passage": "document.querySelectorAll('#differences .passage')[round].click();",
+    "place in the text": "document.querySelector('#text mark').click();",
+    "open the question again": "document.querySelector('.card .question').click();",
+    "save": "document.getElementById('save').click();",
+    "copy as curl": "const c = document.getElementById('copy'); c.value = 'curl';"
+    "c.dispatchEvent(new Event('change')); document.getElementById('program-close').click();",
     "as answered": "document.getElementById('budget-back').click();",
     "typing": "const q = document.getElementById('question'); q.value += 'a';"
     "q.dispatchEvent(new Event('input'));",

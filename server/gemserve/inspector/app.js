@@ -1,7 +1,7 @@
 // The inspector page: asks a question about a document, and shows what the filter kept.
 
 import * as asking from "./asking.js";
-import { showDifferences, showLeaning } from "./comparing.js";
+import { hideLeaning, showDifferences, showLeaning } from "./comparing.js";
 import * as programs from "./export.js";
 import { textOf } from "./files.js";
 import { Card } from "./history.js";
@@ -12,11 +12,16 @@ import * as words from "./words.js";
 
 // ---- asking
 
+let limits = new Map(); // of each model: tokens of prompt and answer
+let sizeNote = "";
+
 async function connect() {
   say("error", "");
   try {
     const models = (await getJson("v1/models")).data;
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
+    limits = new Map(models.map(({ id, max_model_len }) => [id, max_model_len]));
+    showSize();
     await asking.learnServer();
     $("access").open = false;
   } catch (error) {
@@ -35,6 +40,7 @@ function settings() {
     question: $("question").value.trim(),
     method: $("method").value,
     keep: number("keep"),
+    layer: number("layer"),
     fallback: $("fallback").checked,
     maxTokens: number("max-tokens") ?? 128,
     temperature: number("temperature") ?? 0,
@@ -105,6 +111,7 @@ function addCard(entry) {
   state.cards.set(entry, card);
   if (state.entries.length === 1) $("answers").replaceChildren();
   $("answers").prepend(card.element);
+  $("ask").classList.add("asked");
 }
 
 function update(entry) {
@@ -138,10 +145,13 @@ async function readFile(file) {
   }
 }
 
-function showSize(note = "") {
-  const { length } = $("document").value;
-  const size = length ? `${words.count(length)} characters, about ${words.count(Math.round(length / 4))} tokens` : "";
-  say("document-size", note ? `${note}: ${size}` : size);
+/** `note`: what the document was read from; as before, if there is none. */
+function showSize(note = sizeNote) {
+  sizeNote = note;
+  const model = $("model").value;
+  const { text, isTooLong } = words.sizeWords($("document").value.length, model, limits.get(model));
+  say("document-size", text && note ? `${note}: ${text}` : text);
+  $("document-size").classList.toggle("error", isTooLong);
 }
 
 function showProgram(kind) {
@@ -149,6 +159,8 @@ function showProgram(kind) {
   $("program-title").textContent = $("copy").selectedOptions[0].text;
   $("program-text").value = programs[kind](state.entry.request);
   $("program").showModal();
+  $("program-text").setSelectionRange(0, 0);
+  $("program-text").scrollTop = 0;
   $("copy").value = "";
 }
 
@@ -179,16 +191,21 @@ function listen() {
   on("question", "keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) (event.preventDefault(), $("ask-form").requestSubmit());
   });
-  on("document", "input", () => showSize());
+  on("document", "input", () => showSize(""));
+  on("model", "change", () => showSize());
   on("file", "change", (event) => readFile(event.target.files[0]));
   on("budget", "input", slide);
   on("budget-back", "click", showReply);
   on("next-kept", "click", nextKept);
   on("text", "click", describePlace);
   on("whole", "click", () => run((signal) => askOther(state.entry, $("other").value, signal), state.entry));
+  on("leaned-close", "click", hideLeaning);
   on("differ", "change", showDifferences);
   on("copy", "change", (event) => showProgram(event.target.value));
   on("program-copy", "click", copyProgram);
+  on("program-document", "click", () => {
+    programs.save("document.txt", state.entry.request.body.document, "text/plain");
+  });
   on("program-close", "click", () => $("program").close());
   on("save", "click", () => {
     programs.save("answer.html", programs.pageOf(state.entry, state.view), "text/html");

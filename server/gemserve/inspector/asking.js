@@ -6,6 +6,7 @@ import { newEntry } from "./history.js";
 import { decodeScores } from "./selection.js";
 import { getJson, postJson, streamChunks } from "./server.js";
 
+const LAYERED = ["sieve", "gemfilter"]; // methods that choose by one layer
 const server = { hasTemplate: true, hasProgress: false, hasHeads: false, hasAttention: false };
 
 /** Learn whether the model has a chat template, and whether the server reports its progress. */
@@ -20,11 +21,12 @@ export async function learnServer() {
 
 /** The question as an entry that is not answered yet. `earlier`: those before it. */
 export function newQuestion(given, earlier) {
-  const { model, question, keep, method } = given;
+  const { model, question, keep, method, layer } = given;
   const filter = { method, return_selection: true };
   if (keep !== null && method !== "none") filter.keep = keep;
-  if (method === "sieve" || method === "gemfilter") filter.return_scores = method === "sieve" && server.hasHeads ? "heads" : "exact";
+  if (LAYERED.includes(method)) filter.return_scores = method === "sieve" && server.hasHeads ? "heads" : "exact";
   if (server.hasAttention) filter.return_attention = true;
+  if (layer !== null && LAYERED.includes(method)) filter.layer = layer;
   if (method === "sieve" && !given.fallback) filter.fallback = false;
   const before = earlier.find((each) => each.document === given.document && each.estimateMs);
   const entry = newEntry({ document: given.document, question, keep: filter.keep ?? null });
@@ -53,6 +55,7 @@ export function otherOf(entry, method) {
   const { path, body } = entry.request;
   const filter = { method };
   if (method !== "none") Object.assign(filter, { keep: entry.report.kept_tokens, return_selection: true });
+  if (LAYERED.includes(method) && body.filter.layer !== undefined) filter.layer = body.filter.layer;
   if (method === "sieve") filter.fallback = false;
   return newEntry({
     isWhole: method === "none",
@@ -85,6 +88,7 @@ export async function answer(entry, signal, update) {
     const words = part?.delta?.content ?? part?.text ?? "";
     if (words && entry.firstMs === null) entry.firstMs = performance.now() - startMs;
     entry.answer += words;
+    if (part?.finish_reason === "length") entry.isCut = true;
     if (part?.attention) entry.attention = part.attention;
     update();
   }

@@ -4,7 +4,7 @@ import { differencesOf, keptOf } from "./differences.js";
 import { leanedOn } from "./leaning.js";
 import { $, state } from "./page.js";
 import { show, text, whenOpened } from "./shown.js";
-import { count, share } from "./words.js";
+import { count, headsWords, share } from "./words.js";
 
 const MOST_CHARS = 160; // of a passage in a list
 
@@ -73,12 +73,19 @@ export function showLeaning(entry, range, button, open) {
   const passages = leanedOn(entry.attention, entry.answer, range);
   text.marked = passages.map(({ start, stop }) => [start, stop]);
   text.show(state.view);
-  const heads = entry.attention.heads.map(([layer, head]) => `${layer}.${head}`).join(", ");
   $("leaned-words").textContent = passages.length
-    ? `While this sentence was written, the heads that the filter chooses by (layer.head ${heads}) attended most to:`
+    ? `While this sentence was written, what the filter chooses by (${headsWords(entry.attention.heads)}) attended most to:`
     : "Nothing is known of this sentence: only the first 1,024 tokens of an answer are watched.";
   const items = passages.map(({ start, stop, share: part }) => itemOf(start, stop, `${share(part, 1)} ·`));
   $("leaned-list").replaceChildren(...items);
   $("leaned").hidden = false;
   if (passages.length) text.scrollTo(passages[0].start);
+}
+
+/** Show no sentence's passages any more. */
+export function hideLeaning() {
+  for (const each of document.querySelectorAll(".sentence")) each.removeAttribute("aria-pressed");
+  $("leaned").hidden = true;
+  text.marked = [];
+  text.show(state.view);
 }

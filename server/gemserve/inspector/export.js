@@ -1,7 +1,7 @@
 // What the page does, as a command or a program, and as a file that needs no server.
 
 import { addressOf } from "./server.js";
-import { keptWords, timeWords, coverageWords } from "./words.js";
+import { answerWords, keptWords } from "./words.js";
 
 /** `request`: {path, body}. The document may be long, so it is read from a file. */
 export function curl({ path, body }) {
@@ -102,6 +102,7 @@ function escaped(text) {
 }
 
 const STYLE = `body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1c1917;background:#fff}
+.answer{white-space:pre-wrap}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;font:15px/1.6 Georgia,serif;color:#6b6b6b}
 mark{color:#1c1917;background:#ccf0ea}
 @media(prefers-color-scheme:dark){body{color:#f5f5f4;background:#1c1917}pre{color:#a09a95}mark{color:#fff;background:#134e4a}}`;
@@ -120,21 +121,20 @@ export function pageOf(entry, view) {
   }
   const facts = [
     keptWords(report, view.isReply ? null : view),
-    timeWords(entry),
-    coverageWords(report, entry.data?.coverageBound),
+    ...answerWords(entry),
   ];
   const { other } = entry;
   const source = other?.isWhole ? "from the whole prompt" : `of ${other?.method}`;
-  const whole = other ? `<h2>Answer ${source}</h2><p>${escaped(other.answer)}</p>` : "";
+  const whole = other ? `<h2>Answer ${source}</h2><p class="answer">${escaped(other.answer)}</p>` : "";
   return `<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width"><title>${escaped(entry.question)}</title>
 <style>${STYLE}</style></head><body><main>
 <h1>${escaped(entry.question)}</h1>
-<h2>Answer</h2><p>${escaped(entry.answer)}</p>${whole}
+<h2>Answer</h2><p class="answer">${escaped(entry.answer)}</p>${whole}
 <h2>What the filter kept</h2>
-<p>${facts.filter(Boolean).map(escaped).join(" ")} Marked text was kept. This shows what the filter kept, not why the model answered.</p>
+<p>Model ${escaped(entry.request.body.model)}, method ${escaped(report.method)}. ${facts.filter(Boolean).map(escaped).join(" ")} Marked text was kept. This shows what the filter kept, not why the model answered.</p>
 <pre>${parts.join("")}</pre></main></body></html>
 `;
 }

@@ -1,7 +1,7 @@
 // The questions that were asked about the document, with their answers.
 
 import { sentencesOf } from "./leaning.js";
-import { seconds } from "./words.js";
+import { count, seconds } from "./words.js";
 
 /** One question. `other`: another answer to it, if it was asked for: of the whole prompt, perhaps. */
 export function newEntry(fields) {
@@ -15,6 +15,7 @@ export function newEntry(fields) {
     estimateMs: null,
     error: "",
     isRunning: true,
+    isCut: false, // it has as many tokens as were allowed
     heads: null, // scores of single heads
     attention: null, // of the answer's tokens
     other: null,
@@ -60,6 +61,7 @@ export class Card {
   update() {
     const { entry } = this;
     if (entry.report && !entry.report.applied) this.answer.name.textContent = "Answer from the whole prompt";
+    if (entry.error && !entry.answer) this.answer.name.textContent = "No answer";
     fill(this.answer, entry);
     if (entry.attention && !entry.isRunning && this.cut !== entry.answer) this.cutSentences();
     if (!entry.other) return;
@@ -93,10 +95,11 @@ export class Card {
   }
 }
 
-function fill(column, { answer, isRunning, error, firstMs }) {
+function fill(column, { answer, isRunning, isCut, error, firstMs, request }) {
   if (column.text.textContent !== answer) column.text.textContent = answer;
   column.text.classList.toggle("running", isRunning);
   const time = firstMs === null ? "" : `First word after ${seconds(firstMs)}.`;
-  column.note.textContent = error || (isRunning && !answer ? "Reading…" : time);
+  const cut = isCut ? `It ends after ${count(request.body.max_tokens)} tokens, the longest answer of the options.` : "";
+  column.note.textContent = error || (isRunning && !answer ? "Reading…" : `${time} ${cut}`.trim());
   column.note.classList.toggle("error", Boolean(error));
 }

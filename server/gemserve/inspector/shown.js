@@ -28,6 +28,7 @@ export function open(entry) {
   state.entry = entry;
   for (const [each, card] of state.cards) card.select(each === entry);
   $("shown").hidden = false;
+  $("intro").hidden = true;
   text.open(entry.text, entry.starts);
   state.hits = [];
   $("find-words").value = "";
@@ -35,6 +36,9 @@ export function open(entry) {
   state.chosenHeads = null;
   offerHeads(entry.heads, showHeads);
   text.marked = [];
+  const { method } = entry.report;
+  for (const option of $("other").options) option.hidden = option.value === method;
+  if ($("other").value === method) $("other").value = "none";
   showReply();
   $("leaned").hidden = true;
   onOpened();
@@ -110,11 +114,12 @@ export function showFacts() {
     words.keptWords(entry.report, view.isReply ? null : view),
     state.chosenHeads ? "It is chosen by other heads than the filter's, from scores rounded to a byte." : "",
     view.reason === "diffuse_attention" || view.reason === "widened" ? "Attention is diffuse, so the fallback keeps more than the budget." : "",
-    words.timeWords(entry),
-    words.coverageWords(entry.report, entry.data?.coverageBound),
-    words.cacheWords(entry.report),
+    ...(view.isReply ? words.answerWords(entry) : []),
   ];
-  $("facts").textContent = facts.filter(Boolean).join(" ");
+  const [kept, ...others] = facts.filter(Boolean);
+  const first = document.createElement("strong");
+  first.textContent = kept;
+  $("facts").replaceChildren(first, ` ${others.join(" ")}`);
   $("whole").disabled = Boolean(state.abort) || !entry.report.applied;
 }
 

@@ -8,6 +8,10 @@ export function count(number) {
 
 export function seconds(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms >= 99_500) {
+    const all = Math.round(ms / 1000);
+    return `${Math.floor(all / 60)} min ${all % 60} s`;
+  }
   return `${(ms / 1000).toFixed(ms < 10_000 ? 1 : 0)} s`;
 }
 
@@ -37,7 +41,7 @@ export function keptWords(report, shown) {
 }
 
 /** How long the first word took, against reading everything. */
-export function timeWords(entry) {
+function timeWords(entry) {
   if (entry.firstMs === null) return "";
   const first = `The first word came after ${seconds(entry.firstMs)}.`;
   const { report } = entry;
@@ -52,7 +56,7 @@ export function timeWords(entry) {
 }
 
 /** What coverage says, and whether the choice was trusted. */
-export function coverageWords(report, bound) {
+function coverageWords(report, bound) {
   if (report.coverage === null) return "";
   const told = `Coverage is ${report.coverage.toFixed(2)}: the best sixteenth of the document got ${Math.round(100 * report.coverage)}% of the question's attention.`;
   if (bound === null || bound === undefined) return told;
@@ -64,7 +68,13 @@ export function coverageWords(report, bound) {
   return `${told} That is above the bound of ${limit}, so the choice was trusted.`;
 }
 
-export function cacheWords(report) {
+/** What is said of the answer that was given, whatever else is shown. */
+export function answerWords(entry) {
+  const { report, data } = entry;
+  return [timeWords(entry), coverageWords(report, data?.coverageBound), cacheWords(report)];
+}
+
+function cacheWords(report) {
   if (!report.cached_tokens) return "";
   return `${count(report.cached_tokens)} tokens were already in the document cache.`;
 }
@@ -76,5 +86,29 @@ export function errorWords(error) {
     const when = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : " Try again later.";
     return `The server is busy: ${error.message}${when}`;
   }
+  if (error.code === "context_length_exceeded") {
+    return `${error.message} Shorten the document, or allow a shorter answer in the options.`;
+  }
   return error.message;
+}
+
+/** How long a document is, and what the model takes: `{text, isTooLong}`. */
+export function sizeWords(length, model, limit) {
+  if (!length) return { text: "", isTooLong: false };
+  const tokens = Number((length / 4).toPrecision(2)); // in English; the server counts exactly
+  const size = `${count(length)} characters, about ${count(tokens)} tokens`;
+  if (!limit) return { text: size, isTooLong: false };
+  const isTooLong = tokens > limit;
+  const most = `${model} takes ${count(limit)} with the answer`;
+  return { text: isTooLong ? `${size}: probably too long, ${most}.` : `${size}; ${most}.`, isTooLong };
+}
+
+/** Pairs of a layer and a head: "head 7 of layer 7 and heads 0, 3 of layer 8". */
+export function headsWords(pairs) {
+  const layers = new Map();
+  for (const [layer, head] of pairs) layers.set(layer, [...(layers.get(layer) ?? []), head]);
+  const parts = [...layers].map(
+    ([layer, heads]) => `head${heads.length > 1 ? "s" : ""} ${heads.join(", ")} of layer ${layer}`,
+  );
+  return parts.join(" and ");
 }

@@ -312,3 +312,16 @@ async def test_another_key_s_document_is_like_an_unknown_one(keyed: Api) -> None
 def test_ids_cannot_be_guessed() -> None:
     """128 random bits. A counter or a time would let one try the ids of others."""
     assert ID_PATTERN == "^doc-[0-9a-f]{32}$"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+async def test_a_document_that_is_named_often_is_not_tokenized(api: Api, path: str) -> None:
+    """A body of 800 KB named 13 MB of text; tokenizing it took 5 GB."""
+    document = await store(api, text=TEXT * 2)
+    file = {"type": "file", "file": {"file_id": document["id"]}}
+    if path != "/tokenize":
+        file = {"type": "document", "source": {"type": "file", "file_id": document["id"]}}
+    messages = [{"role": "user", "content": [file] * 1700}]
+    reply = await api.client.post(path, json={"model": "fake", "messages": messages})
+    assert reply.status_code == 400, reply.text[:300]
+    assert "characters, the limit of what is tokenized is" in reply.json()["error"]["message"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.api.requests import engine_requests
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.json_body import parse_body
 from gemserve.errors import RequestError
@@ -159,3 +160,31 @@ async def test_null_in_the_wrong_place_says_what_would_be_right(
     error = (await api.post(path, **fields)).json()["error"]
     assert error["message"].startswith(message)
     assert "instance of" not in error["message"]
+
+
+@pytest.mark.parametrize("field", ["tools", "tool_calls"])
+async def test_no_text_of_a_chat_is_tokenized_if_it_is_too_long(api: Api, field: str) -> None:
+    """Only contents were counted: a tool's description of 60 MB was tokenized, in 10 GB."""
+    long = "lamp " * 500_000
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    function = {"name": "f", "arguments": f'{{"a": "{long}"}}'}
+    call = {"id": "1", "type": "function", "function": function}
+    user = {"role": "user", "content": "Hi"}
+    messages = [user, {"role": "assistant", "tool_calls": [call]}, user]
+    fields = {"tools": {"tools": [tool]}, "tool_calls": {"messages": messages}}[field]
+    reply = await api.client.post(CHAT, json={"model": "fake", "messages": [user], **fields})
+    assert reply.status_code == 400, reply.text[:300]
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["a"] * 64, "n": 2}, {"prompt": "a", "n": 128}])
+async def test_log_probabilities_have_a_limit(
+    api: Api, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """128 echoed prompts with 20 alternatives for each token took 10 KB a token, 40 GB in all."""
+    monkeypatch.setattr(engine_requests, "MAX_SCORES", 1 << 20)
+    body = {"model": "fake", "max_tokens": 900, "logprobs": 20, **fields}
+    reply = await api.client.post(COMPLETIONS, json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs"), reply.text
+    assert f"{128 * 21 * 900} log-probabilities" in reply.text
+    assert api.core.requests == []

@@ -130,3 +130,26 @@ async def test_pdfs_wait_in_a_queue_of_their_own(monkeypatch: pytest.MonkeyPatch
     gate.set()
     assert [(await task).text for task in tasks] == [str(i) for i in range(MAX_PDFS)]
     assert (await queue.read(b"", "later")).text == "later"
+
+
+async def test_one_key_s_pdfs_leave_places_for_another_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight PDFs that take a minute each kept every other key from having one read."""
+    gate = threading.Event()
+
+    def read_slowly(content: bytes, name: str, limits: PdfLimits) -> PdfText:
+        gate.wait(30)
+        return PdfText(name, 1)
+
+    monkeypatch.setattr(pdf_queue, "read_pdf", read_slowly)
+    queue = PdfQueue(LIMITS)
+    tasks = [
+        asyncio.ensure_future(queue.read(b"", str(i), b"greedy"))
+        for i in range(pdf_queue.MAX_PDFS_OF_A_KEY)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(PdfsBusy, match="of this API key"):
+        await queue.read(b"", "one more", b"greedy")
+    tasks.append(asyncio.ensure_future(queue.read(b"", "other", b"modest")))
+    gate.set()
+    assert [(await task).text for task in tasks][-1] == "other"
+    assert (await queue.read(b"", "later", b"greedy")).text == "later"

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -180,6 +180,31 @@ def test_a_bad_content_length_is_a_400_in_openai_s_form(tokenizer: Any, length: 
         status, body = reply_of(held)
     assert status == 400
     assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/nothing"])
+def test_a_body_in_tiny_chunks_ends_its_connection(tokenizer: Any, path: str) -> None:
+    """Eight connections with such bodies, refused or not, kept /health waiting for 10 s."""
+    chunked = head(path, **{"Transfer-Encoding": "chunked"})
+    with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
+        held.sendall(chunked)
+        data = b""
+        with suppress(ConnectionError):  # a reset, because not all that was sent is read
+            if path != COMPLETIONS:  # its reply does not wait for the body
+                data += held.recv(65536)
+            held.sendall(b"1\r\na\r\n" * 2000)
+            while part := held.recv(65536):
+                data += part
+            held.sendall(b"1\r\na\r\n" * 2000)
+            data += held.recv(65536)
+        assert data.count(b"HTTP/1.1 4") == 1, "one reply"
+        assert path != COMPLETIONS or b"chunks" in data
+        with connect(port) as other:  # 1,000 chunks are free, and larger ones do not count
+            pieces = [b"a" * (100 if i >= 1000 else 1) for i in range(3000)]
+            other.sendall(chunked.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+            other.sendall(b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces))
+            other.sendall(b"0\r\n\r\n")
+            assert b"chunks" not in other.recv(65536)
 
 
 def test_draining_shows_on_ready_while_streams_go_on(tokenizer: Any) -> None:

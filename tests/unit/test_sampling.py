@@ -330,3 +330,31 @@ def test_the_lowest_log_probability_is_a_number() -> None:
     assert scored.logprob == -9999.0
     assert [value for _, value in scored.top[2:]] == [-9999.0]
     assert scored.top[0][1] == pytest.approx(-0.6931, abs=1e-4)
+
+
+def test_penalties_on_all_tokens_take_no_loop() -> None:
+    """128 choices with a repetition penalty, over a prompt of all tokens, took 0.8 s a step."""
+    logits = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    sampling = params(repetition_penalty=1.1, frequency_penalty=0.1, temperature=0.0)
+    states = [SamplerState(sampling, range(4096), frozenset()) for _ in range(64)]
+    draw(logits, states)
+    began_s = time.process_time()
+    for _ in range(5):
+        draw(logits, states)
+    assert time.process_time() - began_s < 1  # it was 2
+
+
+def test_penalties_count_what_was_drawn_after_each_step() -> None:
+    """Tokens that only the answer has are added as they come; each draw counts once."""
+    sampling = params(temperature=0.0, frequency_penalty=1.0, repetition_penalty=2.0)
+    sampler = Sampler(sampling, prompt=(5, 5))
+    logits = torch.tensor([8.0, 7.5, 4.0, 3.5] + [0.0] * 60)
+    expected: list[int] = []
+    for _ in range(12):
+        values = [
+            (value / 2 if token in {5, *expected} else value) - expected.count(token)
+            for token, value in enumerate(logits.tolist())
+        ]
+        expected.append(max(range(len(values)), key=lambda token: values[token]))
+        assert sampler.draw(logits) == expected[-1]
+    assert len(set(expected)) > 2

@@ -124,7 +124,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         filter_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
-        tokenizing_routes(builder, models, documents),
+        tokenizing_routes(builder, models, documents, submitter.long_texts),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config),
         health_routes(engine, serving.backend, metrics, serving.watchdog),

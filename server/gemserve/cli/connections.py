@@ -16,6 +16,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from gemserve.api.error_replies import ErrorKind, error_body
+from gemserve.cli.chunk_limit import ChunkLimitedConnection, TinyChunks
 from gemserve.config import ServerConfig
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's head
@@ -59,6 +60,7 @@ class _LimitedProtocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.conn = ChunkLimitedConnection(MAX_HEAD_BYTES)
         self._sending: asyncio.TimerHandle | None = None  # until the client has sent its request
         self._sends_body = False
         self._reading: asyncio.TimerHandle | None = None  # until it has read a part of the reply
@@ -107,6 +109,12 @@ class _LimitedProtocol(H11Protocol):
             message = f"The request's head has more than {MAX_HEAD_BYTES} bytes, the limit."
             self._refuse(431, message, "invalid_request_error", "head_too_large")
             return
+        if isinstance(error, TinyChunks):
+            if self.conn.our_state is not h11.SEND_RESPONSE:  # the reply has begun, or is sent
+                self.transport.close()
+                self._expect_reading()
+                return
+            msg = str(error)
         self._refuse(400, msg, "invalid_request_error", "invalid_http")
 
     def _set_deadline(self) -> None:

@@ -7,13 +7,13 @@ inverse cumulative probability, the best token first. All else is done for all r
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gemserve.decoding.grammar import Matcher
+from gemserve.decoding.penalties import Penalties
 from gemserve.model.transfer import to_device
 from gemserve.types import SamplingParams, TokenLogprob
 
@@ -33,7 +33,7 @@ class Draw:
 
 
 class SamplerState:
-    """One request's generator, its token counts for penalties, and its place in its grammar."""
+    """One request's generator, its penalties, and its place in its grammar."""
 
     def __init__(
         self,
@@ -49,9 +49,8 @@ class SamplerState:
             self._generator.seed()
         else:
             self._generator.manual_seed(params.seed % (1 << 63))
-        self._prompt = frozenset(prompt_ids) if params.repetition_penalty != 1 else frozenset()
+        self.penalties = Penalties(params, prompt_ids)
         self._end_ids = sorted({*end_ids, *params.stop_token_ids})
-        self._counts: Counter[int] = Counter()
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         self._num_drawn = 0
         self._uniform: float | None = None  # for the next token
@@ -65,36 +64,10 @@ class SamplerState:
     def note(self, token: int) -> None:
         """Remember a drawn token."""
         self._uniform = None
-        self._counts[token] += 1
+        self.penalties.note(token)
         self._num_drawn += 1
         if self.matcher is not None:
             self.matcher.advance(token)
-
-    def touched(self) -> list[int]:
-        """Tokens whose logits penalties may change."""
-        params = self.params
-        is_penal = params.presence_penalty or params.frequency_penalty
-        counted = self._counts if is_penal or params.repetition_penalty != 1 else ()
-        return sorted({*counted, *self._prompt})
-
-    def changed(self, values: Mapping[int, float]) -> dict[int, float]:
-        """New logits of `touched` tokens after penalties, where they differ."""
-        params = self.params
-        changes: dict[int, float] = {}
-
-        def current(token: int) -> float:
-            return changes.get(token, values[token])
-
-        for token in self._prompt | set(self._counts):
-            if params.repetition_penalty != 1:
-                value = current(token)
-                factor = params.repetition_penalty
-                changes[token] = value / factor if value > 0 else value * factor
-        for token, count in self._counts.items():
-            penalty = params.presence_penalty + params.frequency_penalty * count
-            if penalty:
-                changes[token] = current(token) - penalty
-        return changes
 
     def bias(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens that have a bias [biases], int64, and their biases, float64."""
@@ -161,40 +134,16 @@ def draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Draw | Ex
 
 def biased(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
     """`logits` [rows, vocab] after bias and penalties; the input is untouched."""
-    adjusted = _penalized(logits, states)
-    rows = [row for row, state in enumerate(states) if state.params.logit_bias]
-    if rows and adjusted is logits:
-        adjusted = logits.clone()
-    for row in rows:  # a row at a time: a request may have a thousand biases for 128 choices
-        tokens, biases = states[row].bias(logits.device)
-        adjusted[row, tokens] = (adjusted[row, tokens].double() + biases).float()
-    return adjusted
-
-
-def _penalized(logits: torch.Tensor, states: Sequence[SamplerState]) -> torch.Tensor:
-    touched = [(row, token) for row, state in enumerate(states) for token in state.touched()]
-    if not touched:
-        return logits
-    found: list[float] = logits[_places(touched, logits.device)].tolist()
-    values: dict[int, dict[int, float]] = {}
-    for (row, token), value in zip(touched, found, strict=True):
-        values.setdefault(row, {})[token] = value
-    changes = {
-        (row, token): value
-        for row, known in values.items()
-        for token, value in states[row].changed(known).items()
-    }
-    if not changes:
+    changes = [bool(state.penalties or state.params.logit_bias) for state in states]
+    if not any(changes):
         return logits
     adjusted = logits.clone()
-    new = to_device(list(changes.values()), torch.float32, logits.device)
-    adjusted[_places(list(changes), logits.device)] = new
+    for row, state in enumerate(states):  # a row at a time, without a loop over its tokens
+        state.penalties.apply(adjusted[row])
+        if state.params.logit_bias:
+            tokens, biases = state.bias(logits.device)
+            adjusted[row, tokens] = (adjusted[row, tokens].double() + biases).float()
     return adjusted
-
-
-def _places(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Rows and tokens, as an index."""
-    return to_device([x for pair in pairs for x in pair], torch.long, device).view(-1, 2).unbind(1)
 
 
 def _allowed(state: SamplerState, logits: torch.Tensor) -> torch.Tensor | Exception | None:

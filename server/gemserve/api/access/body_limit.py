@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any, NoReturn
 
 from fastapi.responses import JSONResponse
@@ -19,7 +20,8 @@ class BodyLimit:
 
     A body of more than `max_bytes` gets 413, one that takes longer than `timeout_s` gets 408. All
     bodies that are being read or parsed share `memory_bytes`, or `max_bytes` if that is more; one
-    for which nothing is left gets 503. A route that no longer needs a body's bytes calls `release`
+    for which nothing is left gets 503, and so does a further body of a key that holds three times
+    what is left. A route that no longer needs a body's bytes calls `release`
     of the `HeldBytes` in the request's state.
     """
 
@@ -39,8 +41,11 @@ class BodyLimit:
         if announced.isdigit() and int(announced) > self._max_bytes:
             await self._too_large(int(announced))(scope, receive, send)
             return
-        reading = _Reading(receive, self._timeout_s, self._max_bytes, HeldBytes(self._memory))
-        scope.setdefault("state", {})["body"] = reading.held
+        state = scope.setdefault("state", {})
+        caller = state.get("caller")
+        held = HeldBytes(self._memory, b"" if caller is None else caller.key)
+        reading = _Reading(receive, self._timeout_s, self._max_bytes, held)
+        state["body"] = held
 
         async def send_unless_refused(message: Message) -> None:
             if reading.refusal is None:
@@ -83,28 +88,39 @@ class BodyMemory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.used_by: Counter[bytes] = Counter()  # tenants
 
 
 class HeldBytes:
     """What one body takes of the memory."""
 
-    def __init__(self, memory: BodyMemory) -> None:
+    def __init__(self, memory: BodyMemory, tenant: bytes = b"") -> None:
         self._memory = memory
+        self._tenant = tenant
         self._held = 0
 
     def grow(self, size: int) -> bool:
         """Take what a body of `size` bytes needs. False: there is too little left."""
         more = max(0, size - FREE_BYTES) - self._held
-        if self._memory.used + more > self._memory.limit:
+        left = self._memory.limit - self._memory.used - more
+        own = self._memory.used_by[self._tenant] + more
+        is_only_one = own == self._held + more  # then it may be of any size
+        if left < 0 or (more and self._tenant and not is_only_one and own > 3 * left):
             return False
-        self._memory.used += more
-        self._held += more
+        self._take(more)
         return True
 
     def release(self) -> None:
         """Give everything back. Idempotent."""
-        self._memory.used -= self._held
-        self._held = 0
+        self._take(-self._held)
+
+    def _take(self, more: int) -> None:
+        memory = self._memory
+        memory.used += more
+        memory.used_by[self._tenant] += more
+        if not memory.used_by[self._tenant]:
+            del memory.used_by[self._tenant]
+        self._held += more
 
 
 class _Reading:

@@ -23,6 +23,11 @@ class Finder:
         """The ids of the documents that were found, each once."""
         return tuple(self._found)
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of the documents, each counted as often as it was found."""
+        return self._num_chars
+
     def find(self, document_id: str) -> Document | None:
         """Raises `RequestError` if the request would become too large with its documents."""
         document = self._store.find(self._tenant, document_id)

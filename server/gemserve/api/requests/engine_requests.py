@@ -9,6 +9,9 @@ from gemserve.api.requests.base_bodies import MAX_CHOICES
 from gemserve.errors import RequestError
 from gemserve.types import Request
 
+# Each takes half a kilobyte of memory until the reply is written. 20 for each of 128K tokens fit.
+MAX_SCORES = 4 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequests:
@@ -33,6 +36,7 @@ def repeat_for_choices(
         raise RequestError(
             f"n={n}: with {len(requests)} prompts more than {MAX_CHOICES} choices", param="n"
         )
+    _check_scores(requests, n)
     if len(requests) * n == 1:
         return EngineRequests(requests=tuple(requests), echoes=tuple(echoes))
     choices = [_with_seed(request, place) for request in requests for place in range(n)]
@@ -41,6 +45,22 @@ def repeat_for_choices(
         for index, request in enumerate(choices)
     ]
     return EngineRequests(requests=tuple(with_ids), n=n, echoes=tuple(echoes))
+
+
+def _check_scores(requests: Sequence[Request], n: int) -> None:
+    num_scores = 0
+    for request in requests:
+        if request.sampling.logprobs is not None:
+            num_scores += (1 + request.sampling.logprobs) * request.sampling.max_tokens
+        if request.prompt_logprobs is not None:
+            num_scores += (1 + request.prompt_logprobs) * len(request.prompt_ids)
+    if num_scores * n > MAX_SCORES:
+        raise RequestError(
+            f"logprobs: {num_scores * n} log-probabilities, of all choices and of prompts that are "
+            f"echoed; the limit is {MAX_SCORES}. Ask for fewer alternatives, choices or tokens "
+            "(max_tokens)",
+            param="logprobs",
+        )
 
 
 def _with_seed(request: Request, place: int) -> Request:

@@ -11,6 +11,7 @@ from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.chat_form import HasForm, fields_renamed
 from gemserve.api.requests.completion_body import CompletionBody
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
+from gemserve.api.requests.long_texts import MOST_CHARS, check_tokenized_chars, count_chat_chars
 from gemserve.api.requests.plain_prompts import PlainPrompt, behind_document, prompt_list
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
@@ -121,7 +122,9 @@ class RequestBuilder:
         with fields_renamed(form.names):
             chat_call_rules(form.chat)
             messages = [message.plain for message in form.chat.messages]
-            return len(chat_prompt(self.tokenizer, messages, tools=prompt_tools(form.chat)).ids)
+            tools = prompt_tools(form.chat)
+            self.check_tokenized_chars(count_chat_chars(messages, tools), "messages")
+            return len(chat_prompt(self.tokenizer, messages, tools=tools).ids)
 
     def build_selection(
         self, body: SelectionBody, request_id: str, adapter: LoadedAdapter | None = None
@@ -185,7 +188,7 @@ class RequestBuilder:
     ) -> Prompt:
         if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
-        self._check_chars(sum(len(m["content"]) for m in messages), field)
+        self._check_chars(count_chat_chars(messages, tools, variables), field)
         return chat_prompt(
             self.tokenizer,
             messages,
@@ -270,6 +273,11 @@ class RequestBuilder:
 
     def _resolve(self, body: FilterBody | None) -> FilterParams:
         return self.planner.resolve(FilterOptions() if body is None else body.options)
+
+    def check_tokenized_chars(self, num_chars: int, field: str) -> None:
+        """Refuse a text that is only tokenized, and too long for that. Raises `RequestError`."""
+        most = max(MOST_CHARS, self.max_prompt_tokens * self.longest_token_chars)
+        check_tokenized_chars(num_chars, most, field)
 
     def _check_chars(self, num_chars: int, field: str) -> None:
         """Refuse a text that is too long whatever its tokens are, before it is tokenized."""

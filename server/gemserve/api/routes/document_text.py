@@ -5,6 +5,7 @@ from __future__ import annotations
 from anyio import to_thread
 from fastapi import Request as HttpRequest
 
+from gemserve.api.access.keys import tenant_of
 from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.pdf_text import is_pdf
 from gemserve.api.error_replies import Error
@@ -40,7 +41,7 @@ def document_text_routes(submitter: Submitter, pdfs: PdfQueue) -> Routes:
             if not is_pdf(file.value):
                 text = await to_thread.run_sync(text_of_file, file)
                 return {"name": name, "text": text, "pages": None}
-            read = await pdfs.read(file.value, name)
+            read = await pdfs.read(file.value, name, tenant_of(http))
             return {"name": name, "text": read.text, "pages": read.num_pages}
 
     return routes

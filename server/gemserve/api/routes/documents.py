@@ -126,7 +126,7 @@ async def _take_in(
     raw = await read_body(http)
     content_type = http.headers.get("content-type", "")
     tenant, request_id = tenant_of(http), request_id_of(http)
-    pdf_text = await _pdf_text(raw, content_type, pdfs)
+    pdf_text = await _pdf_text(raw, content_type, pdfs, tenant)
 
     def parse() -> tuple[DocumentBody, Wish]:
         body = _parse(raw, content_type, pdf_text)
@@ -144,17 +144,18 @@ async def _take_in(
     body, wish = await to_thread.run_sync(parse)
     reference = submitter.models.find_reference(body)
     adapter = None if reference is None else await submitter.models.load(reference)
-    return await to_thread.run_sync(build, adapter)
+    async with submitter.long_texts.turn(tenant, wish.num_bytes):
+        return await to_thread.run_sync(build, adapter)
 
 
-async def _pdf_text(raw: bytes, content_type: str, pdfs: PdfQueue) -> str | None:
+async def _pdf_text(raw: bytes, content_type: str, pdfs: PdfQueue, tenant: bytes) -> str | None:
     """The text of the PDF that a form brings; None if it brings none."""
     if not is_form(content_type):
         return None
     file = await to_thread.run_sync(find_pdf, raw, content_type)
     if file is None:
         return None
-    return (await pdfs.read(file.value, file.filename or "the file")).text
+    return (await pdfs.read(file.value, file.filename or "the file", tenant)).text
 
 
 def _parse(raw: bytes, content_type: str, pdf_text: str | None) -> DocumentBody:

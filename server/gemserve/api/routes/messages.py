@@ -41,12 +41,12 @@ COUNT = Operation(
 def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelNames) -> Routes:
     routes = Routes()
 
-    def count(raw: bytes, finder: Finder) -> message_types.TokenCount:
+    def parse(raw: bytes, finder: Finder) -> CountedBody:
         body = parse_body(raw, CountedBody, finder)
         reference = models.find_reference(body)
         if reference is not None:
             models.find_in_memory(reference)  # it changes nothing about tokens, but must be there
-        return {"input_tokens": builder.count_tokens(body)}
+        return body
 
     @routes.add("POST", "/v1/messages", ANSWER)
     async def post_message(http: Request) -> Response:
@@ -56,7 +56,11 @@ def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelN
 
     @routes.add("POST", "/v1/messages/count_tokens", COUNT)
     async def post_count(http: Request) -> message_types.TokenCount:
-        finder = Finder(submitter.documents, tenant_of(http))
-        return await to_thread.run_sync(count, await read_body(http), finder)
+        tenant = tenant_of(http)
+        finder = Finder(submitter.documents, tenant)
+        raw = await read_body(http)
+        body = await to_thread.run_sync(parse, raw, finder)
+        async with submitter.long_texts.turn(tenant, len(raw) + finder.num_chars):
+            return {"input_tokens": await to_thread.run_sync(builder.count_tokens, body)}
 
     return routes

@@ -24,7 +24,8 @@ from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
-from gemserve.api.requests.model_names import AdapterReference, ModelNames
+from gemserve.api.requests.long_texts import LONG_BYTES, LongTexts
+from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
@@ -92,6 +93,7 @@ class Submitter:
     traces: Traces | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
+    long_texts: LongTexts = field(default_factory=LongTexts)
 
     async def submit(
         self, http: Request, body_type: type[BodyT], build: Build[BodyT]
@@ -109,11 +111,14 @@ class Submitter:
             caller = http.scope["state"].get("caller")
             with self.preparing.one_more(self.engine, tenant):
                 work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
-                body, requests = await self.trials.run(work, tenant)
-                if isinstance(requests, AdapterReference):
-                    adapter = await self.models.load(requests)
+                async with self.long_texts.turn(tenant, len(raw)):
+                    body, requests = await self.trials.run(work, tenant)
+                if requests is None:
+                    reference = self.models.find_reference(body)
+                    adapter = None if reference is None else await self.models.load(reference)
                     rest = partial(build, body, request_id, adapter)
-                    requests = await self.trials.run(rest, tenant)
+                    async with self.long_texts.turn(tenant, len(raw) + finder.num_chars):
+                        requests = await self.trials.run(rest, tenant)
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
@@ -182,18 +187,21 @@ class Submitter:
         build: Build[BodyT],
         request_id: str,
         finder: Finder,
-    ) -> tuple[BodyT, EngineRequests | AdapterReference]:
+    ) -> tuple[BodyT, EngineRequests | None]:
         """All of the slow work; runs off the event loop.
 
-        If an adapter must be loaded first, it returns a reference to it in place of the requests.
+        It returns no requests if an adapter must be loaded first, or if documents make the texts
+        long, which must be built when their turn comes.
         """
         body = parse_body(raw, body_type, finder)
+        if finder.num_chars > LONG_BYTES:
+            return body, None
         reference = self.models.find_reference(body)
         if reference is None:
             return body, build(body, request_id, None)
         adapter = self.models.find_in_memory(reference)
         if adapter is None:
-            return body, reference
+            return body, None
         return body, build(body, request_id, adapter)
 
 

@@ -17,6 +17,7 @@ from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.reply_types import Text, TokenizerInfo, Tokens
 from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.long_texts import LongTexts, count_chat_chars
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.sampling_options import check_ids
@@ -54,21 +55,26 @@ BodyT = TypeVar("BodyT", bound=TokenizerBody)
 
 
 def tokenizing_routes(
-    builder: RequestBuilder, models: ModelNames, documents: DocumentStore
+    builder: RequestBuilder, models: ModelNames, documents: DocumentStore, long_texts: LongTexts
 ) -> Routes:
     routes = Routes()
 
     async def answer(
         http: Request, body_type: type[BodyT], write: Callable[[RequestBuilder, BodyT], str]
     ) -> Response:
-        finder = Finder(documents, tenant_of(http))
+        tenant = tenant_of(http)
+        finder = Finder(documents, tenant)
 
-        def respond(raw: bytes) -> Response:
+        def parse(raw: bytes) -> BodyT:
             body = parse_body(raw, body_type, finder)
             models.describe_adapter(body.model)  # an adapter changes nothing about tokens
-            return Response(write(builder, body), media_type="application/json")
+            return body
 
-        return await to_thread.run_sync(respond, await read_body(http))
+        raw = await read_body(http)
+        body = await to_thread.run_sync(parse, raw)
+        async with long_texts.turn(tenant, len(raw) + finder.num_chars):
+            text = await to_thread.run_sync(write, builder, body)
+        return Response(text, media_type="application/json")
 
     @routes.add("POST", "/tokenize", TOKENIZE)
     async def post_tokenize(http: Request) -> Response:
@@ -138,6 +144,8 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         if body.prompt is not None:
             raise RequestError("messages: not together with prompt", param="messages")
         plain = [message.plain for message in body.messages]
+        num_chars = count_chat_chars(plain, (), body.chat_template_kwargs)
+        builder.check_tokenized_chars(num_chars, "messages")
         messages, _ = for_template(tokenizer, plain, ())
         has_header = body.add_generation_prompt is not False
         variables = body.chat_template_kwargs or {}
@@ -164,6 +172,7 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         raise RequestError(
             "prompt: required, unless there are messages", param="prompt", code="missing_field"
         )
+    builder.check_tokenized_chars(len(body.prompt), "prompt")
     is_adding = body.add_special_tokens is not False
     return body.prompt, encode(tokenizer, body.prompt, add_special_tokens=is_adding)
 

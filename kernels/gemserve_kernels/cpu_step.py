@@ -124,6 +124,7 @@ class CpuStep:
             raise CannotCompile("its structures differ from Python's")
         _check_sizes(sizes, lanes.value, dtype)
         self._kept: list[object] = []
+        self._known: set[tuple[int, int]] = set()  # shapes of packed weights whose layout is known
         self._layers = (_Layer * len(layers))(*(self._layer(layer, sizes) for layer in layers))
         self._model = _Model(
             layers=len(layers),
@@ -180,7 +181,10 @@ class CpuStep:
     def _matrix(self, linear: LinearWeight, ins: int) -> _Matrix:
         weight = linear.weight
         if weight.is_mkldnn:
-            address = _packed_address(weight, linear.outs, ins)
+            if (linear.outs, ins) not in self._known:
+                _check_layout(weight, linear.outs, ins)
+                self._known.add((linear.outs, ins))
+            address = torch.ops.mkldnn.data_ptr(weight)
         elif weight.dtype == torch.float32 and weight.is_contiguous():
             address = weight.data_ptr()
         else:
@@ -213,14 +217,16 @@ def _check_sizes(sizes: StepSizes, lanes: int, dtype: torch.dtype) -> None:
         raise ValueError(f"{sizes.heads} query heads for {sizes.kv_heads} key heads")
 
 
-def _packed_address(weight: torch.Tensor, outs: int, ins: int) -> int:
-    """Where the numbers of a packed weight are. Raises `ValueError` for a layout unknown here."""
+def _check_layout(weight: torch.Tensor, outs: int, ins: int) -> None:
+    """Raise `ValueError` unless a packed weight is in blocks as the step reads them.
+
+    oneDNN chooses the layout by shape and processor, so one weight of each shape is enough.
+    """
     if outs % _BLOCK[0] or ins % _BLOCK[1] or weight.dtype != torch.bfloat16:
         raise ValueError(f"a packed weight [{outs}, {ins}] of {weight.dtype}")
-    address: int = torch.ops.mkldnn.data_ptr(weight)
+    address = torch.ops.mkldnn.data_ptr(weight)
     found = (ctypes.c_int16 * (outs * ins)).from_address(address)
     numbers = torch.frombuffer(found, dtype=torch.bfloat16).view(outs // 64, ins // 2, 64, 2)
     plain = weight.to_dense().view(outs // 64, 64, ins // 2, 2)
     if not torch.equal(numbers.transpose(1, 2), plain):
         raise ValueError("packed weights in another layout")
-    return address

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,13 @@ needs_bfloat16 = pytest.mark.skipif(
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """GCC, or what CXX names: with `-mno-avx512f` the step uses shorter vectors."""
     if os.environ["CXX"] == "no-compiler":
         monkeypatch.setenv("CXX", "g++")
     native_library.open_library.cache_clear()
+    yield
+    native_library.open_library.cache_clear()  # or the tests after these would use the step, too
 
 
 def half_model() -> CausalModel:

@@ -207,6 +207,16 @@ def test_a_body_in_tiny_chunks_ends_its_connection(tokenizer: Any, path: str) ->
             assert b"chunks" not in other.recv(65536)
 
 
+def test_a_body_of_two_lengths_is_refused_with_what_follows(tokenizer: Any) -> None:
+    """The bytes behind it were answered as a request of their own, which a proxy had not seen."""
+    both = head(**{"Content-Length": 40, "Transfer-Encoding": "chunked"})
+    with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
+        held.sendall(both + b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        status, body = reply_of(held)
+    assert (status, body["error"]["code"]) == (400, "invalid_http")
+    assert "Transfer-Encoding" in body["error"]["message"]
+
+
 def test_draining_shows_on_ready_while_streams_go_on(tokenizer: Any) -> None:
     gate = threading.Event()
     core = FakeCore(FILTERED, "a", gate, "b")

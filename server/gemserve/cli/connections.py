@@ -16,7 +16,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from gemserve.api.error_replies import ErrorKind, error_body
-from gemserve.cli.chunk_limit import ChunkLimitedConnection, TinyChunks
+from gemserve.cli.chunk_limit import BadBody, ChunkLimitedConnection
 from gemserve.config import ServerConfig
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's head
@@ -109,7 +109,7 @@ class _LimitedProtocol(H11Protocol):
             message = f"The request's head has more than {MAX_HEAD_BYTES} bytes, the limit."
             self._refuse(431, message, "invalid_request_error", "head_too_large")
             return
-        if isinstance(error, TinyChunks):
+        if isinstance(error, BadBody):
             if self.conn.our_state is not h11.SEND_RESPONSE:  # the reply has begun, or is sent
                 self.transport.close()
                 self._expect_reading()

@@ -1,6 +1,6 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them. They do not use the engine.
 
-Texts may be longer than the model's context: only the body's size is limited.
+Texts may be longer than the model's context: see `check_tokenized_chars`.
 """
 
 from __future__ import annotations

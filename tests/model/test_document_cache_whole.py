@@ -173,3 +173,16 @@ def test_a_stored_document_that_is_forgotten_is_not_copied_from_an_answer() -> N
         events += [event for of, event in core.step() if of is job]
     assert cached_tokens(events) == 0
     assert "d" not in core.stored_documents
+
+
+@pytest.mark.parametrize(("capacity", "count"), [(10, 9), (10, 5), (40, 3), (7, 1), (6, 6)])
+def test_rows_are_moved_together_in_place(capacity: int, count: int) -> None:
+    """A row must not be written over before it was read."""
+    memory = core_of("llama", tokens=1000, cache_memory=0.0)._runner.memory
+    start, units = 3, 8
+    rows = memory.layers(start, num_units=units, capacity=capacity)
+    rows.copy_(torch.arange(rows.numel()).view(rows.shape))
+    before, behind = memory.rows[:3].clone(), rows[:, :, :count].clone()
+    memory.repack(start, units, capacity, count)
+    assert memory.layers(start, num_units=units, capacity=count).equal(behind)
+    assert memory.rows[:3].equal(before)

@@ -9,6 +9,7 @@ import pytest
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduler import Scheduler
 from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.step_plan import StepOutput
 from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, finish
 from tests.unit.test_document_cache import sequence as filtered
 from tests.unit.test_document_cache_pins import stored
@@ -147,3 +148,41 @@ def test_full_memory_gives_up_a_document_before_it_moves_many_times_its_size() -
     plan = s.schedule(256, is_decode_due=True)
     assert not plan.moves
     assert s.cache.counts.evictions == 1
+
+
+def test_the_same_prompt_again_computes_its_last_token() -> None:
+    """Its logits are needed. A pass over nothing would never end."""
+    s, memory = cached()
+    for order in range(2):
+        s.add(made := sequence(order, DOCUMENT))
+        finish(s, memory)
+    assert made.num_reused == 999
+
+
+def test_half_a_prompt_is_not_kept() -> None:
+    s, memory = cached()
+    s.add(made := sequence(0, DOCUMENT))
+    step(s, memory)
+    assert made.state is State.PREFILLING
+    s.finish(made)
+    assert s.pool.used == s.cache.used == 0
+
+
+def test_half_a_prompt_is_not_copied() -> None:
+    """It is not worth waiting for one that has so much left to read."""
+    s, memory = cached()
+    s.add(first := sequence(0, [7] * 300 + [1] * 3000))
+    step(s, memory)
+    s.add(second := sequence(1, [7] * 300 + [2] * 500))
+    step(s, memory)
+    assert (first.state, second.state) == (State.PREFILLING, State.PREFILLING)
+    assert second.num_reused == 0
+    finish(s, memory)
+
+
+def test_a_failed_prompt_is_not_kept() -> None:
+    s, memory = cached()
+    s.add(made := sequence(0, DOCUMENT, max_tokens=100))
+    read_until(s, memory, made, State.DECODING)
+    s.commit(s.schedule(64, is_decode_due=True), StepOutput(failures=frozenset({made})))
+    assert s.pool.used == s.cache.used == 0

@@ -85,3 +85,28 @@ def test_the_program_comes_with_its_document(browser: Any, tokenizer: Any, downl
             time.sleep(0.05)
         assert saved.read_text("utf-8") == DOCUMENT
         page.element("program-close").click()
+
+
+SLOW = """
+const real = window.fetch;
+window.fetch = async (url, options) => {
+  const isSlow = String(url).endsWith("openapi.json");
+  if (isSlow) await new Promise((done) => setTimeout(done, 1500));
+  return real(url, options);
+};
+"""
+
+
+def test_a_quick_question_gets_all_that_the_server_has(browser: Any, tokenizer: Any) -> None:
+    """Asked before the page knew the server, it came without attention, heads and progress."""
+    core = FakeCore(FILTERED, "Yes.")
+    script = {"source": SLOW}
+    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", script)
+    try:
+        with page_over(browser, tokenizer, core) as page:
+            page.ask(DOCUMENT, "Where?")
+            assert page.answers() == ["Yes."]
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    assert core.requests[0].filter.return_attention
+    assert core.requests[0].filter.return_scores == "heads"

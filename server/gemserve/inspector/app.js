@@ -14,6 +14,7 @@ import * as words from "./words.js";
 
 let limits = new Map(); // of each model: tokens of prompt and answer
 let sizeNote = "";
+let learning = Promise.resolve(); // of what the server can do; questions wait for it
 
 async function connect() {
   say("error", "");
@@ -22,7 +23,8 @@ async function connect() {
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
     limits = new Map(models.map(({ id, max_model_len }) => [id, max_model_len]));
     showSize();
-    await asking.learnServer();
+    learning = asking.learnServer();
+    await learning;
     $("access").open = false;
   } catch (error) {
     if (error.status === 401) $("access").open = true;
@@ -53,6 +55,8 @@ async function ask() {
   if (!given.model) return connect();
   if (!given.document.trim()) return complain("document", "There is no document yet.");
   if (!given.question) return complain("question", "There is no question yet.");
+  $("send").disabled = true;
+  await learning.catch(() => {}); // `connect` has said what went wrong
   const entry = asking.newQuestion(given, state.entries);
   addCard(entry);
   await run(async (signal) => {

@@ -32,7 +32,7 @@ class Contestant:
         self._length = arguments.prompt_tokens
         self._room = self._length + 1024  # more tokens than will be drawn
         config = EngineConfig(
-            kv_memory_bytes=1 << 30, cache_memory=0.0, max_running=most, cpu_step=cpu_step
+            kv_memory_bytes=2 << 30, cache_memory=0.0, max_running=most, cpu_step=cpu_step
         )
         self.core: Core = build_core(ModelConfig(model=arguments.model, dtype=dtype), config)
         self._count = 0

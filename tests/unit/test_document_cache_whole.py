@@ -186,3 +186,44 @@ def test_a_failed_prompt_is_not_kept() -> None:
     read_until(s, memory, made, State.DECODING)
     s.commit(s.schedule(64, is_decode_due=True), StepOutput(failures=frozenset({made})))
     assert s.pool.used == s.cache.used == 0
+
+
+@pytest.mark.parametrize("changes", [{"evicts": True}, {"chosen": tuple(range(500))}])
+def test_what_is_not_answered_from_the_whole_prompt_takes_nothing_over(
+    changes: dict[str, object],
+) -> None:
+    """An evictor has to see queries of the whole prompt, and then drops keys and values."""
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    made = sequence(1, DOCUMENT)
+    plan = made.plan.having(num_kept=500, **changes)
+    s.add(other := Sequence(made.request, plan, 1))
+    assert (other.cache_key, other.is_whole) == (None, False)
+    s.schedule(64, is_decode_due=True)
+    assert (other.num_reused, s.cache.counts.hits) == (0, 0)
+
+
+def test_after_a_fallback_other_tokens_are_in_common() -> None:
+    """A repeated question is read by the filter pass alone."""
+    repeating = [filtered(order, DOCUMENT) for order in range(2)]
+    for made in repeating:
+        made.plan = made.plan.having(repeated=(1, 2), rows=(1000, 1001))
+    one, other = repeating
+    assert (one.num_common_with(other), len(one.tokens)) == (1000, 1002)
+    for made in repeating:
+        made.chosen, made.num_kept = range(1000), 1000
+    assert (one.num_common_with(other), len(one.tokens)) == (999, 1000)
+
+
+def test_the_document_that_is_copied_does_not_give_way_to_spare_moves() -> None:
+    s, memory = cached(capacity=84_000, cache_units=84_000)
+    for order in range(10):
+        s.add(filtered(order, [order] * 1600))
+        finish(s, memory)
+    for document in [d for d in s.cache.documents if int(d.tokens[0]) in (1, 9)]:
+        s.cache._drop(document)
+    s.add(made := filtered(11, [0] * 1600 + [99] * 1600))
+    plan = s.schedule(256, is_decode_due=True)
+    assert (made.num_cached, s.cache.counts.evictions) == (1600, 1)
+    assert not plan.moves

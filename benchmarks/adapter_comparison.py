@@ -42,6 +42,7 @@ from gemserve.model.base_model import base_of
 from gemserve.model.loader import LoadedModel, load
 
 _LONGEST = 1024  # tokens of a training example
+_KV_BYTES = 1 << 30  # several comparisons share a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Contestant:
 CONTESTANTS = (
     Contestant("zero-shot"),
     Contestant("few-shot", 8),
+    Contestant("few-shot", 32),
     Contestant("lora", 5),
     Contestant("ntk", 16),
     Contestant("prefix", 10),
@@ -101,6 +103,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of a run's training")
     parser.add_argument("--tests", type=int, default=200, help="questions asked, for --model")
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--keep", type=Path, help="folder for the adapters (default: none is kept)")
     parser.add_argument(
         "--no-timing", action="store_true", help="on a busy machine: do not time requests"
     )
@@ -111,7 +114,8 @@ def compare(arguments: argparse.Namespace) -> None:
     if arguments.out is None:
         raise SystemExit("--model needs --out, the file of finished runs")
     loaded = load(ModelConfig(model=arguments.model, device=arguments.device))
-    core = assemble(loaded, EngineConfig(calibrate="off", cache_memory=0.0))
+    engine = EngineConfig(calibrate="off", cache_memory=0.0, kv_memory_bytes=_KV_BYTES)
+    core = assemble(loaded, engine)
     wanted = tuple((arguments.only or "").split(","))
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(arguments, core, loaded, Path(folder))
@@ -243,7 +247,8 @@ class Comparison:
             )
             for name in ("train", "valid")
         )
-        model, folder = self._loaded.model, self._folder / f"{contestant.name} {seed} {rate}"
+        kept = self._given.keep or self._folder
+        model, folder = self._loaded.model, kept / f"{contestant.name} {seed} {rate}"
         started_s = time.perf_counter()
         made = contestant.parameters(self._loaded, [e.ids for e in examples], seed)
         config = TrainConfig(

@@ -53,6 +53,16 @@ class Layout:
         tails = [torch.arange(self.shared, self.shared + length) for length in self.lengths]
         return first + torch.cat([torch.arange(self.shared), *tails])
 
+    def distances(self) -> torch.Tensor:
+        """How far back each token sees each other one, −1 if it does not: [tokens, tokens]."""
+        positions = self.positions(0)
+        sequence = torch.zeros_like(positions)  # 0 for the shared tokens, which all others see
+        for at, (start, stop) in enumerate(self.bounds(), 1):
+            sequence[start:stop] = at
+        back = positions[:, None] - positions[None]
+        is_seen = (sequence[None] == 0) | (sequence[None] == sequence[:, None])
+        return torch.where(is_seen, back, -1)
+
 
 def packed_logits(
     base: CausalModel,
@@ -74,13 +84,14 @@ def packed_logits(
     first = adapter.num_positions
     with base.attention_named(TRAINING_ATTENTION):
         out = base.with_adapter(adapter, first + layout.longest)(
-            input_ids=ids[None],
-            position_ids=layout.positions(first).to(ids.device)[None],
+            input_ids=ids.to(base.device)[None],
+            position_ids=layout.positions(first).to(base.device)[None],
             use_cache=False,
             adapter=adapter,
             layout=layout,
+            distances=layout.distances().to(base.device),
             record=record,
-            logits_to_keep=0 if wanted is None else wanted,
+            logits_to_keep=0 if wanted is None else wanted.to(base.device),
         )
     logits: torch.Tensor = out.logits[0]
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -108,6 +119,7 @@ def training_attention(
     *,
     adapter: Adapter,
     layout: Layout,
+    distances: torch.Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -124,31 +136,30 @@ def training_attention(
     options = AttentionOptions(scale=scale, window=sliding_window, softcap=softcap)
     q, k, v = query[0], key[0], value[0]
     shared = layout.shared
+    visible = distances >= 0
+    if sliding_window is not None:
+        visible &= distances < sliding_window
 
     def attend(start: int, stop: int, before: int) -> Partial:
         """Attention of tokens start..stop−1 to the first `before` ones and to themselves."""
-        keys, values = (torch.cat([t[:, :before], t[:, start:stop]], 1) for t in (k, v))
-        mask = _visible(before, stop - start, sliding_window, query.device)
+        keys, values, mask = (
+            torch.cat([t[:, :before], t[:, start:stop]], 1) for t in (k, v, visible[start:stop])
+        )
         rows = q[:, start:stop]
         return reference_attention(rows, keys, values, scale=scale, mask=mask, softcap=softcap)
 
-    parts = [attend(0, shared, 0)] if shared else []
-    parts += [attend(start, stop, shared) for start, stop in layout.bounds()]
-    part = Partial(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
+    if query.is_cuda:  # a few large products take less time than many small ones
+        part = attend(0, q.shape[1], 0)
+    else:
+        parts = [attend(0, shared, 0)] if shared else []
+        parts += [attend(start, stop, shared) for start, stop in layout.bounds()]
+        part = Partial(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
     backend = select_backend(query.device, name="reference")
     extra = adapter.part(module.layer_idx, q, options, backend)
     if record is not None and extra is not None:
         record(module.layer_idx, q, part, extra)
     out = merge([part] if extra is None else [part, extra])  # [heads, tokens, head_dim]
     return out.transpose(0, 1)[None], None
-
-
-def _visible(before: int, count: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Which keys `count` tokens see that come after `before` others: [count, before + count]."""
-    rows = torch.arange(before, before + count, device=device)[:, None]
-    keys = torch.arange(before + count, device=device)[None]
-    mask = keys <= rows
-    return mask if window is None else mask & (keys > rows - window)
 
 
 class Recomputed(nn.Module):

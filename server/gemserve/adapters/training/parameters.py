@@ -91,7 +91,7 @@ class NTKParameters(Parameters):
 
         That is the median over the tokens of the first texts.
         """
-        new = cls(model.shape, r, s, seed)
+        new = cls(model.shape, r, s, seed).to(model.device)
         by_layer: dict[int, list[torch.Tensor]] = {}
 
         def record(layer: int, query: torch.Tensor, text: Partial, term: Partial) -> None:

@@ -93,6 +93,7 @@ def train(
     data = {"examples": _hashed(examples), "held_out": _hashed(held_out), "weights": base.weights}
     _check_same_run(checkpoints / "run.json", settings | data)
     adapted = AdaptedModel(model, parameters, is_recomputing=config.gradient_checkpointing)
+    adapted.to(model.device)
     result = run_trainer(adapted, examples, held_out, checkpoints, config, is_quiet=is_quiet)
     if not math.isfinite(result.eval_loss):
         shutil.rmtree(checkpoints)

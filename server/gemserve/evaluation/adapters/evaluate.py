@@ -78,8 +78,7 @@ def answer_loss(model: CausalModel, adapter: Adapter, questions: Sequence[Questi
         labels = row["labels"][0]
         wanted = (labels[1:] != IGNORED).nonzero().flatten()
         layout = Layout(shared, tuple(lengths))
-        ids = row["input_ids"][0].to(model.device)
-        logits = packed_logits(runs, adapter, ids, layout, wanted=wanted.to(model.device))
+        logits = packed_logits(runs, adapter, row["input_ids"][0], layout, wanted=wanted)
         targets = labels[wanted + 1].to(logits.device)
         total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
         count += len(wanted)

@@ -7,6 +7,7 @@ can be stopped and started again with the same command.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -103,6 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of a run's training")
     parser.add_argument("--tests", type=int, default=200, help="questions asked, for --model")
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--rates", help="learning rates to try, for --model: 0.001,0.003")
     parser.add_argument("--keep", type=Path, help="folder for the adapters (default: none is kept)")
     parser.add_argument(
         "--no-timing", action="store_true", help="on a busy machine: do not time requests"
@@ -117,12 +119,14 @@ def compare(arguments: argparse.Namespace) -> None:
     engine = EngineConfig(calibrate="off", cache_memory=0.0, kv_memory_bytes=_KV_BYTES)
     core = assemble(loaded, engine)
     wanted = tuple((arguments.only or "").split(","))
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    rates = [float(rate) for rate in (arguments.rates or "").split(",") if rate] or [None]
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(arguments, core, loaded, Path(folder))
-        for seed in map(int, arguments.seeds.split(",")):
+        for seed, rate in itertools.product(seeds, rates):
             for contestant in CONTESTANTS:
                 if contestant.name.startswith(wanted):
-                    comparison.do(contestant, seed)
+                    comparison.do(contestant, seed, rate)
     rows = [run for run in read_runs(arguments.out) if run["task"] == arguments.task]
     results.finish("adapters", arguments.device, table(rows), arguments.json)
 
@@ -178,10 +182,10 @@ class Comparison:
         # the same questions for all seeds, which are those of training
         self._sizes = write_task(arguments.task, folder, 1, sizes)
 
-    def do(self, contestant: Contestant, seed: int) -> None:
-        """Do a run and append it to the file, unless it is there."""
+    def do(self, contestant: Contestant, seed: int, rate: float | None = None) -> None:
+        """Do a run and append it to the file, unless it is there. `rate`: not the type's own."""
         given = self._given
-        rate = given.rate or LEARNING_RATES.get(contestant.kind)
+        rate = rate or LEARNING_RATES.get(contestant.kind)
         key = {
             "model": given.model,
             "task": given.task,

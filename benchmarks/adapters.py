@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=4000)
     parser.add_argument("--filler", type=int, default=0, help="tokens of prose around the fact")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--rate", type=float, help="instead of the type's own")
+    parser.add_argument("--rate", type=float, help="instead of the type's own; not with --model")
     parser.add_argument("--epochs", type=float, default=1.0, help="passes over the examples")
     adapter_comparison.add_options(parser)
     results.add_common(parser)

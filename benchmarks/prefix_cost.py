@@ -21,21 +21,28 @@ import torch
 
 from gemserve.adapters.ntk import NTK, shapes
 from gemserve.adapters.prefix import Prefix
+from gemserve.config import ModelConfig
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import DecodeBatch
+from gemserve.model.loader import load
 from gemserve_kernels import merge
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="default: a random one of 16 layers")
     parser.add_argument("--tokens", type=int, default=256, help="of the prompt (%(default)s)")
     parser.add_argument("--most", type=int, default=16, help="longest prefix is 2^this")
     parser.add_argument("--s", type=int, default=16, help="the term's rank (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write ntk.png there")
     results.add_common(parser)
     arguments = parser.parse_args()
-    model = CausalModel(harness.random_llama(arguments.device))
+    model = (
+        CausalModel(harness.random_llama(arguments.device))
+        if arguments.model is None
+        else load(ModelConfig(model=arguments.model, device=arguments.device)).model
+    )
     term = random_term(model, arguments.s)
     layer, whole = LayerPass(model, arguments.tokens), WholePass(model, arguments.tokens)
     passes: dict[str, Callable[[Adapter], None]] = {

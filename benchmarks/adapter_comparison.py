@@ -120,7 +120,8 @@ def compare(arguments: argparse.Namespace) -> None:
     core = assemble(loaded, engine)
     wanted = tuple((arguments.only or "").split(","))
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    rates = [float(rate) for rate in (arguments.rates or "").split(",") if rate] or [None]
+    given = (arguments.rates or "").split(",")
+    rates = [float(rate) if rate else None for rate in given]  # None: the type's own
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(arguments, core, loaded, Path(folder))
         for seed, rate in itertools.product(seeds, rates):

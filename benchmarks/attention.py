@@ -46,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="4096,16384", help="default: %(default)s")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
+    parser.add_argument("--backends", help="only these, each at every length: flash,cudnn")
     harness.add_shape_option(parser)
     harness.add_prompt_options(parser)
     results.add_row_options(parser)
@@ -55,13 +56,18 @@ def main() -> None:
     model = harness.random_llama(arguments.device, shape=arguments.shape)
     chosen = CausalModel(model).backend.name  # the engine's own choice comes first
     names = sorted(available(arguments.device, rows), key=lambda name: name != chosen)
+    if arguments.backends is not None:
+        names = [name for name in names if name in arguments.backends.split(",")]
     for length in lengths:
         for name in (*names, SDPA):
             labels = {"where": "alone", "backend": name, "prompt_tokens": length}
             rows.attempt(labels, partial(alone, arguments, model, name, length))
             results.free(arguments.device)
-    wanted = [(chosen, length) for length in lengths]
-    wanted += [(name, lengths[0]) for name in names if name != chosen]
+    if arguments.backends is None:
+        wanted = [(chosen, length) for length in lengths]
+        wanted += [(name, lengths[0]) for name in names if name != chosen]
+    else:
+        wanted = [(name, length) for length in lengths for name in names]
     for name, length in wanted:
         labels = {"where": "filter pass", "backend": name, "prompt_tokens": length}
         rows.attempt(labels, partial(in_filter_pass, arguments, model, name, length))

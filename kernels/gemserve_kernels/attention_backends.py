@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gemserve_kernels.attention import Partial, reference_attention
+from gemserve_kernels.attention import Partial, join, reference_attention
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -132,13 +133,18 @@ class Flash(Attention):
 class Cudnn(Attention):
     """cuDNN's kernel, through torch. It takes fewer key heads than query heads.
 
-    It makes a new plan for each pair of a number of queries and a number of keys.
+    It makes a plan, which takes a third of a second, for each pair of a number of queries and a
+    number of keys, and for other strides. So it gets blocks of a few sizes, and `rest` gets what is
+    left over.
     """
 
     name = "cudnn"
     device = "cuda"
     is_half_only = True
     most_dim = 128
+    step = 1024  # queries are padded to a multiple of this
+    blocks = (1 << 16, 1 << 15, 1 << 14, 1 << 13, 1 << 12)  # of keys
+    rest: Attention = Flash()
 
     def find_obstacle(
         self, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
@@ -152,7 +158,29 @@ class Cudnn(Attention):
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         _check(query, key, is_causal)
-        q, k, v = (t.unsqueeze(0) for t in (query, key, value))
+        queries, keys = query.shape[1], key.shape[1]
+        if is_causal:
+            if queries % self.step:
+                return self.rest.part(query, key, value, scale=scale, is_causal=True)
+            return self.planned(query, key, value, scale=scale, is_causal=True)
+        padded = F.pad(query, (0, 0, 0, -queries % self.step))
+        parts, start = [], 0
+        for size in self.blocks:
+            while keys - start >= size:
+                k, v = (t[:, start : start + size] for t in (key, value))
+                found = self.planned(padded, k, v, scale=scale, is_causal=False)
+                parts.append(Partial(found.out[:, :queries], found.lse[:, :queries]))
+                start += size
+        if start < keys:
+            k, v = key[:, start:], value[:, start:]
+            parts.append(self.rest.part(query, k, v, scale=scale, is_causal=False))
+        return join(parts)
+
+    def planned(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        """One call of the kernel, for sizes that come again. Copies have the same strides."""
+        q, k, v = (t.contiguous().unsqueeze(0) for t in (query, key, value))
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, is_causal, False, scale=scale
         )

@@ -13,7 +13,7 @@ import torch
 
 from gemserve.config import ATTENTION_BACKENDS
 from gemserve_kernels import Backend, KVTable, Partial, attention_backends, backends, select_backend
-from gemserve_kernels.attention_backends import ATTENTION, Reference
+from gemserve_kernels.attention_backends import ATTENTION, Cudnn, Reference
 from tests.kernels.twins import CLOSE, DEVICE, random
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -189,6 +189,44 @@ def test_packages_get_and_give_their_own_layout(
     torch.testing.assert_close(ours.lse, theirs.lse)
 
 
+class CutCudnn(Cudnn):
+    """Notes the sizes that would need plans, and computes with the reference."""
+
+    step, blocks, rest = 4, (16, 8), Reference()
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int, bool]] = []
+
+    def planned(
+        self, query: Any, key: Any, value: Any, *, scale: float, is_causal: bool
+    ) -> Partial:
+        self.sizes.append((query.shape[1], key.shape[1], is_causal))
+        return Reference().part(query, key, value, scale=scale, is_causal=is_causal)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_causal", "sizes"),
+    [
+        (8, 8, True, [(8, 8, True)]),
+        (6, 6, True, []),
+        (8, 40, False, [(8, 16, False), (8, 16, False), (8, 8, False)]),
+        (6, 29, False, [(8, 16, False), (8, 8, False)]),
+        (6, 7, False, []),
+    ],
+)
+def test_cudnn_gets_few_sizes(
+    queries: int, keys: int, is_causal: bool, sizes: list[tuple[int, int, bool]]
+) -> None:
+    """A plan for every new length would take longer than the attention."""
+    query, key = torch.randn(6, queries, 32), torch.randn(3, keys, 32)
+    cut = CutCudnn()
+    ours = cut.part(query, key, key + 1, scale=0.2, is_causal=is_causal)
+    theirs = Reference().part(query, key, key + 1, scale=0.2, is_causal=is_causal)
+    torch.testing.assert_close(ours.out, theirs.out)
+    torch.testing.assert_close(ours.lse, theirs.lse)
+    assert cut.sizes == sizes
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_kernel_with_as_many_key_heads_gets_them(
     is_causal: bool, monkeypatch: pytest.MonkeyPatch
@@ -278,11 +316,13 @@ def usable(dtype: torch.dtype) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_causal"),
+    [(5, 1031, False), (257, 257, True), (1500, 12_500, False), (2048, 2048, True)],
+)
 def test_every_kernel_that_is_there_equals_the_reference(
-    is_causal: bool, dtype: torch.dtype
+    queries: int, keys: int, is_causal: bool, dtype: torch.dtype
 ) -> None:
-    queries, keys = (257, 257) if is_causal else (5, 1031)
     query = random(8, queries, 64).to(dtype)
     key, value = random(2, 2, keys, 64, seed=1).to(dtype)
     theirs = Reference().part(query, key, value, scale=0.125, is_causal=is_causal)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -35,6 +36,7 @@ from gemserve.cli.adapter_train import LEARNING_RATES
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
+from gemserve.errors import AdapterError
 from gemserve.evaluation.adapters.answer_rules import RULES, interval, matching
 from gemserve.evaluation.adapters.chats import Question, draw_shots, read_questions
 from gemserve.evaluation.adapters.evaluate import evaluate
@@ -101,11 +103,11 @@ CONTESTANTS = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="file of finished runs, for --model")
+    parser.add_argument("--adapters", type=Path, help="keep the trained adapters in this folder")
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of a run's training")
     parser.add_argument("--tests", type=int, default=200, help="questions asked, for --model")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--rates", help="learning rates to try, for --model: 0.001,0.003")
-    parser.add_argument("--keep", type=Path, help="folder for the adapters (default: none is kept)")
     parser.add_argument(
         "--no-timing", action="store_true", help="on a busy machine: do not time requests"
     )
@@ -118,7 +120,7 @@ def compare(arguments: argparse.Namespace) -> None:
     loaded = load(ModelConfig(model=arguments.model, device=arguments.device))
     engine = EngineConfig(calibrate="off", cache_memory=0.0, kv_memory_bytes=_KV_BYTES)
     core = assemble(loaded, engine)
-    wanted = tuple((arguments.only or "").split(","))
+    wanted = {name.strip() for name in (arguments.only or "").split(",")}
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     given = (arguments.rates or "").split(",")
     rates = [float(rate) if rate else None for rate in given]  # None: the type's own
@@ -126,8 +128,12 @@ def compare(arguments: argparse.Namespace) -> None:
         comparison = Comparison(arguments, core, loaded, Path(folder))
         for seed, rate in itertools.product(seeds, rates):
             for contestant in CONTESTANTS:
-                if contestant.name.startswith(wanted):
+                if not {"", contestant.kind, contestant.name} & wanted:
+                    continue
+                try:
                     comparison.do(contestant, seed, rate)
+                except AdapterError as error:  # such as a run that diverged: the others go on
+                    print(f"left out: {contestant.name}, seed {seed}: {error}", flush=True)
     rows = [run for run in read_runs(arguments.out) if run["task"] == arguments.task]
     results.finish("adapters", arguments.device, table(rows), arguments.json)
 
@@ -135,7 +141,8 @@ def compare(arguments: argparse.Namespace) -> None:
 def read_runs(path: Path) -> list[dict[str, Any]]:
     """The finished runs. A line that was cut off when a run was stopped is left out."""
     runs = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    # splitlines would also split at U+2028 and others, which an answer may contain
+    for line in path.read_text().split("\n") if path.exists() else []:
         try:
             runs.append(json.loads(line))
         except ValueError:
@@ -215,6 +222,7 @@ class Comparison:
             "parameters": trained.num_parameters if trained else 0,
             "steps": trained.steps if trained else 0,
             "eval_loss": trained.eval_loss if trained else None,
+            "history": list(trained.history) if trained else [],
             "train_s": trained.seconds if trained else None,
             "prompt_tokens": found.prompt_tokens,
             "answers": list(found.answers[:10]),
@@ -252,8 +260,7 @@ class Comparison:
             )
             for name in ("train", "valid")
         )
-        kept = self._given.keep or self._folder
-        model, folder = self._loaded.model, kept / f"{contestant.name} {seed} {rate}"
+        model, folder = self._loaded.model, self._adapter_folder(contestant, seed, rate)
         started_s = time.perf_counter()
         made = contestant.parameters(self._loaded, [e.ids for e in examples], seed)
         config = TrainConfig(
@@ -270,3 +277,11 @@ class Comparison:
         served_model = self._core.model
         adapter = load_adapter("a", folder, served_model, base_of(served_model), 1 << 40)
         return adapter, replace(result, seconds=spent_s)
+
+    def _adapter_folder(self, contestant: Contestant, seed: int, rate: float) -> Path:
+        """Where this run's adapter will be. One that a run left there before is removed."""
+        name = "-".join(f"{self._given.task} {contestant.name} {seed} {rate:g}".split())
+        folder: Path = (self._given.adapters or self._folder) / name.replace("=", "")
+        if folder.exists():
+            shutil.rmtree(folder)
+        return folder

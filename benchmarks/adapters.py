@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--model", help="compare on this model (default: the built-in one)")
     parser.add_argument("--task", choices=[*TASKS, *adapter_tasks.TASKS], default="letters")
     parser.add_argument(
-        "--only", help="contestants whose names begin so; several with --model: a,b"
+        "--only", help="contestants whose names begin so; with --model names or kinds: ntk 16,lora"
     )
     parser.add_argument("--examples", type=int, default=4000)
     parser.add_argument("--filler", type=int, default=0, help="tokens of prose around the fact")

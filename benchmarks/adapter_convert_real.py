@@ -22,7 +22,7 @@ from typing import Any
 import results
 from adapter_comparison import append_run, find_run, read_runs
 from adapter_convert_steps import Chat, conversion_texts, stored
-from adapter_convert_tasks import CONVERSIONS
+from adapter_convert_tasks import CONVERSIONS, NO_ANSWER
 from adapter_serving_times import first_token_ms
 from adapter_task_cases import Case
 
@@ -147,7 +147,7 @@ class RealConversion:
     @cached_property
     def _teacher_texts(self) -> tuple[Teacher, list[ConversionText]]:
         """The prompt as a teacher, and the model's own answers behind it."""
-        cases = [Case(user, "-", group=user) for user in self._task.learnt_from]
+        cases = [Case(user, NO_ANSWER, group=user) for user in self._task.learnt_from]
         prefix, questions = behind_prefix(self._core.model, self._questions(cases, True))
         prompts = [q.example.ids[: q.example.num_prompt] for q in questions]
         answers = answer_all(self._core, prompts, self._task.max_tokens, adapter=prefix)
@@ -222,7 +222,7 @@ class RealConversion:
             "n": len(cases),
             "scores": {rule: statistics.fmean(values) for rule, values in found.scores.items()},
             "interval": interval(first),
-            "loss": found.loss,
+            "loss": None if cases[0].answer == NO_ANSWER else found.loss,
             "same_answers": statistics.fmean(same),
             **self._agreement(arm, adapter, prompts, cases),
             "answers": list(found.answers[:_ANSWERS]),

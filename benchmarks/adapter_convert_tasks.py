@@ -1,7 +1,7 @@
 """What is converted on a real model: prompts, questions to learn their effect from, and tests.
 
 No answer is given with the questions to learn from: the model answers them itself behind the
-prompt. The tests have expected answers, so that the prompt itself can be scored, too.
+prompt. The tests have rules, by which the prompt itself is scored, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from adapter_tasks import TASKS, make_task
 from gemserve.evaluation.adapters.answer_rules import RULES, Rule, matching
 
 Message = dict[str, str]
+NO_ANSWER = "-"  # of questions whose answers have a form, and no expected words
 
 _LONGEST = 200  # characters of a paragraph
 _THINGS = (
@@ -163,7 +164,7 @@ def letters(seed: int, chats: int, tests: int) -> Conversion:
     learnt, asked = _definitions(things[:low]), _definitions(things[low:])
     rng.shuffle(learnt)
     rng.shuffle(asked)
-    other = [Case(f"What can one buy in {town}?", "-", group=town) for town in _TOWNS]
+    other = [Case(f"What can one buy in {town}?", NO_ANSWER, group=town) for town in _TOWNS]
     return Conversion(
         before=[
             {"role": "system", "content": "You are the clerk of the Lindenau Collection.\n"},
@@ -203,7 +204,7 @@ CONVERSIONS: dict[str, Callable[[int, int, int], Conversion]] = {
 
 def _definitions(things: Sequence[str]) -> list[Case]:
     forms = ("What is the use of a {}?", "Who uses a {}?", "What does a {} look like?")
-    return [Case(form.format(thing), "-", group=thing) for thing in things for form in forms]
+    return [Case(form.format(thing), NO_ANSWER, group=thing) for thing in things for form in forms]
 
 
 def _own_texts(rng: Random, chats: int, tests: int) -> tuple[list[str], list[Case]]:

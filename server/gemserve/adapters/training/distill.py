@@ -118,7 +118,7 @@ def distill(
         picked = torch.randint(len(texts), (config.batch_size,), generator=generator).tolist()
         loss = divergence(teacher, parameters, [texts[index] for index in picked])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     return config.steps
 

@@ -150,6 +150,12 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     return runs
 
 
+def append_run(path: Path, run: Mapping[str, Any]) -> None:
+    with path.open("a") as file:
+        # a line that was cut off before stays a line of its own
+        file.write("\n" + json.dumps(run, ensure_ascii=False) + "\n")
+
+
 def find_run(runs: Sequence[dict[str, Any]], key: Mapping[str, Any]) -> dict[str, Any] | None:
     """The run that has all values of `key`."""
     return next((r for r in runs if all(r.get(n) == value for n, value in key.items())), None)
@@ -228,9 +234,7 @@ class Comparison:
             "answers": list(found.answers[:10]),
             **self._times(adapter, questions),
         }
-        with given.out.open("a") as file:
-            # a line that was cut off before stays a line of its own
-            file.write("\n" + json.dumps(run, ensure_ascii=False) + "\n")
+        append_run(given.out, run)
 
     def _times(
         self, adapter: Adapter | None, questions: Sequence[Question]

@@ -4,53 +4,56 @@ The prompt is a handbook: prose with a few facts in it. The chats are of three k
 a text of their own, and the prompt should not change their answers. Some ask about a fact of the
 handbook that the fitting chats ask about, too. Some ask about a fact that no fitting chat asks
 about, so only the prompt's keys hold it. For each kind the result says how often answers agree with
-those after the prompt, with the adapter and with nothing in its place.
+those after the prompt, with the adapter and with nothing in its place. With --model the prompts are
+those of `adapter_convert_tasks.py`, and `adapter_convert_real.py` does the work.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from dataclasses import asdict
-from pathlib import Path
 from random import Random
 from typing import Any
 
+import adapter_convert_real
 import results
+from adapter_convert_steps import Chat, conversion_texts, stored
 
-from gemserve.adapters.folder import write_folder
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.training.conversion_texts import ConversionText, after_text
-from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
-from gemserve.adapters.training.parameters import Parameters, read_prefix
+from gemserve.adapters.training.convert import ConvertConfig, convert
+from gemserve.adapters.training.distill import Teacher, agreement
+from gemserve.adapters.training.parameters import read_prefix
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.model.adapter import Adapter
-from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 TESTED = 100  # chats of each kind
-Chat = list[dict[str, str]]
 
 
 def main() -> None:
     arguments = read_arguments()
+    if arguments.model is not None:
+        adapter_convert_real.convert_real(arguments)
+    else:
+        convert_builtin(arguments)
+
+
+def convert_builtin(arguments: argparse.Namespace) -> None:
     loaded = load(ModelConfig(device=arguments.device))
     model, rng = loaded.model, Random(f"convert {arguments.seed}")
     text, facts = handbook(loaded, arguments.tokens, arguments.facts, rng)
     known = facts[: len(facts) // 2]
     fitting, tested = draw_chats(arguments, known, facts[len(known) :], rng)
-    ids, texts = conversion_texts(loaded, text, fitting)
+    system = [{"role": "system", "content": text}]
+    ids, texts = conversion_texts(loaded, system, fitting)
     keys, values = read_prefix(model, ids)
     prefix = Prefix("", "", keys=keys, values=values)
     config = ConvertConfig(
@@ -60,7 +63,8 @@ def main() -> None:
         seed=arguments.seed,
     )
     start = time.perf_counter()
-    parameters, fit = convert(model, prefix, texts, config, results.note)
+    teacher = Teacher(model, prefix)
+    parameters, fit = convert(teacher, texts, config, results.note)
     rows: list[dict[str, Any]] = [
         {
             "positions": len(ids),
@@ -72,9 +76,9 @@ def main() -> None:
         }
     ]
     for kind, chats in tested.items():
-        _, held_out = conversion_texts(loaded, text, chats)
-        for name, other in (("nothing", None), ("ntk 16", parameters)):
-            alike = agreement(model, prefix, other, held_out)
+        _, held_out = conversion_texts(loaded, system, chats)
+        for name, other in (("nothing", None), ("ntk 16", parameters.adapter())):
+            alike = agreement(teacher, other, held_out)
             rows.append({"chats": kind, "instead": name, **asdict(alike)})
     adapter = stored(model, parameters)
     rows += measure_served(loaded, text, tested["own text"], adapter, arguments.repeats)
@@ -85,13 +89,16 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=1900, help="tokens of prose in the prompt")
     parser.add_argument("--facts", type=int, default=16, help="the chats ask about half of them")
-    parser.add_argument("--chats", type=int, default=400, help="chats to fit on")
+    parser.add_argument("--chats", type=int, help="chats to fit on, 400, or 120 with --model")
     parser.add_argument("--asked", type=float, default=0.5, help="share of chats about the facts")
     parser.add_argument("--fit-steps", type=int, default=600)
     parser.add_argument("--distill-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    adapter_convert_real.add_options(parser)
     results.add_common(parser)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.chats = arguments.chats or (120 if arguments.model else 400)
+    return arguments
 
 
 def handbook(
@@ -122,21 +129,6 @@ def draw_chats(
     return fitting, tested
 
 
-def stored(model: CausalModel, parameters: Parameters) -> Adapter:
-    """The adapter as a server loads it from a folder."""
-    with tempfile.TemporaryDirectory() as root:
-        write_folder(
-            Path(root) / "adapter",
-            kind=parameters.kind,
-            settings=parameters.settings,
-            tensors=parameters.tensors(),
-            base=base_of(model),
-        )
-        store = AdapterStore(model, Path(root), 1 << 30)
-        store.load("a", "adapter")
-        return store.get("a")
-
-
 def chat_with_text(rng: Random) -> Chat:
     """A chat whose question is about a text in the same message."""
     problem = ProblemMaker(rng).single()
@@ -153,15 +145,6 @@ def turns(question: str, problem: Problem) -> Chat:
         {"role": "user", "content": question},
         {"role": "assistant", "content": problem.answers[0].text},
     ]
-
-
-def conversion_texts(
-    loaded: LoadedModel, text: str, chats: list[Chat]
-) -> tuple[tuple[int, ...], list[ConversionText]]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "chats.jsonl"
-        path.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats))
-        return after_text(loaded.tokenizer, text, path, max_tokens=4096)
 
 
 def measure_served(

@@ -21,16 +21,6 @@ def served(
 
     In the mixed batch half of the sequences have no adapter, and all have a filter.
     """
-    firsts = []
-    for question in questions[: repeats + 1]:
-        ids = question.example.ids[: question.example.num_prompt]
-        started_s = time.perf_counter()
-        for event in core.run_alone(_request(ids, adapter, 2)):
-            if isinstance(event, TextDelta):
-                firsts.append(time.perf_counter() - started_s)
-                break
-        while not core.is_idle:
-            core.step()
     vocab = core.model.vocab_size
     plain = [_request(harness.random_ids(256, vocab, seed), adapter, 24) for seed in range(8)]
     mixed = [
@@ -43,10 +33,27 @@ def served(
         for seed in range(8)
     ]
     return {
-        "ttft_ms": 1e3 * statistics.median(firsts[1:]),  # the first one warms up
+        "ttft_ms": first_token_ms(core, adapter, questions, repeats),
         "decode_ms": 1e3 * step_seconds(core, plain),
         "mixed_ms": 1e3 * step_seconds(core, mixed),
     }
+
+
+def first_token_ms(
+    core: Core, adapter: Adapter | None, questions: Sequence[Question], repeats: int
+) -> float:
+    """The median time to a question's first token. Each question is asked alone."""
+    firsts = []
+    for question in questions[: repeats + 1]:
+        ids = question.example.ids[: question.example.num_prompt]
+        started_s = time.perf_counter()
+        for event in core.run_alone(_request(ids, adapter, 2)):
+            if isinstance(event, TextDelta):
+                firsts.append(time.perf_counter() - started_s)
+                break
+        while not core.is_idle:
+            core.step()
+    return 1e3 * statistics.median(firsts[1:])  # the first one warms up
 
 
 def _request(

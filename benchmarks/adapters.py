@@ -31,6 +31,7 @@ from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
 from gemserve.adapters.training.conversion_texts import ConversionText
 from gemserve.adapters.training.convert import ConvertConfig, convert
+from gemserve.adapters.training.distill import Teacher
 from gemserve.adapters.training.examples import TrainingExample, read_examples
 from gemserve.adapters.training.lora_parameters import DEFAULT_TARGETS, LoraParameters
 from gemserve.adapters.training.parameters import (
@@ -228,7 +229,7 @@ def convert_folder(loaded: LoadedModel, folder: Path, examples: list[TrainingExa
     assert isinstance(prefix, Prefix)
     probes = [ConversionText(e.ids, e.num_prompt) for e in examples]
     config = ConvertConfig(r=model.shape.head_dim, s=16, seed=1)
-    made, _ = convert(model, prefix, probes, config, results.note)
+    made, _ = convert(Teacher(model, prefix), probes, config, results.note)
     write_folder(folder, kind=made.kind, settings=made.settings, tensors=made.tensors(), base=base)
     return made.num_parameters
 

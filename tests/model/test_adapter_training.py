@@ -14,7 +14,8 @@ from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
 from gemserve.adapters.training.adapted_model import AdaptedModel
 from gemserve.adapters.training.conversion_texts import ConversionText
-from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
+from gemserve.adapters.training.convert import ConvertConfig, convert
+from gemserve.adapters.training.distill import Teacher, agreement
 from gemserve.adapters.training.examples import TrainingExample, read_examples
 from gemserve.adapters.training.forward import logits_with_gradients
 from gemserve.adapters.training.parameters import (
@@ -223,10 +224,11 @@ def test_conversion_comes_close_to_the_prefix() -> None:
     prefix = Prefix("", "", keys=keys, values=values + 1.0)
     probes = [ConversionText(tuple(prompt(24, seed=i)), num_prompt=1) for i in range(16)]
     config = ConvertConfig(r=model.shape.head_dim, s=4, fit_steps=150, distill_steps=5)
-    parameters, fit = convert(model, prefix, probes, config, lambda _: None)
+    teacher = Teacher(model, prefix)
+    parameters, fit = convert(teacher, probes, config, lambda _: None)
     assert max(fit.fitted) < 0.2 * min(fit.without)
-    before = agreement(model, prefix, None, probes[-2:])
-    after = agreement(model, prefix, parameters, probes[-2:])
+    before = agreement(teacher, None, probes[-2:])
+    after = agreement(teacher, parameters.adapter(), probes[-2:])
     assert after.kl < 0.2 * before.kl
     assert parameters.adapter().num_positions == 40
 

@@ -19,7 +19,8 @@ from gemserve.errors import AdapterError, ConfigError
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.adapters.prefix import Prefix
     from gemserve.adapters.training.conversion_texts import ConversionText
-    from gemserve.adapters.training.convert import Agreement, Fit
+    from gemserve.adapters.training.convert import Fit
+    from gemserve.adapters.training.distill import Agreement
     from gemserve.model.base_model import BaseModel
     from gemserve.model.causal_model import CausalModel
     from gemserve.model.loader import LoadedModel
@@ -143,7 +144,8 @@ def _fit(
 ) -> int:
     """Fit an NTK adapter to the prefix, write it, and print how well it stands for the prefix."""
     from gemserve.adapters.folder import write_folder
-    from gemserve.adapters.training.convert import ConvertConfig, agreement, convert
+    from gemserve.adapters.training.convert import ConvertConfig, convert, num_held_out
+    from gemserve.adapters.training.distill import Teacher, agreement
 
     config = ConvertConfig(
         r=arguments.r or model.shape.head_dim,
@@ -157,7 +159,8 @@ def _fit(
         if sys.stderr.isatty():
             print(text, file=sys.stderr)
 
-    parameters, fit = convert(model, prefix, texts, config, progress)
+    teacher = Teacher(model, prefix)
+    parameters, fit = convert(teacher, texts, config, progress)
     write_folder(
         arguments.out,
         kind=parameters.kind,
@@ -165,9 +168,9 @@ def _fit(
         tensors=parameters.tensors(),
         base=base,
     )
-    held_out = texts[-max(1, len(texts) // 8) :]
-    before = agreement(model, prefix, None, held_out)
-    after = agreement(model, prefix, parameters, held_out)
+    held_out = texts[-num_held_out(texts) :]
+    before = agreement(teacher, None, held_out)
+    after = agreement(teacher, parameters.adapter(), held_out)
     _print_fit(fit, prefix, parameters.num_parameters, len(held_out), before, after)
     if arguments.json:
         result = {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from gemserve.adapters.training.data_files import check_chat, read_objects
 from gemserve.adapters.training.examples import read_examples
@@ -30,10 +29,6 @@ class ConversionText:
         """The tokens without the lead."""
         return self.ids[self.num_lead :]
 
-    def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """The rows of the text's logits that predict the answer's tokens."""
-        return logits[self.num_prompt - 1 - len(self.ids) : -1]
-
 
 def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[ConversionText]:
     """Prompts and completions, encoded as they follow the prefix in a request."""
@@ -45,10 +40,19 @@ def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[Convers
 def after_text(
     tokenizer: Any, text: str, path: Path, *, max_tokens: int
 ) -> tuple[tuple[int, ...], list[ConversionText]]:
-    """Token ids of the system prompt `text`, and the chats that follow it, without it.
+    """Token ids of the system prompt `text`, and the chats that follow it. See `after_messages`."""
+    system = [{"role": "system", "content": text}]
+    return after_messages(tokenizer, system, path, max_tokens=max_tokens)
 
-    The lead of a chat is what the template writes before its first message: a system prompt comes
-    after the lead. Raises `AdapterError` if the template does not put the prompt first.
+
+def after_messages(
+    tokenizer: Any, before: Sequence[dict[str, str]], path: Path, *, max_tokens: int
+) -> tuple[tuple[int, ...], list[ConversionText]]:
+    """Token ids of the messages `before` all chats of a file, and the chats without them.
+
+    The lead of a chat is what the template writes before its first message: a system prompt, or a
+    chat of examples, comes after the lead or in its place. Raises `AdapterError` if the template
+    does not put the messages first.
     """
     if tokenizer.chat_template is None:
         raise AdapterError("--prompt: the model has no chat template; convert a prefix instead")
@@ -61,7 +65,7 @@ def after_text(
             raise AdapterError(f"{path}: line {number}: {error}") from error
         if any(m["role"] in ("system", "developer") for m in messages):
             raise AdapterError(f"{path}: line {number}: has a system message besides the prompt")
-        with_text = _rendered(tokenizer, [{"role": "system", "content": text}, *messages])
+        with_text = _rendered(tokenizer, [*before, *messages])
         alone = _rendered(tokenizer, messages)
         if len(alone) > max_tokens:
             raise AdapterError(

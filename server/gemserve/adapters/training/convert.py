@@ -2,7 +2,8 @@
 
 The paper's closed form (its equation 4) has the wrong scale for the paper's own φ: φ(0)·φ(0) is d,
 not 1. So Z and k are fitted. First each layer is fitted to the attention that sampled queries pay
-to the prefix. Then all layers together are fitted to the model's predictions after the prefix.
+to the prefix. Then all layers together are fitted to what the model predicts after the prefix; see
+`distill.py`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.training.conversion_texts import ConversionText
+from gemserve.adapters.training.distill import DistillConfig, Teacher, distill
 from gemserve.adapters.training.forward import logits_with_gradients
-from gemserve.adapters.training.parameters import LARGEST_LSE, NTKParameters, Parameters
+from gemserve.adapters.training.parameters import LARGEST_LSE, NTKParameters
 from gemserve.errors import AdapterError
-from gemserve.model.adapter import NO_ADAPTER
-from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Partial, merge, ntk_part
+
+_QUERIES = 256  # queries of a step of fitting the layers
+_MAX_TESTED = 1024  # held-out queries on which the layers' errors are measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,19 @@ class ConvertConfig:
     max_queries: int = 4096
     distill_steps: int = 200
     distill_rate: float = 2e-3
+    distill_minutes: float | None = None
     batch_size: int = 8
     seed: int = 0
+
+    @property
+    def distilling(self) -> DistillConfig:
+        return DistillConfig(
+            steps=self.distill_steps,
+            rate=self.distill_rate,
+            batch_size=self.batch_size,
+            max_minutes=self.distill_minutes,
+            seed=self.seed + 1,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,28 +63,18 @@ class Fit:
     fitted: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """How often answers are the same as after the prefix, on held-out texts.
-
-    `top1`: share of an answer's tokens with the same likeliest token; `answers`: share of answers
-    in which all tokens agree; `kl`: mean Kullback-Leibler divergence from the prefix's
-    distribution, in nats.
-    """
-
-    top1: float
-    answers: float
-    kl: float
+def num_held_out(texts: Sequence[ConversionText]) -> int:
+    """How many of the texts, the last ones, are held out for measuring: an eighth."""
+    return max(1, len(texts) // 8)
 
 
 def convert(
-    model: CausalModel,
-    prefix: Prefix,
+    teacher: Teacher,
     texts: Sequence[ConversionText],
     config: ConvertConfig,
     progress: Callable[[str], None],
 ) -> tuple[NTKParameters, Fit]:
-    """Fit a term to `prefix` on `texts`, of which an eighth is held out for measuring.
+    """Fit a term to the teacher's prefix on `texts`, but for those that are held out.
 
     Raises `AdapterError` for a single text, and if the prefix draws more attention than float32
     can hold.
@@ -81,31 +84,10 @@ def convert(
     num_leads = {text.num_lead for text in texts}
     if len(num_leads) != 1:
         raise AdapterError("the texts to fit on begin with different numbers of template tokens")
-    parameters, fit = _fit_layers(model, prefix, texts, config, num_leads.pop())
+    parameters, fit = _fit_layers(teacher, texts, config, num_leads.pop())
     progress("layers fitted")
-    if config.distill_steps:
-        _distill(model, prefix, parameters, texts, config)
+    distill(teacher, parameters, texts[: -num_held_out(texts)], config.distilling)
     return parameters, fit
-
-
-@torch.no_grad()
-def agreement(
-    model: CausalModel, prefix: Prefix, other: Parameters | None, texts: Sequence[ConversionText]
-) -> Agreement:
-    """Compare answers after the prefix with answers after `other` (None: neither)."""
-    same = total = whole = 0
-    divergence = 0.0
-    for text in texts:
-        after, ids = (torch.tensor([tokens]) for tokens in (text.after, text.ids))
-        wanted = text.answer(logits_with_gradients(model, prefix, after)[0])
-        adapter = NO_ADAPTER if other is None else other.adapter()
-        ours = text.answer(logits_with_gradients(model, adapter, ids)[0])
-        agreed = wanted.argmax(-1) == ours.argmax(-1)
-        same += int(agreed.sum())
-        whole += int(agreed.all())
-        divergence += float(_kl(wanted, ours).sum())
-        total += len(wanted)
-    return Agreement(top1=same / total, answers=whole / len(texts), kl=divergence / total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,43 +111,57 @@ class _Attention:
 
 @torch.no_grad()
 def _sample_attention(
-    model: CausalModel, prefix: Prefix, texts: Sequence[ConversionText], max_queries: int
+    teacher: Teacher, texts: Sequence[ConversionText], max_queries: int
 ) -> _Attention:
-    """Record the texts' queries, and their attention to the prefix and to the text."""
-    queries: dict[int, list[torch.Tensor]] = {}
-    parts: dict[int, list[tuple[Partial, Partial]]] = {}
+    """Record some of the texts' queries, and their attention to the prefix and to the text.
 
-    def record(layer: int, query: torch.Tensor, to_text: Partial, to_prefix: Partial) -> None:
-        queries.setdefault(layer, []).append(query)
-        parts.setdefault(layer, []).append((to_text, to_prefix))
-
+    At most `max_queries` in each layer. The others are not kept: all layers of all tokens together
+    would take gigabytes.
+    """
+    model, prefix = teacher.model, teacher.prefix
+    every = max(1, -(-sum(len(text.after) for text in texts) // max_queries))
+    by_layer: dict[int, list[_Attention]] = {}
+    before = 0  # tokens of the texts before this one
     for text in texts:
-        logits_with_gradients(model, prefix, torch.tensor([text.after]), record)
-    layers = range(model.num_layers)
-    to_text, to_prefix = (
-        Partial(
-            torch.cat([torch.cat([pair[side].out for pair in parts[i]], 1) for i in layers]),
-            torch.cat([torch.cat([pair[side].lse for pair in parts[i]], 1) for i in layers]),
+        chosen = torch.arange(-before % every, len(text.after), every, device=model.device)
+        before += len(text.after)
+
+        def record(
+            layer: int,
+            query: torch.Tensor,
+            to_text: Partial,
+            to_prefix: Partial,
+            chosen: torch.Tensor = chosen,
+        ) -> None:
+            sample = _Attention(query, to_text, to_prefix).at(chosen)
+            by_layer.setdefault(layer, []).append(sample)
+
+        ids = torch.tensor([text.after], device=model.device)
+        logits_with_gradients(model, prefix, ids, record)
+    layers = [_joined(by_layer.pop(layer), dim=1) for layer in range(model.num_layers)]
+    return _joined(layers, dim=0)
+
+
+def _joined(samples: Sequence[_Attention], dim: int) -> _Attention:
+    def joined(parts: list[Partial]) -> Partial:
+        return Partial(
+            torch.cat([part.out for part in parts], dim), torch.cat([p.lse for p in parts], dim)
         )
-        for side in (0, 1)
+
+    return _Attention(
+        torch.cat([sample.queries for sample in samples], dim),
+        joined([sample.text for sample in samples]),
+        joined([sample.prefix for sample in samples]),
     )
-    sample = _Attention(torch.cat([torch.cat(queries[i], 1) for i in layers]), to_text, to_prefix)
-    total = sample.queries.shape[1]
-    step = max(1, -(-total // max_queries))
-    return sample.at(torch.arange(0, total, step))
 
 
 def _fit_layers(
-    model: CausalModel,
-    prefix: Prefix,
-    texts: Sequence[ConversionText],
-    config: ConvertConfig,
-    num_lead: int,
+    teacher: Teacher, texts: Sequence[ConversionText], config: ConvertConfig, num_lead: int
 ) -> tuple[NTKParameters, Fit]:
     """Minimise the relative error of attention's output, in each head separately."""
-    shape = model.shape
-    held_out = max(1, len(texts) // 8)
-    sample = _sample_attention(model, prefix, texts[:-held_out], config.max_queries)
+    model, prefix = teacher.model, teacher.prefix
+    shape, held_out = model.shape, num_held_out(texts)
+    sample = _sample_attention(teacher, texts[:-held_out], config.max_queries)
     largest = float(sample.prefix.lse.max())
     if largest > LARGEST_LSE:
         raise AdapterError(
@@ -190,13 +186,13 @@ def _fit_layers(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.fit_steps)
     generator = torch.Generator().manual_seed(config.seed)
     for _ in range(config.fit_steps):
-        chosen = torch.randint(sample.queries.shape[1], (256,), generator=generator)
-        error = _errors(parameters, sample.at(chosen)).mean()
+        chosen = torch.randint(sample.queries.shape[1], (_QUERIES,), generator=generator)
+        error = _errors(parameters, sample.at(chosen.to(model.device))).mean()
         optimizer.zero_grad()
         error.backward()
         optimizer.step()
         schedule.step()
-    tested = _sample_attention(model, prefix, texts[-held_out:], config.max_queries)
+    tested = _sample_attention(teacher, texts[-held_out:], _MAX_TESTED)
     with torch.no_grad():
         fitted, without = (
             _errors(given, tested).sqrt().view(shape.num_layers, -1).mean(1).tolist()
@@ -214,44 +210,3 @@ def _errors(parameters: NTKParameters | None, sample: _Attention) -> torch.Tenso
         parts.append(ntk_part(sample.queries, *term))
     off = (merge(parts) - wanted).square().sum((1, 2))
     return off / wanted.square().sum((1, 2)).clamp_min(1e-12)
-
-
-def _distill(
-    model: CausalModel,
-    prefix: Prefix,
-    parameters: NTKParameters,
-    texts: Sequence[ConversionText],
-    config: ConvertConfig,
-) -> None:
-    """Minimise the divergence from the model's predictions after the prefix."""
-    held_out = max(1, len(texts) // 8)
-    taught = texts[:-held_out]
-    optimizer = torch.optim.Adam(parameters.parameters(), lr=config.distill_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.distill_steps)
-    generator = torch.Generator().manual_seed(config.seed + 1)
-    # computed once, because the prefix is long and never changes
-    after_prefix: dict[int, torch.Tensor] = {}
-    for _ in range(config.distill_steps):
-        picked = torch.randint(len(taught), (config.batch_size,), generator=generator).tolist()
-        loss = torch.zeros((), device=model.device)
-        for index in picked:
-            text = taught[index]
-            if index not in after_prefix:
-                with torch.no_grad():
-                    after = torch.tensor([text.after])
-                    logits = logits_with_gradients(model, prefix, after)[0]
-                    # a copy, because a view would keep all logits in memory
-                    after_prefix[index] = text.answer(logits).clone()
-            ours = logits_with_gradients(model, parameters.adapter(), torch.tensor([text.ids]))[0]
-            loss = loss + _kl(after_prefix[index], text.answer(ours)).mean() / len(picked)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-
-
-def _kl(wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """The divergence of the distributions at each token: [tokens]."""
-    return F.kl_div(
-        ours.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True
-    ).sum(-1)

@@ -11,6 +11,7 @@ from anyio import to_thread
 from fastapi import Request as HttpRequest
 
 from gemserve.api.access.keys import tenant_of
+from gemserve.api.access.quota import LeavesAtEnd
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.store import Document, DocumentStore, Wish, new_document_id
@@ -84,9 +85,10 @@ def document_routes(
             submitter.backlog.check_room(num_tokens)
             stream = engine.submit(replace(intake.request, tenant=tenant))
         store.add(tenant, document)
+        observers = submitter.observers(stream.request, arrived_s)
         if (place := http.scope["state"].get("place")) is not None:
             place.charge(num_tokens)
-        observers = submitter.observers(stream.request, arrived_s)
+            observers.append(LeavesAtEnd(place.hand_over()))  # the pass goes on after the reply
         warm_ups.follow(document, stream, Observers(*observers))
         if waits or intake.body.wait:
             await document.is_settled.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -14,6 +16,7 @@ import pytest
 from tests.fakes import (
     COMPLETIONS,
     FILTERED,
+    MODEL,
     FakeCore,
     replace_file,
     serving_over,
@@ -51,6 +54,83 @@ def store(server: Served, key: dict[str, str], **fields: Any) -> httpx.Response:
         headers=key,
         timeout=PATIENCE_S,
     )
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+
+
+def request_of(body: dict[str, Any], path: str = COMPLETIONS) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+def get(connection: socket.socket, path: str = "/health") -> bytes:
+    """The reply, an object, to a request on this connection, which stays open."""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    data = b""
+    while not data.endswith(b"}"):  # head and body may come one after the other
+        part = connection.recv(65536)
+        assert part, "the connection has ended"
+        data += part
+    return data
+
+
+def test_idle_connections_give_way_to_new_ones(serve: Serve) -> None:
+    """1,000 of them kept everybody out for --head-timeout, again and again."""
+    gate = threading.Event()
+    server = serve(FakeCore(FILTERED, "a", gate, "b"), max_connections=4)
+    held = server.server.server_state.connections
+    with ExitStack() as stack:
+        stream = stack.enter_context(server.send(COMPLETIONS, prompt="Hi", stream=True))
+        assert b"200 OK" in stream.recv(65536)
+        used = stack.enter_context(server.connect())
+        assert b"200 OK" in get(used)
+        silent = [stack.enter_context(server.connect()) for _ in range(2)]
+        silent[0].sendall(b"GET /health HTTP/1.1\r\nHost:")
+        wait_for(lambda: len(held) == 4)
+        assert b"200 OK" in get(used)  # it has now waited for the shortest time
+        late = [stack.enter_context(server.connect()) for _ in range(2)]
+        assert b"200 OK" in get(late[1])
+        assert not any(is_open(each) for each in silent)
+        assert is_open(used)
+        assert is_open(late[0])
+        for _ in range(20):  # as many as anybody likes, one after the other
+            with server.connect() as one:
+                assert b"200 OK" in get(one)
+        assert len(held) <= 4
+        gate.set()
+        data = b""
+        while b"[DONE]" not in data:
+            data += stream.recv(65536)
+
+
+def test_a_reply_that_is_not_read_yet_is_not_cut_for_a_new_connection(serve: Serve) -> None:
+    """The application has done its part, so the connection looked as if it waited."""
+    server = serve(FakeCore(FILTERED, "x" * 50_000), max_connections=1)
+    held = server.server.server_state.connections
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        wait_for(lambda: len(held) == 1)
+        (connection,) = held
+        kernel = connection.transport.get_extra_info("socket")
+        kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        slow.sendall(request_of({"model": MODEL, "prompt": "Hi"}))
+        wait_for(lambda: connection.cycle is not None and connection.cycle.response_complete)
+        assert connection.transport.get_write_buffer_size() > 0
+        with server.connect() as late:
+            assert b"too_many_connections" in late.recv(65536)
+        data = b""
+        while data.count(b"x") < 50_000:
+            part = slow.recv(1 << 20)
+            assert part, "cut"
+            data += part
 
 
 def test_a_warm_up_counts_until_it_has_ended(serve: Serve, key_file: str) -> None:

@@ -120,9 +120,13 @@ def test_bodies_share_a_memory_and_short_ones_pass(tokenizer: Any) -> None:
 
 
 def test_one_connection_too_many_is_told_so(tokenizer: Any) -> None:
-    limited = served(FakeCore(), tokenizer, max_connections=2)
+    """A request in progress keeps its place: see also test_attacks.py."""
+    limited = served(FakeCore(FILTERED, threading.Event()), tokenizer, max_connections=2)
+    content = json.dumps({**BODY, "stream": True}).encode()
     with limited as (port, server), connections(port, 2) as held:
-        wait_for(lambda: len(server.server_state.connections) == 2)
+        for each in held:
+            each.sendall(head(**{"Content-Length": len(content)}) + content)
+        wait_for(lambda: len(server.server_state.tasks) == 2)
         with connect(port) as late:
             status, body = reply_of(late)
         assert (status, body["error"]["code"]) == (503, "too_many_connections")

@@ -118,8 +118,10 @@ class ServerConfig:
     only the queue's length counts. `watchdog_s`: after which an engine that makes no progress
     counts as stuck; 0: never. `watchdog_exit`: whether the process then ends. `api_key_file` None:
     no key is needed. `requests_per_minute`, `tokens_per_minute`, `concurrency_per_key`: of each
-    key. `cors_origins`: the web pages whose scripts may read replies; "*" for all. `adapter_dir`
-    None: no adapters. `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
+    key. `cors_origins`: the web pages whose scripts may read replies; "*" for all.
+    `allowed_hosts`: names by which the server may be reached, beside those of this machine; "*":
+    any. Empty: any, unless it has no keys and only this machine can reach it. `adapter_dir` None:
+    no adapters. `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
     one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
@@ -148,6 +150,7 @@ class ServerConfig:
     tokens_per_minute: int | None = None
     concurrency_per_key: int | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     adapter_dir: str | None = None
     adapter_memory_bytes: int = 1 << 30
     adapters: tuple[tuple[str, str], ...] = ()

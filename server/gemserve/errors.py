@@ -14,6 +14,7 @@
     │   └── DocumentNotFound (404)
     ├── InvalidKey           (401)
     ├── PermissionDenied     (403)
+    │   └── HostNotAllowed
     ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
     ├── SchemasBusy          too many schemas are being tried (503)
@@ -154,6 +155,18 @@ class PermissionDenied(GemserveError):
     """A request whose key, or lack of one, does not permit it."""
 
     code = "permission_denied"
+
+
+class HostNotAllowed(PermissionDenied):
+    """A request that was sent to a name which is not the server's."""
+
+    code = "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"Host={shown(host)}: this server answers to localhost, 127.0.0.0/8, [::1] and the "
+            "names given with --allowed-host; whoever runs it can give this one, too."
+        )
 
 
 class QuotaExceeded(GemserveError):

@@ -204,6 +204,19 @@ async def test_hosts_are_checked_where_nothing_else_protects_or_where_they_are_n
                 assert reply.status_code == status
 
 
+def test_stored_texts_count_by_the_memory_that_they_take(serve: Serve, key_file: str) -> None:
+    """One emoji makes Python keep four bytes for each character: 3 MB for each MB that counted."""
+    server = serve(FakeCore(), api_key_file=key_file, document_memory_bytes=4_000)
+    for _ in range(3):
+        assert store(server, ALICE, text="The river " * 120).status_code == 200
+    text = "😀" + "The river " * 45  # four bytes for each character, and one more as UTF-8
+    assert store(server, BOB, text=text).status_code == 200
+    refused = store(server, BOB, text=text)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "document_memory_full")
+    assert "--document-memory" in error["message"]
+
+
 def test_a_warm_up_counts_until_it_has_ended(serve: Serve, key_file: str) -> None:
     """The reply came at once and gave the place back, while the engine went on reading."""
     gate = threading.Event()

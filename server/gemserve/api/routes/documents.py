@@ -14,7 +14,13 @@ from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.quota import LeavesAtEnd
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.pdf_queue import PdfQueue
-from gemserve.api.documents.store import Document, DocumentStore, Wish, new_document_id
+from gemserve.api.documents.store import (
+    Document,
+    DocumentStore,
+    Wish,
+    held_bytes,
+    new_document_id,
+)
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import document_types
 from gemserve.api.replies.document_types import document_object
@@ -133,7 +139,12 @@ async def _take_in(
     def parse() -> tuple[DocumentBody, Wish]:
         body = _parse(raw, content_type, pdf_text)
         num_bytes = len(body.text.encode("utf-8", "surrogatepass"))
-        wish = Wish(num_bytes=num_bytes, ttl_s=body.ttl_s, is_pinned=bool(body.pin))
+        wish = Wish(
+            num_bytes=num_bytes,
+            memory_bytes=held_bytes(body.text),
+            ttl_s=body.ttl_s,
+            is_pinned=bool(body.pin),
+        )
         store.check(tenant, wish)  # before anything is tokenized
         return body, wish
 

@@ -209,6 +209,19 @@ class WaitTooLong(QueueFull):
         )
 
 
+class LogprobsFull(QueueFull):
+    """The requests in progress may hold so many log-probabilities that there is no more room."""
+
+    code = "logprobs_memory_full"
+
+    def __init__(self, needed: int, *, used: int, limit: int) -> None:
+        GemserveError.__init__(
+            self,
+            f"logprobs: as many as this request asks for take {needed} bytes of memory; those of "
+            f"the requests in progress take {used} of {limit} (--logprobs-memory).",
+        )
+
+
 class SchemasBusy(GemserveError):
     """Schemas that are new to the server are tried a few at a time, and too many wait for that."""
 

@@ -217,6 +217,27 @@ def test_stored_texts_count_by_the_memory_that_they_take(serve: Serve, key_file:
     assert "--document-memory" in error["message"]
 
 
+def test_log_probabilities_of_several_requests_have_a_limit(serve: Serve) -> None:
+    """Each request was bounded and their sum was not: 2 GB for each of them."""
+    gate = threading.Event()
+    server = serve(FakeCore(FILTERED, "a", gate), logprobs_memory_bytes=3 << 20)
+    scored = {"prompt": "Hi", "max_tokens": 900, "logprobs": 5}  # 900 × 6 × 512 bytes
+    with server.send(COMPLETIONS, **scored, stream=True) as first:
+        assert b"200 OK" in first.recv(65536)
+        refused = server.post(COMPLETIONS, **scored)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (503, "logprobs_memory_full")
+        assert "--logprobs-memory" in error["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        with server.send(COMPLETIONS, prompt="Hi", max_tokens=20, logprobs=5, stream=True) as few:
+            wait_for(lambda: server.metrics()["num_requests_waiting"] == 1)
+            gate.set()
+            assert b"200 OK" in few.recv(65536)
+    wait_for(lambda: server.post(COMPLETIONS, **scored).status_code == 200)
+    alone = {**scored, "n": 4}  # more than there is, and nobody else's
+    wait_for(lambda: server.post(COMPLETIONS, **alone).status_code == 200)
+
+
 def test_a_warm_up_counts_until_it_has_ended(serve: Serve, key_file: str) -> None:
     """The reply came at once and gave the place back, while the engine went on reading."""
     gate = threading.Event()

@@ -18,6 +18,7 @@ from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.gate import Gate
 from gemserve.api.access.host_check import HostCheck, allowed_hosts
 from gemserve.api.access.keys import open_keys
+from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.message_errors import MessageErrors
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
@@ -138,6 +139,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
     def count_refusal(code: str) -> None:
         metrics.rejections.labels(code).inc()
 
+    app.add_middleware(LogprobLimit, memory_bytes=config.logprobs_memory_bytes)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,

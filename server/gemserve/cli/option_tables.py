@@ -156,6 +156,12 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         read_bytes,
         "memory for all request bodies that are being read",
     ),
+    Option(
+        "--logprobs-memory",
+        "logprobs_memory_bytes",
+        read_bytes,
+        "memory for the log-probabilities that all requests in progress may get",
+    ),
     Option("--max-connections", "max_connections", number(1), "connections at once"),
     Option(
         "--head-timeout",

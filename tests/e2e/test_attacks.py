@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -23,6 +25,7 @@ from tests.fakes import (
     serving_over,
     wait_for,
 )
+from tests.pdfs import pdf_of
 from tests.served import PATIENCE_S, Served, served
 
 pytestmark = pytest.mark.anyio
@@ -236,6 +239,42 @@ def test_log_probabilities_of_several_requests_have_a_limit(serve: Serve) -> Non
     wait_for(lambda: server.post(COMPLETIONS, **scored).status_code == 200)
     alone = {**scored, "n": 4}  # more than there is, and nobody else's
     wait_for(lambda: server.post(COMPLETIONS, **alone).status_code == 200)
+
+
+class Recorded(subprocess.Popen[bytes]):
+    """Remembers the processes that were started."""
+
+    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.started.append(self)
+
+
+def test_a_pdf_is_read_no_further_when_its_client_leaves(
+    serve: Serve, key_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute of a processor for each, and the key's places, for clients that were long gone."""
+    pytest.importorskip("pypdf", reason='"gemserve[pdf]" is not installed')
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    server = serve(FakeCore(), api_key_file=key_file)
+    slow = pdf_of(["x"], content=b"BT /F1 12 Tf " + b"(a) Tj " * 3_000_000 + b"ET")
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.pdf"\r\n\r\n'
+    form += slow + b"\r\n--x--\r\n"
+    head = "POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\n"
+    head += f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {len(form)}\r\n\r\n"
+    with ExitStack() as stack:
+        for path in ("/v1/documents/text", DOCUMENTS, DOCUMENTS, DOCUMENTS):
+            connection = stack.enter_context(server.connect())
+            connection.sendall((head % path).encode() + form)
+        wait_for(lambda: len(Recorded.started) == 2, PATIENCE_S)  # the others wait
+    wait_for(lambda: all(each.returncode == -signal.SIGKILL for each in Recorded.started))
+    files = {"file": ("b.pdf", pdf_of(["The code is 48213."]), "application/pdf")}
+    reply = httpx.post(
+        f"{server.url}/v1/documents/text", files=files, headers=ALICE, timeout=PATIENCE_S
+    )
+    assert reply.json()["text"] == "The code is 48213."
+    assert len(Recorded.started) == 3, "those that waited are not read either"
 
 
 def test_a_warm_up_counts_until_it_has_ended(serve: Serve, key_file: str) -> None:

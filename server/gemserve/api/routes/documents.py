@@ -134,7 +134,7 @@ async def _take_in(
     raw = await read_body(http)
     content_type = http.headers.get("content-type", "")
     tenant, request_id = tenant_of(http), request_id_of(http)
-    pdf_text = await _pdf_text(raw, content_type, pdfs, tenant)
+    pdf_text = await _pdf_text(http, raw, pdfs)
 
     def parse() -> tuple[DocumentBody, Wish]:
         body = _parse(raw, content_type, pdf_text)
@@ -161,14 +161,16 @@ async def _take_in(
         return await to_thread.run_sync(build, adapter)
 
 
-async def _pdf_text(raw: bytes, content_type: str, pdfs: PdfQueue, tenant: bytes) -> str | None:
+async def _pdf_text(http: HttpRequest, raw: bytes, pdfs: PdfQueue) -> str | None:
     """The text of the PDF that a form brings; None if it brings none."""
+    content_type = http.headers.get("content-type", "")
     if not is_form(content_type):
         return None
     file = await to_thread.run_sync(find_pdf, raw, content_type)
     if file is None:
         return None
-    return (await pdfs.read(file.value, file.filename or "the file", tenant)).text
+    name = file.filename or "the file"
+    return (await pdfs.read(file.value, name, tenant_of(http), receive=http.receive)).text
 
 
 def _parse(raw: bytes, content_type: str, pdf_text: str | None) -> DocumentBody:

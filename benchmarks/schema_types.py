@@ -156,7 +156,7 @@ async def measure(arguments: argparse.Namespace, names: Sequence[str]) -> result
     rows = results.Rows(arguments)
     try:
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://bench", timeout=600
+            transport=transport, base_url="http://localhost", timeout=600
         ) as client:
             limit = asyncio.Semaphore(AT_ONCE)
             for name in names:

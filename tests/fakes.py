@@ -310,7 +310,7 @@ async def api_over(core: FakeCore, tokenizer: Any, **settings: Any) -> AsyncIter
     transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://test", timeout=20
+            transport=transport, base_url="http://localhost", timeout=20
         ) as client:
             yield Api(core, serving, client)
     finally:

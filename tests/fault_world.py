@@ -196,7 +196,7 @@ def ask_by_socket(port: int, body: Json, how: str) -> Outcome:
     content = json.dumps({"model": MODEL, **body}).encode()
     lines = [
         f"POST {COMPLETIONS} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "X-Victim: 1",
         "Connection: close",
         f"Content-Length: {len(content)}",

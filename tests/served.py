@@ -68,7 +68,7 @@ class Served:
     def send(self, path: str, **fields: Any) -> socket.socket:
         """Post these fields and return the open connection."""
         body = json.dumps({"model": self.serving.model_name, **fields}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection = self.connect()
         connection.sendall(head.encode() + body)
         return connection

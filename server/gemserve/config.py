@@ -111,15 +111,18 @@ class ServerConfig:
 
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
-    that are being read. `head_timeout_s`, `body_timeout_s`: in which a request's head and its body
-    must come. `read_timeout_s`: in which a client must read 64 KiB of a reply. `request_timeout_s`:
-    from a request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not
-    read yet. `max_wait_s`: requests that would wait longer for their first token are refused; None:
-    only the queue's length counts. `watchdog_s`: after which an engine that makes no progress
-    counts as stuck; 0: never. `watchdog_exit`: whether the process then ends. `api_key_file` None:
-    no key is needed. `requests_per_minute`, `tokens_per_minute`, `concurrency_per_key`: of each
-    key. `cors_origins`: the web pages whose scripts may read replies; "*" for all. `adapter_dir`
-    None: no adapters. `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
+    that are being read. `logprobs_memory_bytes`: of the log-probabilities of all requests.
+    `head_timeout_s`, `body_timeout_s`: in which a request's head and its body must come.
+    `read_timeout_s`: in which a client must read 64 KiB of a reply. `request_timeout_s`: from a
+    request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not read
+    yet. `max_wait_s`: requests that would wait longer for their first token are refused; None: only
+    the queue's length counts. `watchdog_s`: after which an engine that makes no progress counts as
+    stuck; 0: never. `watchdog_exit`: whether the process then ends. `api_key_file` None: no key is
+    needed. `requests_per_minute`, `tokens_per_minute`, `concurrency_per_key`: of each key.
+    `cors_origins`: the web pages whose scripts may read replies; "*" for all. `allowed_hosts`:
+    names by which the server may be reached, beside those of this machine; "*": any. Empty: any,
+    unless it has no keys and only this machine can reach it. `adapter_dir` None: no adapters.
+    `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
     one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
@@ -132,6 +135,7 @@ class ServerConfig:
     served_model_name: str | None = None
     max_body_bytes: int = 64 << 20
     body_memory_bytes: int = 256 << 20
+    logprobs_memory_bytes: int = 4 << 30
     max_connections: int = 1000
     head_timeout_s: float = 10.0
     body_timeout_s: float = 120.0
@@ -148,6 +152,7 @@ class ServerConfig:
     tokens_per_minute: int | None = None
     concurrency_per_key: int | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     adapter_dir: str | None = None
     adapter_memory_bytes: int = 1 << 30
     adapters: tuple[tuple[str, str], ...] = ()

@@ -14,6 +14,7 @@
     │   └── DocumentNotFound (404)
     ├── InvalidKey           (401)
     ├── PermissionDenied     (403)
+    │   └── HostNotAllowed
     ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
     ├── SchemasBusy          too many schemas are being tried (503)
@@ -156,6 +157,18 @@ class PermissionDenied(GemserveError):
     code = "permission_denied"
 
 
+class HostNotAllowed(PermissionDenied):
+    """A request that was sent to a name which is not the server's."""
+
+    code = "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"Host={shown(host)}: this server answers to localhost, 127.0.0.0/8, [::1] and the "
+            "names given with --allowed-host; whoever runs it can give this one, too."
+        )
+
+
 class QuotaExceeded(GemserveError):
     """A request beyond the limits of its API key."""
 
@@ -193,6 +206,19 @@ class WaitTooLong(QueueFull):
             self,
             f"The requests before this one will take about {wait_s:.1f} s; this server lets none "
             f"wait for more than {limit_s:g} s.",
+        )
+
+
+class LogprobsFull(QueueFull):
+    """The requests in progress may hold so many log-probabilities that there is no more room."""
+
+    code = "logprobs_memory_full"
+
+    def __init__(self, needed: int, *, used: int, limit: int) -> None:
+        GemserveError.__init__(
+            self,
+            f"logprobs: as many as this request asks for take {needed} bytes of memory; those of "
+            f"the requests in progress take {used} of {limit} (--logprobs-memory).",
         )
 
 

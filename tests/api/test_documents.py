@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -258,9 +260,10 @@ async def test_each_limit_is_named_with_its_option(tokenizer: Any) -> None:
         assert pinned["pinned"]
         error = await refused(api, text="Short.", pin=True)
         assert (error["param"], error["code"]) == ("pin", "too_many_documents")
-        error = await refused(api, text="é" * 900)  # characters of two bytes
+        error = await refused(api, text="é" * 900)  # as it is, and as UTF-8
         assert error["code"] == "document_memory_full"
-        assert f"1800 bytes; this key's documents have {len(TEXT)} of the 3000" in error["message"]
+        assert re.search(r"takes 27\d\d bytes of memory; this key's", error["message"])
+        assert f"have {sys.getsizeof(TEXT)} of the 3000" in error["message"]
         for _ in range(2):
             await store(api, text="Short.")
         error = await refused(api, text="Short.")

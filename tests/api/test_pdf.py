@@ -118,7 +118,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No PDF is read to its end before this is set."""
     gate = threading.Event()
 
-    def read_slowly(content: bytes, name: str, limits: PdfLimits) -> PdfText:
+    def read_slowly(content: bytes, name: str, limits: PdfLimits, reading: object) -> PdfText:
         gate.wait(30)
         return PdfText(name, 1)
 

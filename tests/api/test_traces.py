@@ -61,7 +61,7 @@ def recorder() -> Iterator[Recorder]:
 def client_of(serving: Any, recorder: Recorder) -> httpx.AsyncClient:
     app = create_app(serving, Traces(recorder.provider))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
 
 
 def seconds(span: Any) -> float:

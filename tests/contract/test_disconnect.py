@@ -49,7 +49,7 @@ class Server:
     def send(self, *, path: str = CHAT, stream: bool, cut: int = 0) -> socket.socket:
         """Post a request, less its last `cut` bytes, and return the open connection."""
         body = json.dumps({**SENT[path], "stream": stream}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
         self.connections.append(connection)
         connection.sendall(head.encode() + body[: len(body) - cut])

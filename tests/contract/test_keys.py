@@ -97,7 +97,7 @@ def test_a_dropped_request_frees_its_place(
     serving = serving_over(core, tokenizer, api_key_file=key_file, concurrency_per_key=1)
     body = json.dumps({**BODIES[CHAT], "stream": stream}).encode()
     head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     with live_server(serving) as url, client_of(url) as client:

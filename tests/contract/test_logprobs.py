@@ -27,7 +27,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     serving = build_serving(core, model_name="builtin", config=ServerConfig())
     transport = httpx.ASGITransport(create_app(serving))
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as opened:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as opened:
             yield opened
     finally:
         serving.engine.stop()

@@ -60,7 +60,7 @@ def reply_of(connection: socket.socket) -> tuple[int, dict[str, Any]]:
 
 
 def head(path: str = COMPLETIONS, **headers: object) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", *(f"{k}: {v}" for k, v in headers.items())]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", *(f"{k}: {v}" for k, v in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -75,7 +75,7 @@ def test_a_connection_without_a_whole_head_ends(tokenizer: Any, sent: bytes) -> 
 
 def test_a_second_head_that_never_ends_ends_the_connection(tokenizer: Any) -> None:
     with served(FakeCore(), tokenizer, head_timeout_s=0.5) as (port, _), connect(port) as held:
-        held.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        held.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in held.recv(65536)
         for _ in range(100):  # the time is that of the whole head, however it trickles in
             try:
@@ -120,9 +120,13 @@ def test_bodies_share_a_memory_and_short_ones_pass(tokenizer: Any) -> None:
 
 
 def test_one_connection_too_many_is_told_so(tokenizer: Any) -> None:
-    limited = served(FakeCore(), tokenizer, max_connections=2)
+    """A request in progress keeps its place: see also test_attacks.py."""
+    limited = served(FakeCore(FILTERED, threading.Event()), tokenizer, max_connections=2)
+    content = json.dumps({**BODY, "stream": True}).encode()
     with limited as (port, server), connections(port, 2) as held:
-        wait_for(lambda: len(server.server_state.connections) == 2)
+        for each in held:
+            each.sendall(head(**{"Content-Length": len(content)}) + content)
+        wait_for(lambda: len(server.server_state.tasks) == 2)
         with connect(port) as late:
             status, body = reply_of(late)
         assert (status, body["error"]["code"]) == (503, "too_many_connections")
@@ -201,7 +205,9 @@ def test_a_body_in_tiny_chunks_ends_its_connection(tokenizer: Any, path: str) ->
         assert path != COMPLETIONS or b"chunks" in data
         with connect(port) as other:  # 1,000 chunks are free, and larger ones do not count
             pieces = [b"a" * (100 if i >= 1000 else 1) for i in range(3000)]
-            other.sendall(chunked.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+            other.sendall(
+                chunked.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
+            )
             other.sendall(b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces))
             other.sendall(b"0\r\n\r\n")
             assert b"chunks" not in other.recv(65536)
@@ -211,7 +217,7 @@ def test_a_body_of_two_lengths_is_refused_with_what_follows(tokenizer: Any) -> N
     """The bytes behind it were answered as a request of their own, which a proxy had not seen."""
     both = head(**{"Content-Length": 40, "Transfer-Encoding": "chunked"})
     with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
-        held.sendall(both + b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        held.sendall(both + b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         status, body = reply_of(held)
     assert (status, body["error"]["code"]) == (400, "invalid_http")
     assert "Transfer-Encoding" in body["error"]["message"]

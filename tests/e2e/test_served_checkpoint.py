@@ -34,7 +34,7 @@ async def test_same_greedy_tokens_as_generate_on_the_kept_ids(method: str, tmp_p
         "filter": {"method": method, "keep": 96, "return_selection": True},
     }
     transport = httpx.ASGITransport(create_app(serving))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         reply = (await client.post("/v1/completions", json=body, timeout=60)).json()
     serving.engine.stop()
 

@@ -86,7 +86,7 @@ class Body(httpx.AsyncByteStream):
 
 async def send(parts: list[bytes], status: int, chat: bool) -> Record:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, stream=Body(parts)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         record = Record(index=0)
         client = Client(http, chat=chat, timeout_s=60, fields={})
         await client.send(Job(index=0, prompt="Hi", max_tokens=3), record, 0.0)

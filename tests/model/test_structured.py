@@ -36,7 +36,9 @@ def core() -> Core:
 async def client(core: Core) -> AsyncIterator[httpx.AsyncClient]:
     serving = build_serving(core, model_name="builtin", config=ServerConfig())
     transport = httpx.ASGITransport(create_app(serving))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as opened:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://localhost", timeout=60
+    ) as opened:
         yield opened
     serving.engine.stop()
 

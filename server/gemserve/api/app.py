@@ -16,7 +16,9 @@ import gemserve
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.gate import Gate
+from gemserve.api.access.host_check import HostCheck, allowed_hosts
 from gemserve.api.access.keys import open_keys
+from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.message_errors import MessageErrors
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
@@ -133,6 +135,11 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
 
 def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """The last one added sees a request first and its reply last."""
+
+    def count_refusal(code: str) -> None:
+        metrics.rejections.labels(code).inc()
+
+    app.add_middleware(LogprobLimit, memory_bytes=config.logprobs_memory_bytes)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
@@ -146,10 +153,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
             concurrency_per_key=config.concurrency_per_key,
             tokens_per_minute=config.tokens_per_minute,
         )
-        count = metrics.rejections
-        app.add_middleware(
-            Gate, keys=keys, quota=quota, on_refusal=lambda code: count.labels(code).inc()
-        )
+        app.add_middleware(Gate, keys=keys, quota=quota, on_refusal=count_refusal)
     if config.cors_origins:  # outside the gate: a browser's preflight carries no key
         app.add_middleware(
             CORSMiddleware,
@@ -158,6 +162,9 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
+    hosts = allowed_hosts(config)
+    if hosts is not None:
+        app.add_middleware(HostCheck, names=hosts, on_refusal=count_refusal)
     app.add_middleware(
         RequestId, on_reply=lambda status: metrics.http_responses.labels(status).inc()
     )

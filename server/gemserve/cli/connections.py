@@ -1,7 +1,8 @@
 """Limits on connections, which the application cannot set: it sees a request when its head is read.
 
 Each connection has so long for a request's head, so long for its body, and must read replies at
-some pace. There is a largest number of connections. Who breaks a limit loses the connection.
+some pace. Who breaks a limit loses the connection. There is a largest number of connections. When
+it is reached, a new one takes the place of the one that has waited longest without a request.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
@@ -51,12 +53,15 @@ def limited_protocol(limits: ConnectionLimits) -> type[H11Protocol]:
 
     class LimitedProtocol(_LimitedProtocol):
         connection_limits = limits
+        idle: ClassVar[OrderedDict[_LimitedProtocol, None]] = OrderedDict()
 
     return LimitedProtocol
 
 
 class _LimitedProtocol(H11Protocol):
     connection_limits: ConnectionLimits
+    # the server's connections without a request in progress; the first has waited longest
+    idle: ClassVar[OrderedDict[_LimitedProtocol, None]]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -68,26 +73,30 @@ class _LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         limit = self.connection_limits.max_connections
-        if len(self.connections) > limit:
+        if len(self.connections) > limit and not self._take_idle_place():
             message = f"The server has {limit} connections, which is its limit."
             self._refuse(503, message, "overloaded_error", "too_many_connections")
             return
+        self._note_idle()
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         super().data_received(data)
+        self._note_idle()
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.idle.pop(self, None)
         for timer in (self._sending, self._reading):
             if timer is not None:
                 timer.cancel()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._note_idle()
         self._set_deadline()
 
     def pause_writing(self) -> None:
@@ -116,6 +125,26 @@ class _LimitedProtocol(H11Protocol):
                 return
             msg = str(error)
         self._refuse(400, msg, "invalid_request_error", "invalid_http")
+
+    def _note_idle(self) -> None:
+        """Note whether the client has yet to send a request, its first or a further one."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.idle.pop(self, None)
+        elif not self.transport.is_closing():
+            self.idle.setdefault(self)
+
+    def _take_idle_place(self) -> bool:
+        """Close the connection that has waited longest; not one that still reads its reply.
+
+        False: there is none.
+        """
+        able = (each for each in self.idle if not each.transport.get_write_buffer_size())
+        oldest = next(able, None)
+        if oldest is None:
+            return False
+        del self.idle[oldest]
+        oldest.transport.close()
+        return True
 
     def _set_deadline(self) -> None:
         """Let the time run for what the client has to send next, if it has to send anything."""

@@ -97,6 +97,16 @@ def read_origins(text: str) -> tuple[str, ...]:
     return origins
 
 
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
+
+
+def read_hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(host.strip() for host in text.split(","))
+    if hosts != ("*",) and not all(map(_HOST.fullmatch, hosts)):
+        raise ValueError("must be * alone, or names such as gem.example.org, without a port")
+    return hosts
+
+
 def read_adapters(text: str) -> tuple[tuple[str, str], ...]:
     given = [part.strip().partition("=") for part in text.split(",")]
     if not all(name and equals and path for name, equals, path in given):

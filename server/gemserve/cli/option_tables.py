@@ -11,6 +11,7 @@ from gemserve.cli.option_readers import (
     number,
     read_adapters,
     read_bytes,
+    read_hosts,
     read_keep,
     read_layer,
     read_offload,
@@ -155,6 +156,12 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         read_bytes,
         "memory for all request bodies that are being read",
     ),
+    Option(
+        "--logprobs-memory",
+        "logprobs_memory_bytes",
+        read_bytes,
+        "memory for the log-probabilities that all requests in progress may get",
+    ),
     Option("--max-connections", "max_connections", number(1), "connections at once"),
     Option(
         "--head-timeout",
@@ -227,6 +234,15 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         read_origins,
         "web origin whose pages may call the server, or * for all; commas separate several",
         "none",
+        repeats=True,
+    ),
+    Option(
+        "--allowed-host",
+        "allowed_hosts",
+        read_hosts,
+        "name by which the server may be reached, beside localhost, or * for any; commas separate "
+        "several",
+        "any; but none if it has no keys and listens on a loopback address",
         repeats=True,
     ),
     Option("--adapter-dir", "adapter_dir", str, "folder that adapters may be loaded from", "none"),

@@ -4,9 +4,9 @@ The keys and values of a token depend on the tokens before it alone. So a prompt
 earlier one goes on where the two part, and a filter selects anew: the answer is the one that it
 would get without the cache. A filter pass leaves its lower layers, a prompt that is read whole all.
 
-The cache holds spans of the pool that all requests share, at most `limit` units. They are given up,
-least recently used first, as soon as a request needs the memory. Pinned documents stay, at most
-half of `limit`; they give way only to a request that does not fit into the pool beside them.
+The cache holds spans of the pool that all requests share, at most `limit` units. They are given up
+when a request needs the memory, first the least recently used of the tenant that holds most.
+Pinned documents stay, at most half of `limit`, unless a request does not fit in beside them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
+from gemserve.engine.cache_shares import Coming, first_to_go
 from gemserve.engine.cache_state import CacheCounts, StoredDocument
 from gemserve.engine.common_tokens import Tokens, num_common
 from gemserve.engine.memory import MemoryPool, Span
@@ -65,6 +66,9 @@ class CachedDocument:
     used_s: float = 0.0
 
 
+Spared = Collection[CachedDocument]
+
+
 class DocumentCache:
     """Finds the longest common beginning of a prompt and an earlier one of the same key."""
 
@@ -112,7 +116,7 @@ class DocumentCache:
         """May a document of `size` units be kept, if others give way?"""
         return size <= self._limit - self.pinned
 
-    def available(self, size: int, spared: Collection[CachedDocument] = ()) -> int:
+    def available(self, size: int, spared: Spared = ()) -> int:
         """Units that a request for `size` can have now, if all documents but `spared` give way."""
         gives_way = self._gives_way(size)
         able = self._used if gives_way else self._used - self._pinned
@@ -184,7 +188,7 @@ class DocumentCache:
                     if is_pinned or not other.is_pinned:
                         self._drop(other)
         while self._used + span.size > self._limit:
-            was_evicted = self._evict_oldest()
+            was_evicted = self._evict_oldest(coming=(key.tenant, span.size))
             assert was_evicted, "a document that has no room must not be added"
         document = CachedDocument(key, tokens, span)
         self._touch(document)
@@ -219,7 +223,7 @@ class DocumentCache:
                 )
         return held
 
-    def make_room(self, needed: int, spared: Collection[CachedDocument] = ()) -> None:
+    def make_room(self, needed: int, spared: Spared = ()) -> None:
         """Evict until `needed` units of the pool are free, or nothing but `spared` is left.
 
         Pinned documents are evicted last, and only if the request does not fit beside them.
@@ -230,7 +234,7 @@ class DocumentCache:
             while self._pool.free < needed and self._evict_oldest(spared, is_pinned=True):
                 pass
 
-    def spare_moves(self, needed: int, spared: Collection[CachedDocument] = ()) -> None:
+    def spare_moves(self, needed: int, spared: Spared = ()) -> None:
         """Evict while the pool would move too much to have `needed` free units in one place."""
         while self._pool.free >= needed:
             oldest = self._oldest(spared)
@@ -254,9 +258,9 @@ class DocumentCache:
         return size > self._pool.capacity - self.pinned
 
     def _evict_oldest(
-        self, spared: Collection[CachedDocument] = (), is_pinned: bool = False
+        self, spared: Spared = (), is_pinned: bool = False, coming: Coming = None
     ) -> bool:
-        oldest = self._oldest(spared, is_pinned)
+        oldest = self._oldest(spared, is_pinned, coming)
         if oldest is None:
             return False
         self._drop(oldest)
@@ -265,10 +269,10 @@ class DocumentCache:
         return True
 
     def _oldest(
-        self, spared: Collection[CachedDocument] = (), is_pinned: bool = False
+        self, spared: Spared = (), is_pinned: bool = False, coming: Coming = None
     ) -> CachedDocument | None:
         able = [d for d in self._documents if d not in spared and d.is_pinned == is_pinned]
-        return min(able, key=lambda document: document.last_used, default=None)
+        return first_to_go(self._documents, able, coming)
 
     def _mark(self, document: CachedDocument, ids: Collection[str], is_pinned: bool) -> None:
         """Note the stored documents that it contains, and pin it if pins have room for it."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from typing import Any, NoReturn
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gemserve.api.access.shared_memory import HeldBytes, SharedMemory
 from gemserve.api.error_replies import error_body
-
-FREE_BYTES = 64 << 10  # of each body, so that short requests pass when the memory is taken
 
 
 class BodyLimit:
@@ -30,7 +28,7 @@ class BodyLimit:
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._memory = BodyMemory(max(memory_bytes, max_bytes))
+        self._memory = SharedMemory(max(memory_bytes, max_bytes))
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,47 +78,6 @@ class BodyLimit:
         message = f"The body has {size} bytes or more, the limit is {self._max_bytes}."
         body = error_body(message, kind="invalid_request_error", code="body_too_large")
         return JSONResponse(body, status_code=413)
-
-
-class BodyMemory:
-    """Counts the bytes of all bodies. It is used on the event loop only, so it needs no lock."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self.used_by: Counter[bytes] = Counter()  # tenants
-
-
-class HeldBytes:
-    """What one body takes of the memory."""
-
-    def __init__(self, memory: BodyMemory, tenant: bytes = b"") -> None:
-        self._memory = memory
-        self._tenant = tenant
-        self._held = 0
-
-    def grow(self, size: int) -> bool:
-        """Take what a body of `size` bytes needs. False: there is too little left."""
-        more = max(0, size - FREE_BYTES) - self._held
-        left = self._memory.limit - self._memory.used - more
-        own = self._memory.used_by[self._tenant] + more
-        is_only_one = own == self._held + more  # then it may be of any size
-        if left < 0 or (more and self._tenant and not is_only_one and own > 3 * left):
-            return False
-        self._take(more)
-        return True
-
-    def release(self) -> None:
-        """Give everything back. Idempotent."""
-        self._take(-self._held)
-
-    def _take(self, more: int) -> None:
-        memory = self._memory
-        memory.used += more
-        memory.used_by[self._tenant] += more
-        if not memory.used_by[self._tenant]:
-            del memory.used_by[self._tenant]
-        self._held += more
 
 
 class _Reading:

@@ -28,7 +28,8 @@ def page_files() -> dict[str, str]:
 class Gate:
     """Answers 401 without a valid key, and 429 to a POST beyond what its key may do.
 
-    A POST counts as running until its reply has ended, however it ends. `on_refusal` is called with
+    A POST counts as running until its reply has ended, however it ends, or until the work has ended
+    that a route hands its place to. `on_refusal` is called with
     the code of every refusal. Routes find the `Caller` and its `Place` in the request's state.
     """
 

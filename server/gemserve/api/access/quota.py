@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from gemserve.errors import QuotaExceeded, RequestError
@@ -135,6 +136,12 @@ class Place:
         """Count tokens that the request has used, also after it has left."""
         self._quota.charge(self._key, tokens)
 
+    def hand_over(self) -> Place:
+        """Give all that it takes to a new place, for work that goes on after the reply."""
+        taker = copy(self)
+        self._choices = 0
+        return taker
+
     def leave(self) -> None:
         """Give back everything. Idempotent."""
         self._quota.leave(self._key, self._choices)
@@ -155,3 +162,16 @@ class TokenCharges:
         if self._count:
             self._place.charge(self._count)
         self._count = 0
+
+
+class LeavesAtEnd:
+    """Leaves a place when the work that holds it has ended."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def see(self, event: Event) -> None:
+        pass
+
+    def close(self) -> None:
+        self._place.leave()

@@ -13,6 +13,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,35 @@ def is_pdf(content: bytes) -> bool:
     return _MAGIC in content[:_MAGIC_WITHIN]
 
 
-def read_pdf(content: bytes, name: str, limits: PdfLimits) -> PdfText:
+class PdfReading:
+    """The process that reads one PDF, which may be ended from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ended = False
+
+    def begin(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._process = process
+            if self._is_ended:
+                process.kill()
+
+    def end(self) -> None:
+        """Nobody wants the text any more. Idempotent; it may come before `begin`."""
+        with self._lock:
+            self._is_ended = True
+            if self._process is not None:
+                self._process.kill()
+
+
+def read_pdf(
+    content: bytes, name: str, limits: PdfLimits, reading: PdfReading | None = None
+) -> PdfText:
     """The text of the file called `name`. It blocks for at most `limits.wall_s` seconds.
 
     Raises `RequestError`, whose message names the file, the reason and the limit, and `PdfsBusy`.
+    If `reading` is ended, it raises one of them soon.
     """
     if importlib.util.find_spec("pypdf") is None:
         raise _refusal(
@@ -66,22 +92,21 @@ def read_pdf(content: bytes, name: str, limits: PdfLimits) -> PdfText:
         )
     given = (limits.text_bytes, limits.pages, limits.cpu_s, limits.memory_bytes)
     command = [sys.executable, "-P", "-m", __name__, *map(str, given)]
-    try:
-        done = subprocess.run(
-            command,
-            input=content,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=limits.wall_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise PdfsBusy(
-            f"the machine was too busy to read one within {limits.wall_s:g} s"
-        ) from error
-    if done.returncode < 0:  # ended by a limit
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        (reading or PdfReading()).begin(process)
+        try:
+            output, _ = process.communicate(content, timeout=limits.wall_s)
+        except subprocess.TimeoutExpired as error:
+            raise PdfsBusy(
+                f"the machine was too busy to read one within {limits.wall_s:g} s"
+            ) from error
+        finally:
+            process.kill()
+    if process.returncode < 0:  # ended by a limit
         said: dict[str, Any] = {"code": "pdf_too_large", "reason": _costly(limits)}
     else:
-        said = json.loads(done.stdout)
+        said = json.loads(output)
     if said.get("code") == "pdf_too_large" and not said["reason"]:
         said["reason"] = _costly(limits)
     if "code" in said:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,15 @@ Status = Literal["warming", "ready", "failed"]
 def new_document_id() -> str:
     """An id that nobody can guess."""
     return f"doc-{secrets.token_hex(16)}"
+
+
+def held_bytes(text: str) -> int:
+    """Bytes of memory that a text takes.
+
+    Python keeps four for each character if one of them is an emoji, and beside it the text as
+    UTF-8, once somebody has asked for that: whoever validates or tokenizes it does.
+    """
+    return sys.getsizeof(text)
 
 
 def _nothing() -> None:
@@ -61,9 +71,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a client wants to store, as far as limits know it. `ttl_s` None: the default."""
+    """What a client wants to store, as far as limits know it.
+
+    `num_bytes`: as UTF-8. `memory_bytes`: see `held_bytes`. `ttl_s` None: the default.
+    """
 
     num_bytes: int
+    memory_bytes: int
     ttl_s: int | None
     is_pinned: bool
 
@@ -113,11 +127,12 @@ class DocumentStore:
                 param=None,
                 code="too_many_documents",
             )
-        used = sum(document.num_bytes for document in held)
-        if used + wish.num_bytes > config.document_memory_bytes:
+        used = sum(held_bytes(document.text) for document in held)
+        if used + wish.memory_bytes > config.document_memory_bytes:
             raise RequestError(
-                f"text: has {wish.num_bytes} bytes; this key's documents have {used} of the "
-                f"{config.document_memory_bytes} that they may have (--document-memory)",
+                f"text: takes {wish.memory_bytes} bytes of memory; this key's documents have "
+                f"{used} of the {config.document_memory_bytes} that they may have "
+                "(--document-memory)",
                 param="text",
                 code="document_memory_full",
             )

@@ -47,13 +47,19 @@ def repeat_for_choices(
     return EngineRequests(requests=tuple(with_ids), n=n, echoes=tuple(echoes))
 
 
-def _check_scores(requests: Sequence[Request], n: int) -> None:
+def count_scores(requests: Sequence[Request]) -> int:
+    """How many log-probabilities these requests may get, with those of echoed prompts."""
     num_scores = 0
     for request in requests:
         if request.sampling.logprobs is not None:
             num_scores += (1 + request.sampling.logprobs) * request.sampling.max_tokens
         if request.prompt_logprobs is not None:
             num_scores += (1 + request.prompt_logprobs) * len(request.prompt_ids)
+    return num_scores
+
+
+def _check_scores(requests: Sequence[Request], n: int) -> None:
+    num_scores = count_scores(requests)
     if num_scores * n > MAX_SCORES:
         raise RequestError(
             f"logprobs: {num_scores * n} log-probabilities, of all choices and of prompts that are "

@@ -41,7 +41,7 @@ def document_text_routes(submitter: Submitter, pdfs: PdfQueue) -> Routes:
             if not is_pdf(file.value):
                 text = await to_thread.run_sync(text_of_file, file)
                 return {"name": name, "text": text, "pages": None}
-            read = await pdfs.read(file.value, name, tenant_of(http))
+            read = await pdfs.read(file.value, name, tenant_of(http), receive=http.receive)
             return {"name": name, "text": read.text, "pages": read.num_pages}
 
     return routes

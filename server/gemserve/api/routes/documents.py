@@ -11,9 +11,16 @@ from anyio import to_thread
 from fastapi import Request as HttpRequest
 
 from gemserve.api.access.keys import tenant_of
+from gemserve.api.access.quota import LeavesAtEnd
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.pdf_queue import PdfQueue
-from gemserve.api.documents.store import Document, DocumentStore, Wish, new_document_id
+from gemserve.api.documents.store import (
+    Document,
+    DocumentStore,
+    Wish,
+    held_bytes,
+    new_document_id,
+)
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import document_types
 from gemserve.api.replies.document_types import document_object
@@ -84,9 +91,10 @@ def document_routes(
             submitter.backlog.check_room(num_tokens)
             stream = engine.submit(replace(intake.request, tenant=tenant))
         store.add(tenant, document)
+        observers = submitter.observers(stream.request, arrived_s)
         if (place := http.scope["state"].get("place")) is not None:
             place.charge(num_tokens)
-        observers = submitter.observers(stream.request, arrived_s)
+            observers.append(LeavesAtEnd(place.hand_over()))  # the pass goes on after the reply
         warm_ups.follow(document, stream, Observers(*observers))
         if waits or intake.body.wait:
             await document.is_settled.wait()
@@ -126,12 +134,17 @@ async def _take_in(
     raw = await read_body(http)
     content_type = http.headers.get("content-type", "")
     tenant, request_id = tenant_of(http), request_id_of(http)
-    pdf_text = await _pdf_text(raw, content_type, pdfs, tenant)
+    pdf_text = await _pdf_text(http, raw, pdfs)
 
     def parse() -> tuple[DocumentBody, Wish]:
         body = _parse(raw, content_type, pdf_text)
         num_bytes = len(body.text.encode("utf-8", "surrogatepass"))
-        wish = Wish(num_bytes=num_bytes, ttl_s=body.ttl_s, is_pinned=bool(body.pin))
+        wish = Wish(
+            num_bytes=num_bytes,
+            memory_bytes=held_bytes(body.text),
+            ttl_s=body.ttl_s,
+            is_pinned=bool(body.pin),
+        )
         store.check(tenant, wish)  # before anything is tokenized
         return body, wish
 
@@ -148,14 +161,16 @@ async def _take_in(
         return await to_thread.run_sync(build, adapter)
 
 
-async def _pdf_text(raw: bytes, content_type: str, pdfs: PdfQueue, tenant: bytes) -> str | None:
+async def _pdf_text(http: HttpRequest, raw: bytes, pdfs: PdfQueue) -> str | None:
     """The text of the PDF that a form brings; None if it brings none."""
+    content_type = http.headers.get("content-type", "")
     if not is_form(content_type):
         return None
     file = await to_thread.run_sync(find_pdf, raw, content_type)
     if file is None:
         return None
-    return (await pdfs.read(file.value, file.filename or "the file", tenant)).text
+    name = file.filename or "the file"
+    return (await pdfs.read(file.value, name, tenant_of(http), receive=http.receive)).text
 
 
 def _parse(raw: bytes, content_type: str, pdf_text: str | None) -> DocumentBody:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gemserve_kernels.attention import Partial, join, reference_attention
@@ -140,9 +139,10 @@ class Cudnn(Attention):
 
     name = "cudnn"
     device = "cuda"
+    capability = (9, 0)  # on older GPUs it has not been compared with the others
     is_half_only = True
     most_dim = 128
-    step = 1024  # queries are padded to a multiple of this
+    step = 1024  # it gets a multiple of as many queries
     blocks = (1 << 16, 1 << 15, 1 << 14, 1 << 13, 1 << 12)  # of keys
     rest: Attention = Flash()
 
@@ -158,20 +158,26 @@ class Cudnn(Attention):
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         _check(query, key, is_causal)
-        queries, keys = query.shape[1], key.shape[1]
-        if is_causal:
-            if queries % self.step:
-                return self.rest.part(query, key, value, scale=scale, is_causal=True)
+        whole = query.shape[1] // self.step * self.step
+        if is_causal and whole == query.shape[1]:
             return self.planned(query, key, value, scale=scale, is_causal=True)
-        padded = F.pad(query, (0, 0, 0, -queries % self.step))
+        if is_causal or whole == 0:
+            return self.rest.part(query, key, value, scale=scale, is_causal=is_causal)
+        parts = [self._beside_blocks(query[:, :whole], key, value, scale)]
+        if whole < query.shape[1]:
+            last = query[:, whole:]
+            parts.append(self.rest.part(last, key, value, scale=scale, is_causal=False))
+        return Partial(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
+
+    def _beside_blocks(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Partial:
+        """Attention to all keys, block by block."""
         parts, start = [], 0
         for size in self.blocks:
-            while keys - start >= size:
+            while key.shape[1] - start >= size:
                 k, v = (t[:, start : start + size] for t in (key, value))
-                found = self.planned(padded, k, v, scale=scale, is_causal=False)
-                parts.append(Partial(found.out[:, :queries], found.lse[:, :queries]))
+                parts.append(self.planned(query, k, v, scale=scale, is_causal=False))
                 start += size
-        if start < keys:
+        if start < key.shape[1]:
             k, v = key[:, start:], value[:, start:]
             parts.append(self.rest.part(query, k, v, scale=scale, is_causal=False))
         return join(parts)
@@ -259,11 +265,11 @@ class FlashAttn4(Attention):
 # "auto" takes the first kernel that can be used. Kernels after the reference must be named.
 ATTENTION: tuple[Attention, ...] = (
     AtenCpu(),
+    Cudnn(),
     FlashAttn2(),
     Flash(),
     Efficient(),
     Reference(),
-    Cudnn(),
     FlashAttn4(),
 )
 

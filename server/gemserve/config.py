@@ -19,11 +19,11 @@ FilterPrecision = Literal["model", "fp8"]
 ATTENTION_BACKENDS = (
     "auto",
     "aten-cpu",
+    "cudnn",
     "flash-attn",
     "flash",
     "efficient",
     "reference",
-    "cudnn",
     "flash-attn-4",
 )
 # Filter layers from the GemFilter paper, by (layers, hidden size, vocabulary).

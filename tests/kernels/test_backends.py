@@ -45,27 +45,32 @@ def test_the_server_s_option_names_all_of_them() -> None:
     assert ("auto", *(attention.name for attention in ATTENTION)) == ATTENTION_BACKENDS
 
 
-CHOICES: list[tuple[torch.device, dict[str, Any], tuple[str, ...], str]] = [
-    (CPU, {}, (), "aten-cpu"),
-    (CUDA, {}, (), "flash"),
-    (CUDA, {"dtype": torch.bfloat16, "head_dim": 128}, (), "flash"),
-    (CUDA, {"dtype": torch.bfloat16, "head_dim": 128}, ("flash-attn",), "flash-attn"),
-    (CUDA, {"dtype": torch.float32}, ("flash-attn",), "efficient"),
-    (CUDA, {"head_dim": 36}, ("flash-attn",), "efficient"),
-    (CUDA, {"head_dim": 512}, (), "efficient"),
-    (CUDA, {}, ("flash-attn-4",), "flash"),  # a pre-release is asked for by name
+HOPPER, AMPERE = (9, 0), (8, 6)
+HALF = {"dtype": torch.bfloat16, "head_dim": 128}
+CHOICES: list[tuple[torch.device, tuple[int, int], dict[str, Any], tuple[str, ...], str]] = [
+    (CPU, HOPPER, {}, (), "aten-cpu"),
+    (CUDA, HOPPER, {}, (), "cudnn"),
+    (CUDA, HOPPER, HALF, ("flash-attn",), "cudnn"),
+    (CUDA, HOPPER, {"dtype": torch.float32}, ("flash-attn",), "efficient"),
+    (CUDA, HOPPER, {"head_dim": 36}, ("flash-attn",), "efficient"),
+    (CUDA, HOPPER, {"head_dim": 256}, (), "flash"),
+    (CUDA, HOPPER, {"head_dim": 512}, (), "efficient"),
+    (CUDA, AMPERE, HALF, (), "flash"),
+    (CUDA, AMPERE, HALF, ("flash-attn",), "flash-attn"),
+    (CUDA, AMPERE, {}, ("flash-attn-4",), "flash"),  # a pre-release is asked for by name
 ]
 
 
-@pytest.mark.parametrize(("device", "known", "installed", "name"), CHOICES)
+@pytest.mark.parametrize(("device", "capability", "known", "installed", "name"), CHOICES)
 def test_auto_takes_the_first_that_can(
     device: torch.device,
+    capability: tuple[int, int],
     known: dict[str, Any],
     installed: tuple[str, ...],
     name: str,
     machine: Callable[..., None],
 ) -> None:
-    machine(*installed)
+    machine(*installed, capability=capability)
     for choice in (None, "auto"):
         assert select_backend(device, name=choice, **known).name == name
 
@@ -95,10 +100,11 @@ REFUSALS: list[tuple[str, torch.device, dict[str, Any], dict[str, Any], str]] = 
     ("flash-attn", CUDA, {}, {}, r"needs flash-attn: pip install 'gemserve\[flash\]'"),
     ("flash-attn-4", CUDA, {}, {}, r"needs flash-attn-4: pip install 'gemserve\[flash4\]'"),
     ("cudnn", CUDA, {}, {"has_cudnn": False}, "needs a torch that is built with cuDNN"),
+    ("cudnn", CUDA, {}, {"capability": (8, 6)}, "needs compute capability 9.0, this GPU has 8.6"),
     ("flash", CUDA, {"dtype": torch.float32}, {}, "takes float16 and bfloat16, not float32"),
     ("cudnn", CUDA, {"head_dim": 256}, {}, "takes a head_dim of at most 128, not 256"),
     ("flash", CUDA, {"head_dim": 36}, {}, "takes a head_dim that is a multiple of 8, not 36"),
-    ("triton", CUDA, {}, {}, "must be one of auto, aten-cpu, flash-attn, flash, "),
+    ("triton", CUDA, {}, {}, "must be one of auto, aten-cpu, cudnn, flash-attn, flash, "),
 ]
 
 
@@ -210,8 +216,9 @@ class CutCudnn(Cudnn):
         (8, 8, True, [(8, 8, True)]),
         (6, 6, True, []),
         (8, 40, False, [(8, 16, False), (8, 16, False), (8, 8, False)]),
-        (6, 29, False, [(8, 16, False), (8, 8, False)]),
+        (6, 29, False, [(4, 16, False), (4, 8, False)]),
         (6, 7, False, []),
+        (3, 40, False, []),
     ],
 )
 def test_cudnn_gets_few_sizes(

@@ -112,6 +112,8 @@ def measure(arguments: argparse.Namespace, temporary: Path) -> None:
         arguments.adapters = one_step_adapters.write_all(loaded, temporary)
     above = min(_FILTERED_ABOVE, arguments.tokens // 2)
     core = assemble(loaded, EngineConfig(cache_memory=0.0, filter_min_tokens=above))
+    found = core.calibration
+    print(f"filter layer {found.layer}, heads {found.heads}: {found.source}", flush=True)
     run = settings(arguments)
     cases = find_cases(core, arguments)
     done = {_key(line) for line in find_lines(arguments.out, run) if line["error"] is None}

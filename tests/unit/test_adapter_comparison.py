@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import adapter_comparison
+import adapters
 from adapter_comparison import CONTESTANTS, find_run, read_runs, table
 
 
@@ -39,6 +41,45 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
     for other in ({"seed": 2}, {"rate": 0.02}, {"contestant": "ntk 4"}):
         key = {"contestant": "ntk 16", "seed": 1, "rate": 0.01, **other}
         assert find_run(read_runs(path), key) is None
+
+
+def test_an_answer_may_contain_a_line_separator(tmp_path: Path) -> None:
+    """A run with such an answer counted as cut off, and was done again at every start."""
+    path = tmp_path / "runs.jsonl"
+    whole = run_of("ntk 16", 1, answers=["one\u2028two"])
+    path.write_text(json.dumps(whole, ensure_ascii=False) + "\n")
+    assert read_runs(path) == [whole]
+
+
+def write_small_task(task: str, folder: Path, seed: int, sizes: dict[str, int]) -> dict[str, int]:
+    """Like `write_task`, which reads the whole standard library."""
+    for name, count in sizes.items():
+        asked = [{"role": "user", "content": f"Write {i}."} for i in range(count)]
+        lines = [[question, {"role": "assistant", "content": "one"}] for question in asked]
+        text = "\n".join(json.dumps({"messages": line}) for line in lines)
+        (folder / f"{name}.jsonl").write_text(text)
+    return sizes
+
+
+def test_a_run_keeps_its_losses_and_its_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A contestant that this model cannot have ended the whole comparison."""
+    out, kept = tmp_path / "runs.jsonl", tmp_path / "kept"
+    left_over = kept / "notes-activation-1-1-0.01"
+    left_over.mkdir(parents=True)
+    (left_over / "adapter.json").write_text("{}")
+    options = "--model builtin --task notes --examples 8 --tests 2 --no-timing --seeds 1"
+    given = [*options.split(), "--only", "activation", "--out", str(out), "--adapters", str(kept)]
+    monkeypatch.setattr(adapter_comparison, "write_task", write_small_task)
+    monkeypatch.setattr(sys, "argv", ["adapters.py", *given])
+    adapters.main()
+    (run,) = read_runs(out)
+    assert run["contestant"] == "activation 1"
+    assert [set(entry) for entry in run["history"]] == [{"step", "loss"}, {"step", "eval_loss"}]
+    assert "left out: activation 22, seed 1: layer=22" in capsys.readouterr().out
+    assert [folder.name for folder in kept.iterdir()] == [left_over.name]
+    assert (left_over / "adapter.safetensors").exists()
 
 
 def test_the_table_has_means_over_seeds() -> None:

@@ -91,13 +91,15 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--facts", type=int, default=16, help="the chats ask about half of them")
     parser.add_argument("--chats", type=int, help="chats to fit on, 400, or 120 with --model")
     parser.add_argument("--asked", type=float, default=0.5, help="share of chats about the facts")
-    parser.add_argument("--fit-steps", type=int, default=600)
+    parser.add_argument("--fit-steps", type=int, help="for each layer, 600, or 0 with --model")
     parser.add_argument("--distill-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     adapter_convert_real.add_options(parser)
     results.add_common(parser)
     arguments = parser.parse_args()
     arguments.chats = arguments.chats or (120 if arguments.model else 400)
+    if arguments.fit_steps is None:
+        arguments.fit_steps = 0 if arguments.model else 600
     return arguments
 
 

@@ -41,7 +41,7 @@ from gemserve.evaluation.answers import answer_all
 from gemserve.model.adapter import Adapter
 from gemserve.model.loader import LoadedModel, load
 
-_RATES = {"ntk": 2e-3, "prefix": 1e-2}
+_RATES = {"ntk": 2e-3, "prefix": 3e-2}
 _ANSWERS = 5  # answers of each kind that a run keeps
 
 
@@ -97,7 +97,13 @@ def table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each run and kind of test."""
     costs = ("parameters", "bytes", "convert_s", "ttft_ms")
     return [
-        {"arm": run["arm"], "rate": run["rate"], "tests": kind, **found["scores"]}
+        {
+            "arm": run["arm"],
+            "rate": run["rate"],
+            "fit_steps": run["fit_steps"],
+            "tests": kind,
+            **found["scores"],
+        }
         | {name: value for name, value in found.items() if name not in ("scores", "answers")}
         | {name: run[name] for name in costs}
         for run in runs
@@ -126,6 +132,7 @@ class RealConversion:
             "seed": given.seed,
             "rate": (given.rate or _RATES[arm.kind]) if is_made else None,
             "chats": given.chats,
+            "fit_steps": given.fit_steps if arm.kind == "ntk" else None,
             "steps": given.distill_steps if is_made else None,
             "minutes": given.minutes if is_made else None,
         }

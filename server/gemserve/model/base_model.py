@@ -43,7 +43,7 @@ def base_of(model: CausalModel) -> BaseModel:
         head_dim=shape.head_dim,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        weights=hash_weights(model.hf),
+        weights=hash_weights(model.hf, rounded=True),
     )
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -275,6 +276,22 @@ def test_a_pdf_is_read_no_further_when_its_client_leaves(
     )
     assert reply.json()["text"] == "The code is 48213."
     assert len(Recorded.started) == 3, "those that waited are not read either"
+
+
+def test_a_slow_reader_s_stream_ends_when_its_time_is_over(serve: Serve) -> None:
+    """All that the engine had drawn by then was kept for it, for as long as it liked to read."""
+    core = FakeCore(FILTERED, *["x" * 50_000] * 1000)
+    server = serve(core, request_timeout_s=1, read_timeout_s=20)
+    with server.send(COMPLETIONS, prompt="Hi", stream=True) as slow:
+        num_bytes, end = 0, b""
+        while part := slow.recv(100_000):
+            num_bytes += len(part)
+            end = (end + part)[-1000:]
+            if b"[DONE]" in end:
+                break
+            time.sleep(0.02)
+    assert b"longer than 1 s, the limit of this server" in end
+    assert num_bytes < 40_000_000, "the rest was sent, too"
 
 
 def test_a_warm_up_counts_until_it_has_ended(serve: Serve, key_file: str) -> None:

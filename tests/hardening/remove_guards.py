@@ -242,6 +242,12 @@ REMOVALS: tuple[Removal, ...] = (
         "(held[d.key.tenant], -d.last_used)",
         "-d.last_used",
     ),
+    Removal(
+        "tests/e2e/test_attacks.py::test_a_slow_reader_s_stream_ends_when_its_time_is_over",
+        "api/replies/event_reader.py",
+        "if not self._is_overdue or isinstance(event, Finished):",
+        "if True:",
+    ),
 )
 
 

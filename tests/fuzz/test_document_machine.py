@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,15 @@ from tests.fuzz.cases import bounded, cases
 PATH = "/v1/documents"
 KEYS = ("sk-one", "sk-two")
 LIMIT = 4  # documents of a key
-BYTES = 400
+BYTES, MEMORY = 400, 500
 TEXTS = st.sampled_from(("The river runs. " * 4, "é🌍" * 10, "x" * 150, "x" * 399, "x" * 401, " "))
 WHO = st.sampled_from(KEYS)
+
+
+def memory_of(text: str) -> int:
+    """What Python takes for a text of which it also has the UTF-8."""
+    utf_8 = 0 if text.isascii() else len(text.encode()) + 1
+    return sys.getsizeof("".join(list(text))) + utf_8
 
 
 class Documents(RuleBasedStateMachine):
@@ -42,7 +49,7 @@ class Documents(RuleBasedStateMachine):
         keys.write_text("\n".join(KEYS))
         serving = serving_over(
             FakeCore(), self.tokenizer, api_key_file=str(keys),
-            max_documents=LIMIT, document_memory_bytes=BYTES, max_document_bytes=BYTES,
+            max_documents=LIMIT, document_memory_bytes=MEMORY, max_document_bytes=BYTES,
         )  # fmt: skip
         self._server = live_server(serving)
         self._client = httpx.Client(base_url=self._server.__enter__(), trust_env=False, timeout=60)
@@ -62,13 +69,13 @@ class Documents(RuleBasedStateMachine):
     @rule(target=ids, who=WHO, text=TEXTS, wait=st.booleans(), pin=st.booleans())
     def store(self, who: str, text: str, wait: bool, pin: bool) -> Any:
         held, size = self.held[who], len(text.encode())
-        used = sum(len(each.encode()) for each in held.values())
+        used = sum(map(memory_of, held.values()))
         reply = self._send(who, "POST", PATH, {"text": text, "wait": wait, "pin": pin})
         if not text.strip():
             assert reply.status_code == 400
             assert reply.json()["error"]["param"] == "text"
             return multiple()
-        if len(held) >= LIMIT or used + size > BYTES:
+        if len(held) >= LIMIT or size > BYTES or used + memory_of(text) > MEMORY:
             assert reply.status_code == 400
             assert reply.json()["error"]["code"].startswith(("too_many_", "document_"))
             return multiple()

@@ -213,7 +213,7 @@ REMOVALS: tuple[Removal, ...] = (
         "iter(self.idle)",
     ),
     Removal(
-        "tests/e2e/test_attacks.py::test_a_page_cannot_reach_a_keyless_server_by_its_own_name",
+        "tests/e2e/test_hosts.py::test_a_page_cannot_reach_a_keyless_server_by_its_own_name",
         "api/app.py",
         "if hosts is not None:",
         "if False:",

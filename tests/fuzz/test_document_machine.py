@@ -25,9 +25,15 @@ from tests.fuzz.cases import bounded, cases
 PATH = "/v1/documents"
 KEYS = ("sk-one", "sk-two")
 LIMIT = 4  # documents of a key
-BYTES = 600
+BYTES, MEMORY = 400, 500
 TEXTS = st.sampled_from(("The river runs. " * 4, "é🌍" * 10, "x" * 150, "x" * 399, "x" * 401, " "))
 WHO = st.sampled_from(KEYS)
+
+
+def memory_of(text: str) -> int:
+    """What Python takes for a text of which it also has the UTF-8."""
+    utf_8 = 0 if text.isascii() else len(text.encode()) + 1
+    return sys.getsizeof("".join(list(text))) + utf_8
 
 
 class Documents(RuleBasedStateMachine):
@@ -43,7 +49,7 @@ class Documents(RuleBasedStateMachine):
         keys.write_text("\n".join(KEYS))
         serving = serving_over(
             FakeCore(), self.tokenizer, api_key_file=str(keys),
-            max_documents=LIMIT, document_memory_bytes=BYTES, max_document_bytes=BYTES,
+            max_documents=LIMIT, document_memory_bytes=MEMORY, max_document_bytes=BYTES,
         )  # fmt: skip
         self._server = live_server(serving)
         self._client = httpx.Client(base_url=self._server.__enter__(), trust_env=False, timeout=60)
@@ -62,10 +68,11 @@ class Documents(RuleBasedStateMachine):
 
     @rule(target=ids, who=WHO, text=TEXTS, wait=st.booleans(), pin=st.booleans())
     def store(self, who: str, text: str, wait: bool, pin: bool) -> Any:
-        held, size = self.held[who], sys.getsizeof(text)
-        used = sum(sys.getsizeof(each) for each in held.values())
+        held, size = self.held[who], len(text.encode())
+        used = sum(map(memory_of, held.values()))
         reply = self._send(who, "POST", PATH, {"text": text, "wait": wait, "pin": pin})
-        is_full, is_blank = len(held) >= LIMIT or used + size > BYTES, not text.strip()
+        is_blank = not text.strip()
+        is_full = len(held) >= LIMIT or size > BYTES or used + memory_of(text) > MEMORY
         if is_full or is_blank:
             assert reply.status_code == 400
             error = reply.json()["error"]

@@ -53,6 +53,16 @@ def test_a_request_for_memory_takes_it_from_whoever_holds_most() -> None:
     assert held(s)[b"modest"] == [1, 2]
 
 
+def test_whoever_needs_memory_gives_up_its_own_documents_first() -> None:
+    """With one document each, the other's went, because it was used longest ago."""
+    s, memory = cached(CAPACITY)
+    store(s, memory, b"modest", [1])
+    store(s, memory, b"greedy", [100])
+    s.add(sequence(200, [9] * 18_500, tenant=b"greedy"))  # all but the memory of one document
+    finish(s, memory)
+    assert held(s)[b"modest"] == [1]
+
+
 def test_one_tenant_alone_keeps_what_it_used_last() -> None:
     s, memory = cached(CAPACITY)
     store(s, memory, b"", [*range(100, 110), 100, 110])

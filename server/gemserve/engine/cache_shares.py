@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gemserve.engine.document_cache import CachedDocument
 
 Coming = tuple[bytes, int] | None
+Spared = Collection["CachedDocument"]
 
 
 def first_to_go(

@@ -28,7 +28,7 @@ def leave_filter_pass(
     span, sequence.span = sequence.memory, None
     if needed is not None:
         if needed <= pool.free + cache.used - cache.pinned:  # else nothing is evicted in vain
-            cache.make_room(needed)
+            cache.make_room(needed, tenant=key.tenant)
             sequence.span = pool.allocate(needed)
         if sequence.span is None:
             sequence.span = span

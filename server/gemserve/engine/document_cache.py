@@ -16,7 +16,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
-from gemserve.engine.cache_shares import Coming, first_to_go
+from gemserve.engine.cache_shares import Coming, Spared, first_to_go
 from gemserve.engine.cache_state import CacheCounts, StoredDocument
 from gemserve.engine.common_tokens import Tokens, num_common
 from gemserve.engine.memory import MemoryPool, Span
@@ -64,9 +64,6 @@ class CachedDocument:
     is_dropped: bool = False
     last_used: int = 0
     used_s: float = 0.0
-
-
-Spared = Collection[CachedDocument]
 
 
 class DocumentCache:
@@ -223,24 +220,25 @@ class DocumentCache:
                 )
         return held
 
-    def make_room(self, needed: int, spared: Spared = ()) -> None:
-        """Evict until `needed` units of the pool are free, or nothing but `spared` is left.
+    def make_room(self, needed: int, spared: Spared = (), tenant: bytes = b"") -> None:
+        """Evict until `needed` units of the pool are free for `tenant`, or only `spared` is left.
 
         Pinned documents are evicted last, and only if the request does not fit beside them.
         """
-        while self._pool.free < needed and self._evict_oldest(spared):
+        coming = (tenant, needed)
+        while self._pool.free < needed and self._evict_oldest(spared, coming=coming):
             pass
         if self._gives_way(needed):
-            while self._pool.free < needed and self._evict_oldest(spared, is_pinned=True):
+            while self._pool.free < needed and self._evict_oldest(spared, True, coming):
                 pass
 
-    def spare_moves(self, needed: int, spared: Spared = ()) -> None:
+    def spare_moves(self, needed: int, spared: Spared = (), tenant: bytes = b"") -> None:
         """Evict while the pool would move too much to have `needed` free units in one place."""
         while self._pool.free >= needed:
-            oldest = self._oldest(spared)
+            oldest = self._oldest(spared, coming=(tenant, needed))
             if oldest is None or self._pool.num_moved(needed) <= MOST_MOVED * oldest.span.size:
                 return
-            self._evict_oldest(spared)
+            self._evict_oldest(spared, coming=(tenant, needed))
 
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""

@@ -212,9 +212,9 @@ class Scheduler:
         """Evict documents until the sequence fits, the one that it begins like last."""
         document, _ = find_cached(self.cache, sequence)
         also_spared = spared if document is None else [*spared, document]
-        self.cache.make_room(size, also_spared)
-        self.cache.spare_moves(size, also_spared)
-        self.cache.make_room(size, spared)
+        self.cache.make_room(size, also_spared, sequence.request.tenant)
+        self.cache.spare_moves(size, also_spared, sequence.request.tenant)
+        self.cache.make_room(size, spared, sequence.request.tenant)
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the first unfinished prompt, then of the one nearest its end, in turn.

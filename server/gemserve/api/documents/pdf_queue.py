@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
+from starlette.types import Receive
 
 from gemserve.api.documents.pdf_text import PdfLimits, PdfReading, PdfText, read_pdf
 from gemserve.errors import PdfsBusy
@@ -16,7 +16,6 @@ from gemserve.errors import PdfsBusy
 AT_ONCE = 2  # each may take a processor
 MAX_PDFS = 8  # that are read or wait
 MAX_PDFS_OF_A_KEY = 4  # of these
-_Receive = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class PdfQueue:
@@ -28,7 +27,7 @@ class PdfQueue:
         self._under_way: Counter[bytes] = Counter()  # by tenant
 
     async def read(
-        self, content: bytes, name: str, tenant: bytes = b"", *, receive: _Receive | None = None
+        self, content: bytes, name: str, tenant: bytes = b"", *, receive: Receive | None = None
     ) -> PdfText:
         """The text of a PDF. Raises what `read_pdf` raises.
 
@@ -45,7 +44,7 @@ class PdfQueue:
             self._under_way[tenant] -= 1
             self._under_way += Counter()  # drops tenants without any
 
-    async def _read(self, content: bytes, name: str, receive: _Receive | None) -> PdfText:
+    async def _read(self, content: bytes, name: str, receive: Receive | None) -> PdfText:
         reading = PdfReading()
         work = asyncio.ensure_future(
             to_thread.run_sync(
@@ -67,6 +66,6 @@ class PdfQueue:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _until_left(receive: _Receive) -> None:
+async def _until_left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -108,7 +108,8 @@ class EventReader:
                     event = self._explained(task.result())
                     self._observers[index].see(event)
                     pending[asyncio.ensure_future(anext(readers[index]))] = index
-                    yield index, event
+                    if not self._is_overdue or isinstance(event, Finished):
+                        yield index, event
         finally:
             watcher.cancel()
             timer.cancel()
@@ -125,8 +126,11 @@ class EventReader:
             stream.cancel()
 
     def _explained(self, event: Event) -> Event:
-        """The event, or why it ended a stream that has taken too long."""
-        if self._is_overdue and isinstance(event, Finished) and event.reason == "abort":
+        """The event, or why it ended a stream that has taken too long.
+
+        The engine may have been done in time: then it was the client that has read too slowly.
+        """
+        if self._is_overdue and isinstance(event, Finished):
             error = f"it took longer than {self._timeout_s:g} s, the limit of this server"
             return replace(event, reason="error", error=error)
         return event

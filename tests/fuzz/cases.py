@@ -64,35 +64,51 @@ NUMBERS = st.one_of(
 )
 
 
-@st.composite
-def changed_bytes(draw: st.DrawFn, content: bytes, hot: int | None = None) -> bytes:
-    """`content` after one to four changes. Half of them lie in the first `hot` bytes."""
-    made = bytearray(content)
-    for _ in range(draw(st.integers(1, 4))):
-        if not made:
-            break
-        everywhere = st.integers(0, len(made) - 1)
-        nearby = st.integers(0, min(len(made), hot or len(made)) - 1)
-        at = draw(st.one_of(nearby, everywhere))
-        kind = draw(st.sampled_from(("bit", "byte", "four", "eight", "cut", "out", "twice", "in")))
-        length = draw(st.integers(1, 64))
-        if kind == "bit":
-            made[at] ^= 1 << draw(st.integers(0, 7))
-        elif kind == "byte":
-            made[at] = draw(st.integers(0, 255))
-        elif kind == "four":
-            made[at : at + 4] = (draw(NUMBERS) % 2**32).to_bytes(4, "little")
-        elif kind == "eight":
-            made[at : at + 8] = draw(NUMBERS).to_bytes(8, "little")
-        elif kind == "cut":
-            del made[at:]
-        elif kind == "out":
-            del made[at : at + length]
-        elif kind == "twice":
-            made[at:at] = made[at : at + length]
-        else:
-            made[at:at] = draw(st.binary(min_size=1, max_size=16))
-    return bytes(made)
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(("bit", "byte", "four", "eight", "cut", "out", "twice", "in")),
+        st.booleans(),
+        st.integers(0, 2**32 - 1),
+        st.integers(1, 64),
+        NUMBERS,
+        st.binary(min_size=1, max_size=16),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def changed_bytes(content: bytes, hot: int | None = None) -> st.SearchStrategy[bytes]:
+    """`content` after one to four changes. Half of them lie in the first `hot` bytes.
+
+    What is drawn does not depend on `content`: hypothesis found draws that did inconsistent.
+    """
+
+    def change(changes: list[tuple[str, bool, int, int, int, bytes]]) -> bytes:
+        made = bytearray(content)
+        for kind, is_near, place, length, number, added in changes:
+            if not made:
+                break
+            at = place % (min(len(made), hot or len(made)) if is_near else len(made))
+            if kind == "bit":
+                made[at] ^= 1 << number % 8
+            elif kind == "byte":
+                made[at] = number % 256
+            elif kind == "four":
+                made[at : at + 4] = (number % 2**32).to_bytes(4, "little")
+            elif kind == "eight":
+                made[at : at + 8] = number.to_bytes(8, "little")
+            elif kind == "cut":
+                del made[at:]
+            elif kind == "out":
+                del made[at : at + length]
+            elif kind == "twice":
+                made[at:at] = made[at : at + length]
+            else:
+                made[at:at] = added
+        return bytes(made)
+
+    return CHANGES.map(change)
 
 
 def written(value: Any, **options: Any) -> bytes:

@@ -13,6 +13,9 @@ from gemserve.evaluation.adapters.chats import Question
 from gemserve.model.adapter import Adapter
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
+_STEPS = 20
+_TOKENS = 400  # of an answer: the first one still decodes when the last prompt has been read
+
 
 def served(
     core: Core, adapter: Adapter | None, questions: Sequence[Question], repeats: int
@@ -22,12 +25,12 @@ def served(
     In the mixed batch half of the sequences have no adapter, and all have a filter.
     """
     vocab = core.model.vocab_size
-    plain = [_request(harness.random_ids(256, vocab, seed), adapter, 24) for seed in range(8)]
+    plain = [_request(harness.random_ids(256, vocab, seed), adapter, _TOKENS) for seed in range(8)]
     mixed = [
         _request(
             harness.random_ids(1024, vocab, seed),
             adapter if seed % 2 else None,
-            24,
+            _TOKENS,
             FilterParams(method="sieve", keep=256),
         )
         for seed in range(8)
@@ -72,15 +75,18 @@ def _request(
 
 
 def step_seconds(core: Core, requests: Sequence[Request]) -> float:
-    """The median time of a step in which all requests decode."""
-    for request in requests:
-        core.add(request)
-    steps = []
-    while not core.is_idle:
+    """The median time of `_STEPS` steps in which all requests decode. Then they are cancelled."""
+    jobs = [core.add(request) for request in requests]
+    steps: list[float] = []
+    while len(steps) < _STEPS and not core.is_idle:
         started_s = time.perf_counter()
         events = core.step()
         if sum(isinstance(event, TextDelta) for _, event in events) == len(requests):
             steps.append(time.perf_counter() - started_s)
         errors = [e.error for _, e in events if isinstance(e, Finished) and e.error]
         assert not errors, errors
+    for job in jobs:
+        core.cancel(job)
+    while not core.is_idle:
+        core.step()
     return statistics.median(steps)

@@ -132,14 +132,12 @@ class Flash(Attention):
 class Cudnn(Attention):
     """cuDNN's kernel, through torch. It takes fewer key heads than query heads.
 
-    It makes a plan, which takes a third of a second, for each pair of a number of queries and a
-    number of keys, and for other strides. So it gets blocks of a few sizes, and `rest` gets what is
-    left over.
+    Each new size costs it a plan, a third of a second. So it gets a few, and `rest` the others.
     """
 
     name = "cudnn"
     device = "cuda"
-    capability = (9, 0)  # on older GPUs it has not been compared with the others
+    capability = (9, 0)  # not compared with the others on older GPUs
     is_half_only = True
     most_dim = 128
     step = 1024  # it gets a multiple of as many queries
@@ -163,11 +161,11 @@ class Cudnn(Attention):
             return self.planned(query, key, value, scale=scale, is_causal=True)
         if is_causal or whole == 0:
             return self.rest.part(query, key, value, scale=scale, is_causal=is_causal)
-        parts = [self._beside_blocks(query[:, :whole], key, value, scale)]
-        if whole < query.shape[1]:
-            last = query[:, whole:]
-            parts.append(self.rest.part(last, key, value, scale=scale, is_causal=False))
-        return Partial(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
+        first = self._beside_blocks(query[:, :whole], key, value, scale)
+        if whole == query.shape[1]:
+            return first
+        last = self.rest.part(query[:, whole:], key, value, scale=scale, is_causal=False)
+        return Partial(torch.cat([first.out, last.out], 1), torch.cat([first.lse, last.lse], 1))
 
     def _beside_blocks(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Partial:
         """Attention to all keys, block by block."""
@@ -178,8 +176,8 @@ class Cudnn(Attention):
                 parts.append(self.planned(query, k, v, scale=scale, is_causal=False))
                 start += size
         if start < key.shape[1]:
-            k, v = key[:, start:], value[:, start:]
-            parts.append(self.rest.part(query, k, v, scale=scale, is_causal=False))
+            rest = (t[:, start:] for t in (key, value))
+            parts.append(self.rest.part(query, *rest, scale=scale, is_causal=False))
         return join(parts)
 
     def planned(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,16 @@ def test_a_tensor_too_many_is_refused(tmp_path: Path) -> None:
     file = gguf_files.write(tmp_path / "a.gguf", weights, architecture="llama")
     with pytest.raises(ModelError, match=r"LlamaForCausalLM has no place for blk\.0\.attn_q\.bias"):
         load(config(file))
+
+
+def test_damaged_weights_are_told_from_an_unsupported_model(llama: Path, tmp_path: Path) -> None:
+    """One changed byte may make a weight infinite, and all logits NaN. Fuzzing found this."""
+    damaged = tmp_path / "damaged.gguf"
+    content = bytearray(llama.read_bytes())
+    content[-4:] = struct.pack("<f", math.nan)  # of the last tensor
+    damaged.write_bytes(content)
+    with pytest.raises(ModelError, match=r"damaged\.gguf'.*not finite: its weights may be damaged"):
+        load(config(damaged))
 
 
 def test_not_a_gguf_file(tmp_path: Path) -> None:

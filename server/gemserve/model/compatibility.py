@@ -25,6 +25,8 @@ def check_servable(model: CausalModel) -> None:
     name = type(model.hf).__name__
     ids = _random_ids(model)
     expected = _reference_logits(model, ids)
+    if not expected.isfinite().all():
+        raise ModelError(f"{name} gives logits that are not finite: its weights may be damaged")
     try:
         whole = model.new_memory(2 * model.num_layers * _TOKENS)
         whole.rows.zero_()  # old values would hide a write to the wrong place

@@ -61,7 +61,10 @@ def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
         weights = checkpoint.load_weights(dtype)
     with _backend_errors():
         model = place(weights, device, offload_layers, config.attention_backend)
-    check_servable(model)
+    try:
+        check_servable(model)
+    except ModelError as error:
+        raise ModelError(f"model {config.model!r}: {error}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelError(f"cannot serve model {config.model!r}: its tokenizer is not a fast one")
     # a checkpoint may have settings of its training, which would silently cut prompts

@@ -24,7 +24,7 @@ import gpu_report
 from gpu_report import figure
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "clients"))  # gemserve need not be installed
+sys.path.insert(0, str(ROOT / "clients"))  # of this folder, whatever is installed
 
 from gemserve_client.load_test import result_line  # noqa: E402
 

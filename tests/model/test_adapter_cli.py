@@ -99,3 +99,16 @@ def test_train_convert_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert last_json(capsys)["positions"] > 40
     assert main(["adapter", "inspect", told, "--json"]) == 0
     assert last_json(capsys)["settings"]["positions"] > 40
+
+
+@pytest.mark.slow
+def test_a_rate_that_only_harms_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The adapter of the first evaluation is kept, which does nothing; it looked like success."""
+    data = str(chats(tmp_path / "chats.jsonl", 16))
+    options = ["--type", "activation", "--batch-size", "4", "--epochs", "1", "--evals", "4"]
+    rate = ["--learning-rate", "100", "--warmup-share", "0.25"]
+    out = str(tmp_path / "hot")
+    assert main(["adapter", "train", *options, *rate, "--data", data, "--out", out]) == 0
+    said = capsys.readouterr().out
+    assert "activation for builtin" in said
+    assert "a learning rate below 100 may help" in said

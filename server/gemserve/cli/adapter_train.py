@@ -67,8 +67,7 @@ def _add_type_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer",
         type=number(0),
-        default=1,
-        help="activation: the vector is added before this layer (default: %(default)s)",
+        help="activation: the vector is added before this layer (default: the middle one)",
     )
     parser.add_argument(
         "--rank", type=number(1), default=8, help="lora: rank (default: %(default)s)"
@@ -144,8 +143,8 @@ def run(arguments: argparse.Namespace) -> int:
     texts = [example.ids for example in examples]
     parameters = _parameters(arguments, loaded.model, texts, config.seed)
     print(
-        f"gemserve: {parameters.num_parameters:,} parameters, {len(examples)} examples, "
-        f"{len(held_out)} to evaluate with",
+        f"gemserve: {arguments.kind} for {model.model}: {parameters.num_parameters:,} parameters, "
+        f"{len(examples)} examples, {len(held_out)} to evaluate with",
         flush=True,
     )
     result = train(
@@ -161,6 +160,12 @@ def run(arguments: argparse.Namespace) -> int:
         f"gemserve: {result.steps} steps in {result.seconds / 60:.1f} minutes, evaluation loss "
         f"{result.eval_loss:.4f}; the adapter is in {arguments.out}"
     )
+    losses = [entry["eval_loss"] for entry in result.history if "eval_loss" in entry]
+    if len(losses) > 1 and min(losses) == losses[0]:
+        print(
+            "gemserve: the evaluation loss was never lower than at its first evaluation, so that "
+            f"adapter was kept; a learning rate below {config.learning_rate:g} may help"
+        )
     if arguments.json:
         told = asdict(result)
         del told["history"]  # training.json has it
@@ -200,7 +205,7 @@ def _parameters(
         r = arguments.r or model.shape.head_dim
         return NTKParameters.beside(model, texts, r, arguments.s, seed)
     if arguments.kind == "activation":
-        return ActivationParameters(model.shape, arguments.layer, model.dtype)
+        return ActivationParameters(model.shape, _layer(arguments, model.shape), model.dtype)
     if arguments.kind == "lora":
         from gemserve.adapters.training.lora_parameters import LoraParameters
 
@@ -212,6 +217,11 @@ def _parameters(
         )
     repeated = text * -(-arguments.length // len(text))
     return PrefixParameters(model, repeated[: arguments.length])
+
+
+def _layer(arguments: argparse.Namespace, shape: Any) -> int:
+    """The layer of an activation vector."""
+    return shape.num_layers // 2 if arguments.layer is None else int(arguments.layer)
 
 
 def _count(arguments: argparse.Namespace, model: ModelConfig) -> int:
@@ -230,10 +240,10 @@ def _count(arguments: argparse.Namespace, model: ModelConfig) -> int:
     settings = {
         "ntk": {"r": r, "s": arguments.s},
         "prefix": {"length": arguments.length},
-        "activation": {"layer": arguments.layer},
+        "activation": {"layer": _layer(arguments, shape)},
         "lora": {"rank": arguments.rank, "targets": arguments.targets},
     }[arguments.kind]
-    print(f"{arguments.kind} {settings}: {count:,} parameters")
+    print(f"{arguments.kind} {settings} for {model.model}: {count:,} parameters")
     if arguments.json:
         print(json.dumps({"type": arguments.kind, "parameters": count, **settings}))
     return 0

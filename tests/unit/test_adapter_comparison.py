@@ -70,7 +70,8 @@ def test_a_run_keeps_its_losses_and_its_adapter(
     left_over.mkdir(parents=True)
     (left_over / "adapter.json").write_text("{}")
     options = "--model builtin --task notes --examples 8 --tests 2 --no-timing --seeds 1"
-    given = [*options.split(), "--only", "activation", "--out", str(out), "--adapters", str(kept)]
+    given = [*options.split(), "--only", "activation", "--rates", "0.01"]
+    given += ["--out", str(out), "--adapters", str(kept)]
     monkeypatch.setattr(adapter_comparison, "write_task", write_small_task)
     monkeypatch.setattr(sys, "argv", ["adapters.py", *given])
     adapters.main()

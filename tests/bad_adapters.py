@@ -97,7 +97,8 @@ FOLDERS: dict[str, tuple[Spoil, str]] = {
     "another architecture": (base(architecture="Other"), "'Other', not 'LlamaForCausalLM'"),
     "other weights": (base(weights="0123456789abcdef"), "weights '0123456789abcdef', not '"),
     "a base of another form": (stated(base={"a": 1}), "base must have architecture, head_dim"),
-    "a base of other types": (base(num_layers=[[]] * 5000), "num_layers [[], [], []"),
+    "a base of other types": (base(num_layers="8"), "base.num_layers: must be int, not str"),
+    "a base nested deeply": (base(num_layers=json.loads("[" * 900 + "]" * 900)), "not list"),
     "cut": (cut, "adapter.safetensors: not whole safetensors"),
     "empty": (lambda f: (f / WEIGHTS).write_bytes(b""), "not whole safetensors"),
     "a header that lies": (

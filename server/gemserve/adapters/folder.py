@@ -23,6 +23,8 @@ from gemserve.errors import AdapterError, shown
 from gemserve.model.base_model import BaseModel
 
 FORMAT = 1
+# of the base's fields, those that are no numbers
+_TEXTS: dict[str, tuple[type, ...]] = {"architecture": (str,), "weights": (str, type(None))}
 _OURS = ("adapter.json", "adapter.safetensors")
 _PEFT = ("adapter_config.json", "adapter_model.safetensors")
 _MAX_JSON_BYTES = 1 << 20
@@ -142,4 +144,9 @@ def _base(name: str, stated: object) -> BaseModel:
     wanted = {field.name for field in fields(BaseModel)}
     if not isinstance(stated, dict) or stated.keys() != wanted:
         raise AdapterError(f"{name}: base must have {', '.join(sorted(wanted))}")
+    for field, value in stated.items():  # a value may be a list of lists of lists …
+        kinds = _TEXTS.get(field, (int,))
+        if type(value) not in kinds:
+            must = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "null")
+            raise AdapterError(f"{name}: base.{field}: must be {must}, not {type(value).__name__}")
     return BaseModel(**stated)

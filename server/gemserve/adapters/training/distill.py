@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.training.conversion_texts import ConversionText
-from gemserve.adapters.training.examples import IGNORED, TrainingExample, pack
-from gemserve.adapters.training.forward import Layout, packed_logits
+from gemserve.adapters.training.examples import TrainingExample
+from gemserve.adapters.training.forward import answer_logits
 from gemserve.adapters.training.parameters import Parameters
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
@@ -82,22 +82,6 @@ class Teacher:
                 log_probs = logits.log_softmax(-1).half()
                 self._known[text] = Prediction(log_probs, logits.argmax(-1))
         return [self._known[text] for text in texts]
-
-
-def answer_logits(
-    model: CausalModel, adapter: Adapter, examples: Sequence[TrainingExample]
-) -> list[torch.Tensor]:
-    """The logits that predict the tokens of each example's answer: [tokens, vocab] each.
-
-    The examples are one packed row.
-    """
-    row = pack(examples)
-    shared, *lengths = row["layout"].tolist()
-    wanted = (row["labels"][0, 1:] != IGNORED).nonzero().flatten()
-    ids = row["input_ids"][0].to(model.device)
-    layout = Layout(shared, tuple(lengths))
-    logits = packed_logits(model, adapter, ids, layout, wanted=wanted.to(model.device))
-    return list(logits.split([len(example.ids) - example.num_prompt for example in examples]))
 
 
 def distill(

@@ -7,7 +7,7 @@ all of them begin with is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
+from gemserve.adapters.training.examples import IGNORED, TrainingExample, pack
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.shape import decoder_path, follow
@@ -53,9 +54,9 @@ class Layout:
         tails = [torch.arange(self.shared, self.shared + length) for length in self.lengths]
         return first + torch.cat([torch.arange(self.shared), *tails])
 
-    def distances(self) -> torch.Tensor:
+    def distances(self, device: torch.device) -> torch.Tensor:
         """How far back each token sees each other one, −1 if it does not: [tokens, tokens]."""
-        positions = self.positions(0)
+        positions = self.positions(0).to(device)
         sequence = torch.zeros_like(positions)  # 0 for the shared tokens, which all others see
         for at, (start, stop) in enumerate(self.bounds(), 1):
             sequence[start:stop] = at
@@ -89,7 +90,7 @@ def packed_logits(
             use_cache=False,
             adapter=adapter,
             layout=layout,
-            distances=layout.distances().to(base.device),
+            distances=layout.distances(base.device),
             record=record,
             logits_to_keep=0 if wanted is None else wanted.to(base.device),
         )
@@ -108,6 +109,21 @@ def logits_with_gradients(
     layout = Layout(0, (tokens,) * batch)
     logits = packed_logits(base, adapter, input_ids.flatten(), layout, record=record)
     return logits.view(batch, tokens, -1)
+
+
+def answer_logits(
+    model: CausalModel, adapter: Adapter, examples: Sequence[TrainingExample]
+) -> list[torch.Tensor]:
+    """The logits that predict the tokens of each example's answer: [tokens, vocab] each.
+
+    The examples are one packed row.
+    """
+    row = pack(examples)
+    shared, *lengths = row["layout"].tolist()
+    wanted = (row["labels"][0, 1:] != IGNORED).nonzero().flatten()
+    layout = Layout(shared, tuple(lengths))
+    logits = packed_logits(model, adapter, row["input_ids"][0], layout, wanted=wanted)
+    return list(logits.split([len(example.ids) - example.num_prompt for example in examples]))
 
 
 def training_attention(

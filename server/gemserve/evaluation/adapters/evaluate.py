@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemserve.adapters.training.examples import IGNORED, pack
-from gemserve.adapters.training.forward import Layout, packed_logits
+from gemserve.adapters.training.forward import answer_logits
 from gemserve.engine.core import Core
 from gemserve.evaluation.adapters.answer_rules import Rule
 from gemserve.evaluation.adapters.chats import Question, behind_prefix
@@ -73,13 +72,10 @@ def answer_loss(model: CausalModel, adapter: Adapter, questions: Sequence[Questi
     runs: CausalModel = adapter.replacement or model
     total, count = 0.0, 0
     for low in range(0, len(questions), _BATCH):
-        row = pack([question.example for question in questions[low : low + _BATCH]])
-        shared, *lengths = row["layout"].tolist()
-        labels = row["labels"][0]
-        wanted = (labels[1:] != IGNORED).nonzero().flatten()
-        layout = Layout(shared, tuple(lengths))
-        logits = packed_logits(runs, adapter, row["input_ids"][0], layout, wanted=wanted)
-        targets = labels[wanted + 1].to(logits.device)
-        total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
-        count += len(wanted)
+        examples = [question.example for question in questions[low : low + _BATCH]]
+        found = answer_logits(runs, adapter, examples)
+        for example, logits in zip(examples, found, strict=True):
+            answer = torch.tensor(example.ids[example.num_prompt :], device=logits.device)
+            total += float(torch.nn.functional.cross_entropy(logits, answer, reduction="sum"))
+            count += len(answer)
     return total / count

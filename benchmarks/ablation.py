@@ -18,10 +18,10 @@ import torch
 from ablation_variants import VARIANTS, Choose, ObservedExample
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.evaluation.calibration.observe import observe
 from gemserve.evaluation.methods_compared import oracle
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import generate

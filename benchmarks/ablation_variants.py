@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.protected_budget import protected_positions

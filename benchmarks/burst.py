@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 from random import Random
 
-from gemserve.engine import scheduler as scheduling
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.sequence import Sequence
-from gemserve.engine.step_plan import Chunk, StepOutput
+from gemserve.engine.scheduling import scheduler as scheduling
+from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.step_plan import Chunk, StepOutput
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 

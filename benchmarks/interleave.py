@@ -16,7 +16,7 @@ import numpy as np
 import results
 
 from gemserve.engine.core import Core
-from gemserve.engine.job import Job
+from gemserve.engine.sequence.job import Job
 from gemserve.types import FilterMethod, FilterParams, Request, SamplingParams, TextDelta
 
 

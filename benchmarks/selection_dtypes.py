@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import results
 
+from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.core import Core
-from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
 from gemserve.evaluation.methods_compared import params_of
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import generate, recall

@@ -17,7 +17,7 @@ import results
 
 from gemserve.cli.option_readers import read_bytes
 from gemserve.engine.core import Core
-from gemserve.engine.job import Job
+from gemserve.engine.sequence.job import Job
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import FilterMethod, Finished, Request

@@ -10,9 +10,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from gemserve.engine.common_tokens import as_tokens, num_common
+from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.core import Core
-from gemserve.engine.job import Job
+from gemserve.engine.sequence.job import Job
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
 from gemserve.types import (

@@ -11,7 +11,7 @@ from typing import Any
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.pace import Crowd
+from gemserve.engine.scheduling.pace import Crowd
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel

@@ -23,11 +23,11 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.api.app import create_app
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.serving import Serving, watchdog_of
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.config import ServerConfig
 from gemserve.decoding.grammar import Grammars
-from gemserve.engine.cache_state import CacheState, StoredDocument
-from gemserve.engine.progress import Progress
+from gemserve.engine.cache.state import CacheState, StoredDocument
+from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.worker import Engine
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import (

@@ -14,10 +14,10 @@ from gemserve.api.replies import choices_reply
 from gemserve.decoding.detokenize import TextStream
 from gemserve.decoding.grammar import Matcher
 from gemserve.engine import cache_threads, runner, token_draws
-from gemserve.engine.cache_files import FileWriter
+from gemserve.engine.cache.files import FileWriter
 from gemserve.engine.core import Core
-from gemserve.engine.document_copy import HostCopies
-from gemserve.engine.sequence import Sequence
+from gemserve.engine.running.document_copy import HostCopies
+from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.offload import HostLayers
 from gemserve.prompting import prompt

@@ -15,8 +15,8 @@ import httpx
 
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving
-from gemserve.cli.http_server import HttpServer, http_server
 from gemserve.evaluation.tasks.haystack import draw_filler
+from gemserve.http_server.server import HttpServer, http_server
 from gemserve.synthetic.prose import stdlib_sentences
 from tests.fakes import parse_metrics, wait_for
 

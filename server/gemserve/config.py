@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.errors import ConfigError, shown
 from gemserve.types import ADAPTER_NAME, FilterMethod, Keep, Switch
 

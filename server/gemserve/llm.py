@@ -20,11 +20,11 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.core import Core
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 from gemserve.errors import GemserveError, PromptTooLong, RequestError
-from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
 from gemserve.filtering.methods import METHODS
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message

@@ -7,7 +7,7 @@ import time
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gemserve.api.telemetry.cache_metrics import CacheCollector
-from gemserve.engine.cache_state import CacheCounts, CacheState, DiskCounts
+from gemserve.engine.cache.state import CacheCounts, CacheState, DiskCounts
 
 
 def test_all_counts_are_exported() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gemserve.api.replies import progress
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 from tests.fakes import (
     CHAT,
     COMPLETIONS,

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 from tests import messages, responses
 from tests.fakes import FILTERED, Api, FakeCore, live_server, serving_over
 

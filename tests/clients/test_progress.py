@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 from tests.clients.environments import python_of
 from tests.fakes import FILTERED, FakeCore
 from tests.guide import run_example

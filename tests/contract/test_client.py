@@ -15,7 +15,7 @@ import pytest
 
 import gemserve_client
 from gemserve import types
-from gemserve.engine.progress import Progress as ServerProgress
+from gemserve.engine.sequence.progress import Progress as ServerProgress
 from gemserve_client import (
     AsyncGemserveClient,
     Filter,

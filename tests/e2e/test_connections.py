@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from gemserve.api.app import create_app
-from gemserve.cli.http_server import HttpServer, http_server
 from gemserve.config import ServerConfig
+from gemserve.http_server.server import HttpServer, http_server
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, serving_over, wait_for
 
 BODY = {"model": "fake", "prompt": "Hello"}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemserve.engine.cache_files import DamagedFile, FileInfo, hash_chain, read_info, read_segment
-from gemserve.engine.cache_folder import CacheFolder
+from gemserve.engine.cache.files import DamagedFile, FileInfo, hash_chain, read_info, read_segment
+from gemserve.engine.cache.folder import CacheFolder
 from gemserve.errors import ConfigError
 from tests.fuzz.cases import MIB, bounded, cases, changed_bytes
 from tests.unit.test_cache_files import KEY, new_info, segments, write
@@ -24,7 +24,7 @@ OTHERS = ("kv-" + "0" * 32 + ".safetensors", *NAMES)
 @pytest.fixture(autouse=True)
 def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes 16 MiB, which says nothing about files."""
-    monkeypatch.setattr("gemserve.engine.cache_folder._measure_reading", lambda path: 1e9)
+    monkeypatch.setattr("gemserve.engine.cache.folder._measure_reading", lambda path: 1e9)
 
 
 @pytest.fixture(scope="module")

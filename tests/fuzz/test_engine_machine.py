@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from gemserve.engine.core import Core
-from gemserve.engine.job import Job
+from gemserve.engine.sequence.job import Job
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
 from gemserve.types import (

@@ -46,13 +46,13 @@ REMOVALS: tuple[Removal, ...] = (
     ),
     Removal(
         f"{NEW}prompt_filters.py::test_recall_survives_compaction",
-        "engine/runner.py",
+        "engine/running/runner.py",
         "positions=[s.next_slot + s.num_evicted for s in sequences]",
         "positions=[s.num_prompt + len(s.generated) for s in sequences]",
     ),
     Removal(
         f"{NEW}filter_costs.py::test_every_request_gives_its_memory_back",
-        "engine/scheduler.py",
+        "engine/scheduling/scheduler.py",
         "sequence.state = State.FINISHED\n        self._release(sequence)",
         "sequence.state = State.FINISHED",
     ),
@@ -106,7 +106,7 @@ REMOVALS: tuple[Removal, ...] = (
     ),
     Removal(
         f"{NEW}engine_faults.py::test_one_request_fails_and_the_others_are_answered",
-        "engine/runner.py",
+        "engine/running/runner.py",
         "for sequence in sequences:\n                # without",
         "for sequence in ():\n                # without",
     ),
@@ -142,13 +142,13 @@ REMOVALS: tuple[Removal, ...] = (
     ),
     Removal(
         f"{NEW}keys_and_adapters.py::test_an_adapter_is_part_of_what_is_cached",
-        "engine/sequence.py",
+        "engine/sequence/sequence.py",
         "of_adapter = None if adapter is None else (adapter.name, adapter.version)",
         "of_adapter = None",
     ),
     Removal(
         f"{NEW}keys_and_adapters.py::test_an_adapter_loaded_again_forgets_what_was_cached",
-        "engine/sequence.py",
+        "engine/sequence/sequence.py",
         "(adapter.name, adapter.version)",
         '(adapter.name, "")',
     ),
@@ -178,7 +178,7 @@ REMOVALS: tuple[Removal, ...] = (
     ),
     Removal(
         "tests/e2e/test_connections.py::test_a_connection_without_a_whole_head_ends",
-        "cli/connections.py",
+        "http_server/connections.py",
         "self._sending = self.loop.call_later(seconds, self._sent_too_slowly)",
         "self._sending = self.loop.call_later(9999, self._sent_too_slowly)",
     ),
@@ -202,13 +202,13 @@ REMOVALS: tuple[Removal, ...] = (
     ),
     Removal(
         "tests/e2e/test_attacks.py::test_idle_connections_give_way_to_new_ones",
-        "cli/connections.py",
+        "http_server/connections.py",
         "if len(self.connections) > limit and not self._take_idle_place():",
         "if len(self.connections) > limit:",
     ),
     Removal(
         "tests/e2e/test_attacks.py::test_a_reply_that_is_not_read_yet_is_not_cut_for_a_new_connection",
-        "cli/connections.py",
+        "http_server/connections.py",
         "(each for each in self.idle if not each.transport.get_write_buffer_size())",
         "iter(self.idle)",
     ),
@@ -238,7 +238,7 @@ REMOVALS: tuple[Removal, ...] = (
     ),
     Removal(
         "tests/unit/test_cache_shares.py::test_one_tenant_s_flood_leaves_the_others_documents",
-        "engine/cache_shares.py",
+        "engine/cache/shares.py",
         "(held[d.key.tenant], -d.last_used)",
         "-d.last_used",
     ),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.engine.answer_attention import EVERY, attention_of
 from gemserve.engine.core import Core
+from gemserve.engine.running.answer_attention import EVERY, attention_of
 from gemserve.errors import RequestError
 from gemserve.scores import MOST_LEANED, AnswerAttention
 from gemserve.types import Filtered, FilterOptions, Finished, Request, TextBreaks, TextDelta

@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from gemserve.engine import cache_disk
+from gemserve.engine.reuse import disk as cache_disk
 from tests.model.test_document_cache import random_ids
 from tests.model.test_document_cache_disk import ask_after_restart, asked, files
 
@@ -26,7 +26,7 @@ import sys
 import time
 from pathlib import Path
 
-from gemserve.engine.cache_files import FileWriter
+from gemserve.engine.cache.files import FileWriter
 from tests.model.test_cache_kills import document_of
 from tests.model.test_document_cache_disk import asked, disk_core, settle
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.calibration import read_calibration
+from gemserve.calibration.files import read_calibration
+from gemserve.calibration.search import choose_layer as calibration
+from gemserve.calibration.search import probes
+from gemserve.calibration.search.choose_layer import Effort, calibrate
+from gemserve.calibration.search.observe import observe
+from gemserve.calibration.search.probes import PROBE_KINDS, draw_probes
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
-from gemserve.evaluation.calibration import choose_layer as calibration
-from gemserve.evaluation.calibration import probes
-from gemserve.evaluation.calibration.choose_layer import Effort, calibrate
-from gemserve.evaluation.calibration.observe import observe
-from gemserve.evaluation.calibration.probes import PROBE_KINDS, draw_probes
 from gemserve.evaluation.run import generate
 from gemserve.evaluation.tasks.example import Draw
 from gemserve.evaluation.tasks.needle import SUBTASKS

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.calibration import Calibration, find_calibration
+from gemserve.calibration.files import Calibration, find_calibration
+from gemserve.calibration.search import calibrated_core
+from gemserve.calibration.search.choose_layer import Effort
+from gemserve.calibration.search.result import CalibrationResult, Trust
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.calibration import calibrated_core
-from gemserve.evaluation.calibration.choose_layer import Effort
-from gemserve.evaluation.calibration.result import CalibrationResult, Trust
 from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel, load

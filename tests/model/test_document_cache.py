@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.job import Job
+from gemserve.engine.sequence.job import Job
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import Memory
 from gemserve.types import (
@@ -156,7 +156,7 @@ def test_a_failed_filter_pass_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("no choice")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gemserve.engine.runner.choose_positions", fail)
+        patch.setattr("gemserve.engine.running.runner.choose_positions", fail)
         events = list(core.run_alone(request(ids)))
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == "error"

@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from gemserve.config import EngineConfig
-from gemserve.engine import cache_disk
-from gemserve.engine.cache_files import FileWriter, read_info
+from gemserve.engine.cache.files import FileWriter, read_info
 from gemserve.engine.core import Core
+from gemserve.engine.reuse import disk as cache_disk
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Request
 from tests import models
@@ -167,7 +167,7 @@ def test_nothing_is_found_across(other: str, tmp_path: Path) -> None:
 def test_one_altered_weight_is_another_model(tmp_path: Path) -> None:
     model = CausalModel(models.build("llama"))
     config = disk_core(tmp_path).config
-    from gemserve.engine.cache_setup import identity_of
+    from gemserve.engine.reuse.disk_setup import identity_of
 
     before = identity_of(model, config)
     assert identity_of(CausalModel(models.build("llama")), config) == before
@@ -312,7 +312,7 @@ def test_a_request_that_is_cancelled_while_it_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_document(tmp_path)
-    from gemserve.engine import cache_threads
+    from gemserve.engine.reuse import disk_threads as cache_threads
 
     read = cache_threads.read_segment
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gemserve.engine.core import Core
-from gemserve.engine.job import Job
-from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.sequence.job import Job
+from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.filtering.selector import Choice
 from gemserve.types import Event, Finished, PromptScored, Request, TextDelta
 from tests.model.test_document_cache import answer_of, cached_tokens, core_of, random_ids, request
@@ -146,7 +146,7 @@ def test_a_filter_that_falls_back_goes_on_from_a_prompt_read_whole(
     def keep_all(sequence: Sequence, *_: object) -> Choice:
         return Choice(positions=torch.arange(sequence.num_prompt), is_diffuse=True)
 
-    monkeypatch.setattr("gemserve.engine.runner.choose_positions", keep_all)
+    monkeypatch.setattr("gemserve.engine.running.runner.choose_positions", keep_all)
     warm, rng = core_of("llama", tokens=40_000, cache_memory=0.5), Random(11)
     document, reused = random_ids(rng, 500), []
     for _ in range(3):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gemserve.adapters.store import AdapterStore
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig, ModelConfig, resolve_engine
 from gemserve.engine.build import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.config import EngineConfig
-from gemserve.engine.core import Core
-from gemserve.errors import ConfigError
-from gemserve.evaluation.calibration import choose_layer as calibration
-from gemserve.evaluation.calibration.choose_layer import check_found
-from gemserve.evaluation.calibration.coverage_bound import choose_bound
-from gemserve.evaluation.calibration.head_search import (
+from gemserve.calibration.search import choose_layer as calibration
+from gemserve.calibration.search.choose_layer import check_found
+from gemserve.calibration.search.coverage_bound import choose_bound
+from gemserve.calibration.search.head_search import (
     Observation,
     best_heads,
     observation_of,
@@ -22,8 +19,11 @@ from gemserve.evaluation.calibration.head_search import (
     recalls,
     single_recalls,
 )
-from gemserve.evaluation.calibration.observe import observe
-from gemserve.evaluation.calibration.result import LayerResult
+from gemserve.calibration.search.observe import observe
+from gemserve.calibration.search.result import LayerResult
+from gemserve.config import EngineConfig
+from gemserve.engine.core import Core
+from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import Priority, ProtectedRange

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import BloomConfig, BloomForCausalLM, GptOssConfig, GptOssForCausalLM
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError, ModelError

@@ -16,7 +16,7 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig, ModelConfig, find_offload_layers
 from gemserve.engine.build import assemble, build_core, planned_weights
 from gemserve.engine.core import Core
-from gemserve.engine.passes import Pass, device_queue
+from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_servable

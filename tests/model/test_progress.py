@@ -7,7 +7,7 @@ import pytest
 from gemserve.cli.progress_line import ProgressLine, text_of
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Filtered, FilterParams, Request, SamplingParams
 from tests import models

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
+from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.sequence import Sequence
+from gemserve.engine.sequence.sequence import Sequence
 from gemserve.errors import CapacityExceeded
-from gemserve.evaluation.calibration.observe import observe
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal_model import CausalModel

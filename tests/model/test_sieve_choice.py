@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence, LayerEvidence

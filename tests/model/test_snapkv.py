@@ -9,7 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
-from gemserve.engine.eviction import evict
+from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams, TextDelta

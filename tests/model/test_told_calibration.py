@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemserve.calibration import Calibration, place_for
+from gemserve.calibration.files import Calibration, place_for
 from gemserve.cli.main import main
 from tests import models
 

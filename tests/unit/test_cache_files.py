@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from gemserve.engine.cache_files import (
+from gemserve.engine.cache.files import (
     CHAIN_TOKENS,
     DamagedFile,
     FileInfo,
@@ -20,7 +20,7 @@ from gemserve.engine.cache_files import (
     read_info,
     read_segment,
 )
-from gemserve.engine.cache_folder import CacheFolder
+from gemserve.engine.cache.folder import CacheFolder
 from gemserve.errors import ConfigError
 
 KEY = bytes(range(32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Items
 
-from gemserve.engine.scheduler import Scheduler
+from gemserve.engine.scheduling.scheduler import Scheduler
 from tests.unit.test_document_cache import FakeMemory, cached, finish, sequence
 
 CAPACITY = 100_000  # half of which documents may hold: ten of these

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gemserve import calibration
-from gemserve.calibration import (
+from gemserve.calibration.files import (
     Calibration,
     find_calibration,
     place_for,
     read_calibration,
     write_calibration,
 )
+from gemserve.calibration.files import files as calibration
 from gemserve.config import (
     DEFAULT_KEEP,
     KNOWN_FILTER_LAYERS,

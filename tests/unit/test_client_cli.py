@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gemserve.cli.ask import summary_of
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 from gemserve.types import FilterReason, FilterReport
 from gemserve_client.cli import ask
 from gemserve_client.cli.main import main

@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from gemserve.engine.common_tokens import as_tokens, num_common
-from gemserve.engine.document_cache import FEWEST_TOKENS
+from gemserve.engine.cache.common_tokens import as_tokens, num_common
+from gemserve.engine.cache.document_cache import FEWEST_TOKENS
 from gemserve.engine.memory import MemoryPool, Repack, Wipe
-from gemserve.engine.scheduler import Scheduler
-from gemserve.engine.sequence import Sequence, State
-from gemserve.engine.step_plan import Plan, StepOutput
+from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.step_plan import Plan, StepOutput
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 

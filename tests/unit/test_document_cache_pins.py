@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from gemserve.engine.document_cache import PINNED_SHARE
+from gemserve.engine.cache.document_cache import PINNED_SHARE
 from gemserve.engine.memory import MemoryPool, Wipe
-from gemserve.engine.scheduler import Scheduler
-from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead
 from tests.fakes import FakeCore

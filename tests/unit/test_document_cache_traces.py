@@ -6,7 +6,7 @@ import os
 from random import Random
 
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.scheduler import Scheduler
+from gemserve.engine.scheduling.scheduler import Scheduler
 from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, perform, sequence
 
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "80"))

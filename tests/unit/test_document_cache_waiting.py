@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from gemserve.engine.cache_lookup import find_cached
-from gemserve.engine.common_tokens import as_tokens, num_common
+from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
-from gemserve.engine.sequence import Sequence, State
+from gemserve.engine.reuse.lookup import find_cached
+from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
+from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.filter_plan import Budget
 from tests.unit.test_document_cache import (
     LAYERS,
@@ -127,7 +127,7 @@ def test_many_long_prompts_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch
     assert len(s.waiting) == 64
     with monkeypatch.context() as patch:
         patch.setattr(s.cache, "find", None)
-        patch.setattr("gemserve.engine.sequence.num_common", None)
+        patch.setattr("gemserve.engine.sequence.sequence.num_common", None)
         s.schedule(64, is_decode_due=True)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.scheduler import Scheduler
-from gemserve.engine.sequence import Sequence, State
-from gemserve.engine.step_plan import StepOutput
+from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.step_plan import StepOutput
 from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, finish
 from tests.unit.test_document_cache import sequence as filtered
 from tests.unit.test_document_cache_pins import stored

@@ -6,9 +6,9 @@ from dataclasses import replace
 from random import Random
 
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.scheduler import Scheduler
-from gemserve.engine.sequence import Sequence, State
-from gemserve.engine.step_plan import Chunk, StepOutput
+from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.step_plan import Chunk, StepOutput
 from tests.unit.test_scheduler import LAYERS, perform, random_sequence, sequence
 
 ALICE, BOB, EVE = b"alice", b"bob", b"eve"

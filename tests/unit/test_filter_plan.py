@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.errors import RequestError
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.methods import METHODS

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemserve.engine.pace import LEAST_PER_DECODE, MOST_PER_DECODE, Crowd, Pace
+from gemserve.engine.scheduling.pace import LEAST_PER_DECODE, MOST_PER_DECODE, Crowd, Pace
 
 NOBODY = Crowd(decoding=0, unread=1)
 FEW_PROMPTS = Crowd(decoding=8, unread=1)

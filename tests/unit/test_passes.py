@@ -11,7 +11,7 @@ import torch
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.engine.passes import Pass, device_queue
+from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.errors import RequestError
 from gemserve.model.attention import Breaks
 from gemserve.model.causal_model import CausalModel

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from gemserve.engine.memory import MemoryPool, Move, Repack
-from gemserve.engine.scheduler import Scheduler
-from gemserve.engine.sequence import Sequence, State
-from gemserve.engine.step_plan import Plan, StepOutput
+from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.step_plan import Plan, StepOutput
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from gemserve.cli import startup_checks
-from gemserve.cli.loading_probe import LoadingProbe
 from gemserve.cli.main import main
 from gemserve.cli.option_tables import SERVER_OPTIONS
 from gemserve.cli.options import read_good_options
 from gemserve.cli.startup_checks import Problems, check_settings
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
+from gemserve.http_server.loading_probe import LoadingProbe
 
 
 def found(

@@ -19,13 +19,15 @@ from gemserve.api.access.gate import Gate
 from gemserve.api.access.host_check import HostCheck, allowed_hosts
 from gemserve.api.access.keys import open_keys
 from gemserve.api.access.logprob_limit import LogprobLimit
-from gemserve.api.access.message_errors import MessageErrors
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
+from gemserve.api.anthropic.errors import MessageErrors
+from gemserve.api.anthropic.routes import message_routes
 from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
+from gemserve.api.openai_responses.routes import response_routes
 from gemserve.api.openapi import write_document
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
@@ -42,11 +44,9 @@ from gemserve.api.routes.documents import document_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
 from gemserve.api.routes.inspector import inspector_routes
-from gemserve.api.routes.messages import message_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
-from gemserve.api.routes.responses import response_routes
 from gemserve.api.routes.submission import Submitter
 from gemserve.api.routes.tokenizing import tokenizing_routes
 from gemserve.api.serving import Serving

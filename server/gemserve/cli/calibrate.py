@@ -41,9 +41,9 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.calibration import place_for, write_calibration
-    from gemserve.evaluation.calibration.calibrated_core import result_of, run_calibration
-    from gemserve.evaluation.calibration.choose_layer import Effort
+    from gemserve.calibration.files import place_for, write_calibration
+    from gemserve.calibration.search.calibrated_core import result_of, run_calibration
+    from gemserve.calibration.search.choose_layer import Effort
     from gemserve.model.loader import load
 
     effort = Effort(
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         out: Path = arguments.out
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
         if importlib.util.find_spec("matplotlib") is not None:
-            from gemserve.evaluation.calibration.layer_chart import draw_layers
+            from gemserve.calibration.search.layer_chart import draw_layers
 
             draw_layers(out / "calibration.png", outcome)
     if arguments.json:

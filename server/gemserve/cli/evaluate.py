@@ -78,7 +78,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
+    from gemserve.calibration.search.calibrated_core import build_calibrated_core
     from gemserve.evaluation.run import average
 
     methods = _methods(arguments.methods)

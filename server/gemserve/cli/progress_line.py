@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gemserve.engine.progress import Progress
+    from gemserve.engine.sequence.progress import Progress
 
 _PERIOD_S = 0.25
 _CLEAR = "\r\x1b[K"

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gemserve.cli.loading_probe import LoadingProbe
 from gemserve.cli.logs import set_up_logs
 from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS
 from gemserve.cli.options import add_options, read_good_options, refuse_unknown_variables
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.http_server.loading_probe import LoadingProbe
 
 if TYPE_CHECKING:
     from gemserve.api.telemetry.traces import Traces
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         _tell_settings(core, name, say)
         from gemserve.api.app import create_app
         from gemserve.api.serving import build_serving
-        from gemserve.cli.http_server import http_server
+        from gemserve.http_server.server import http_server
 
         serving = build_serving(core, model_name=name, config=server)
         for adapter in serving.adapters.list():
@@ -87,7 +87,7 @@ def _read_settings(
 
 
 def _load(model: ModelConfig, engine: EngineConfig, probe: LoadingProbe) -> Core:
-    from gemserve.evaluation.calibration.calibrated_core import build_calibrated_core
+    from gemserve.calibration.search.calibrated_core import build_calibrated_core
 
     def calibrates() -> None:
         probe.phase = "calibrating"

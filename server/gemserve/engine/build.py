@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gemserve.calibration import Calibration, find_calibration, read_calibration
+from gemserve.calibration.files import Calibration, find_calibration, read_calibration
 from gemserve.config import (
     EngineConfig,
     ModelConfig,

@@ -10,25 +10,25 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.config import ResolvedEngineConfig
 from gemserve.decoding.detokenize import TextStream, token_offsets
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState
-from gemserve.engine.cache_questions import check_pin, state_of
-from gemserve.engine.cache_setup import open_disk_cache
-from gemserve.engine.cache_state import CacheCounts, CacheState, StoredDocument
-from gemserve.engine.capacity import check_capacity
+from gemserve.engine.cache.state import CacheCounts, CacheState, StoredDocument
 from gemserve.engine.events import EventMaker, step_output
-from gemserve.engine.job import Emitted, Job
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.pace import Crowd, Pace, StepLimits
-from gemserve.engine.progress import Progress, find_progress
-from gemserve.engine.run_output import RunOutput
-from gemserve.engine.runner import Runner
-from gemserve.engine.scheduler import Scheduler
-from gemserve.engine.sequence import Sequence, State
-from gemserve.engine.step_plan import Plan
+from gemserve.engine.reuse.disk_setup import open_disk_cache
+from gemserve.engine.reuse.questions import check_pin, state_of
+from gemserve.engine.running.results import RunOutput
+from gemserve.engine.running.runner import Runner
+from gemserve.engine.scheduling.pace import Crowd, Pace, StepLimits
+from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.sequence.capacity import check_capacity
+from gemserve.engine.sequence.job import Emitted, Job
+from gemserve.engine.sequence.progress import Progress, find_progress
+from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.step_plan import Plan
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.causal_model import CausalModel

@@ -9,10 +9,10 @@ from functools import partial
 
 from gemserve.cost import ModelShape
 from gemserve.decoding.sampling import Draw
-from gemserve.engine.job import Emitted, Job
-from gemserve.engine.run_output import RunOutput
-from gemserve.engine.sequence import Sequence
-from gemserve.engine.step_plan import Plan, StepOutput
+from gemserve.engine.running.results import RunOutput
+from gemserve.engine.sequence.job import Emitted, Job
+from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.step_plan import Plan, StepOutput
 from gemserve.filtering.selector import Choice
 from gemserve.ranges import as_ranges
 from gemserve.scores import FilterScores

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gemserve.engine.cache_state import CacheState, StoredDocument
-from gemserve.engine.progress import Progress
+from gemserve.engine.cache.state import CacheState, StoredDocument
+from gemserve.engine.sequence.progress import Progress
 from gemserve.types import Event, Request
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 from gemserve.types import Event, Finished, Request
 
 

@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any, Literal
 
-from gemserve.engine.cache_state import CacheState, StoredDocument
-from gemserve.engine.fair_shares import may_hold
+from gemserve.engine.cache.state import CacheState, StoredDocument
+from gemserve.engine.scheduling.fair_shares import may_hold
 from gemserve.engine.steps import Load, Steps, load_of
 from gemserve.engine.stream import Stream
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError

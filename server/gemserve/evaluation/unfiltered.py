@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from gemserve.engine.core import Core
-from gemserve.engine.eviction import evict
+from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.evaluation.prefill import prefill
 from gemserve.filtering.methods import METHODS
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemserve.calibration import Calibration
+from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP
 from gemserve.errors import RequestError
 from gemserve.filter_plan import Budget, FilterPlan

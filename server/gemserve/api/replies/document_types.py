@@ -9,7 +9,7 @@ from typing_extensions import TypedDict  # typing's tells pydantic too little be
 
 from gemserve.api.documents import store
 from gemserve.api.replies.reply_types import NonNegative
-from gemserve.engine.cache_state import StoredDocument
+from gemserve.engine.cache.state import StoredDocument
 
 
 class Document(TypedDict):

@@ -6,7 +6,7 @@ import time
 
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.reply_types import ChunkExtras, ProgressObject, PromptProgress
-from gemserve.engine.progress import Progress
+from gemserve.engine.sequence.progress import Progress
 
 # Seconds from one look at the engine to the next: no stream gets more of these chunks than that.
 PERIOD_S = 0.25

@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gemserve.engine.cache_state import CacheState
+from gemserve.engine.cache.state import CacheState
 
 
 class CacheCollector(Collector):

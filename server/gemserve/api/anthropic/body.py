@@ -1,0 +1,102 @@
+"""Request bodies of /v1/messages and /v1/messages/count_tokens, in Anthropic's form."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gemserve.api.anthropic.blocks import ConversationMessage, Texts, chat_messages
+from gemserve.api.anthropic.tools import (
+    OutputConfig,
+    ServedTool,
+    ThinkingOptions,
+    ToolChoice,
+)
+from gemserve.api.requests.base_bodies import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    Body,
+    FilteringBody,
+)
+from gemserve.api.requests.chat_body import MAX_TOOLS
+from gemserve.api.requests.chat_form import ChatForm, as_chat
+from gemserve.api.requests.integers import Count, Natural
+
+_NAMES = {
+    r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
+    r"tools\.(\d+)\.function": r"tools.\1",
+    r"tool_choice\.function": "tool_choice",
+    r"response_format\.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+
+
+class Metadata(Body):
+    user_id: str | None = None
+
+
+class MessageStreamOptions(Body):
+    """`include_progress`: `ping` events say how far the prompt is read."""
+
+    include_progress: bool | None = None
+
+
+class CountedBody(FilteringBody):
+    """What the prompt is made of. `metadata`, `thinking` and `cache_control` have no effect."""
+
+    messages: Annotated[list[ConversationMessage], Field(min_length=1, fail_fast=True)]
+    system: Texts | None = None
+    tools: Annotated[list[ServedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    thinking: ThinkingOptions | None = None
+    cache_control: dict[str, Any] | None = None
+    metadata: Metadata | None = None  # type: ignore[assignment]
+
+    @cached_property
+    def form(self) -> ChatForm:
+        """The chat that means the same. Raises `RequestError`."""
+        return ChatForm(as_chat(self, **self._chat_fields()), _NAMES)
+
+    def _chat_fields(self) -> dict[str, Any]:
+        choice, config = self.tool_choice, self.output_config
+        is_single = getattr(choice, "disable_parallel_tool_use", None)
+        return {
+            "messages": chat_messages(self.system, self.messages),
+            "tools": [tool.chat for tool in self.tools or ()],
+            "tool_choice": None if choice is None else choice.chat,
+            "parallel_tool_calls": not is_single,
+            "response_format": config.format.chat if config and config.format else None,
+            "metadata": None,
+        }
+
+
+class MessagesBody(CountedBody):
+    max_tokens: Count
+    stop_sequences: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+            Field(max_length=MAX_STOPS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: MessageStreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Natural | None = None
+
+    @property
+    def has_progress(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_progress)
+
+    def _chat_fields(self) -> dict[str, Any]:
+        return {
+            **super()._chat_fields(),
+            "stop": self.stop_sequences,
+            "stream": bool(self.stream),
+            "stream_options": None,
+        }

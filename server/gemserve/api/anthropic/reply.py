@@ -1,0 +1,242 @@
+"""The reply of /v1/messages in Anthropic's form, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from gemserve.api.access.request_id import new_id
+from gemserve.api.anthropic.body import MessagesBody
+from gemserve.api.anthropic.errors import message_error
+from gemserve.api.anthropic.reply_types import (
+    AnyEvent,
+    ContentBlock,
+    Message,
+    MessageUsage,
+    StopReason,
+)
+from gemserve.api.replies.answer_parts import AnswerParts, Change, Part
+from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.failures import (
+    ABORTED,
+    NOT_BUILT,
+    failure_body,
+    failure_response,
+    is_failure,
+)
+from gemserve.api.replies.progress import ProgressReader
+from gemserve.api.replies.server_sent_events import event_stream_with, named_event
+from gemserve.api.replies.token_counts import (
+    cached_tokens_of,
+    filter_object,
+    token_headers,
+)
+from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
+
+_PING = named_event({"type": "ping"})
+
+
+async def messages_reply(
+    body: MessagesBody, reader: EventReader, rules: ToolCallRules | None, request_id: str
+) -> Response:
+    answer = _Answer(body, rules)
+    if body.stream:
+        progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
+        return await event_stream_with(
+            _events(reader, answer, request_id, progress),
+            answer.headers,
+            lambda: _failure_event(NOT_BUILT, request_id),
+        )
+    await reader.read_to_end(answer.add)
+    finished = answer.finished or ABORTED
+    if is_failure(finished) or answer.report is None:
+        return failure_response(finished)
+    return JSONResponse(answer.message, headers=answer.headers())
+
+
+class _Answer:
+    """What is known of a message so far."""
+
+    def __init__(self, body: MessagesBody, rules: ToolCallRules | None) -> None:
+        self.report: FilterReport | None = None
+        self.finished: Finished | None = None
+        self._id = new_id("msg").replace("-", "_")
+        self._model = body.model
+        self._parts = AnswerParts(rules)
+
+    def add(self, event: Event) -> list[Change]:
+        """Take an event; return what it changes of the content."""
+        if isinstance(event, TextDelta):
+            return self._parts.push(event)
+        if isinstance(event, Filtered):
+            self.report = event.report
+        elif isinstance(event, Finished):
+            self.finished = event
+            return self._parts.finish()
+        return []
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say what was kept; none until it is known."""
+        return {} if self.report is None else token_headers([self.report])
+
+    @property
+    def message(self) -> Message:
+        """The message with all that is known. Its content is there once it is whole."""
+        finished = self.finished
+        message: Message = {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [_block(part) for part in self._parts.parts] if finished else [],
+            "stop_reason": self.stop_reason if finished else None,
+            "stop_sequence": self.stop_sequence,
+            "usage": self.usage,
+        }
+        if self.report is not None:
+            message["filter"] = filter_object(self.report)
+        return message
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Of an answer that is whole."""
+        if self.finished is not None and self.finished.reason == "length":
+            return "max_tokens"
+        if self._parts.has_calls:
+            return "tool_use"
+        return "end_turn" if self.stop_sequence is None else "stop_sequence"
+
+    @property
+    def stop_sequence(self) -> str | None:
+        return None if self.finished is None else self.finished.stop
+
+    @property
+    def usage(self) -> MessageUsage:
+        report = self.report
+        prompt_tokens = 0 if report is None else report.prompt_tokens
+        cached_tokens = 0 if report is None else cached_tokens_of(report)
+        return {
+            "input_tokens": prompt_tokens - cached_tokens,
+            "output_tokens": 0 if self.finished is None else self.finished.completion_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached_tokens,
+        }
+
+
+async def _events(
+    reader: EventReader, answer: _Answer, request_id: str, progress: ProgressReader | None
+) -> AsyncGenerator[str]:
+    """Server-sent events. The last one is message_stop or error."""
+    find_pause_s = None if progress is None else progress.find_pause_s
+    async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
+        async for arrival in arrivals:
+            if arrival is None:
+                if sent := _in_pause(progress):
+                    yield sent
+                continue
+            _, event = arrival
+            if progress is not None and isinstance(event, TextDelta):
+                progress.stop()
+            changes = answer.add(event)
+            if isinstance(event, Finished) and is_failure(event):
+                yield _failure_event(event, request_id)
+                return
+            for written in _written(event, changes, answer):
+                yield named_event(written)
+
+
+def _failure_event(finished: Finished, request_id: str) -> str:
+    message = failure_body(finished)["error"]["message"]
+    return named_event(message_error(message, status=500, request_id=request_id))
+
+
+def _in_pause(progress: ProgressReader | None) -> str:
+    """What is sent in a pause; empty if that is nothing.
+
+    Every client knows `ping`, and Anthropic's skip it whatever is in it.
+    """
+    if progress is None or progress.is_over:
+        return _PING
+    extras = progress.next()
+    return "" if extras is None else named_event({"type": "ping", **extras})
+
+
+def _written(event: Event, changes: list[Change], answer: _Answer) -> Iterator[AnyEvent]:
+    """What an event of the engine means to the client."""
+    if isinstance(event, Filtered):
+        yield {"type": "message_start", "message": answer.message}
+    for change in changes:
+        yield _of_change(change)
+    if isinstance(event, Finished):
+        yield {
+            "type": "message_delta",
+            "delta": {"stop_reason": answer.stop_reason, "stop_sequence": answer.stop_sequence},
+            "usage": answer.usage,
+        }
+        yield {"type": "message_stop"}
+
+
+def _of_change(change: Change) -> AnyEvent:
+    index = change.part.index
+    if change.kind == "opened":
+        return {
+            "type": "content_block_start",
+            "index": index,
+            "content_block": _block(change.part, is_open=True),
+        }
+    if change.kind == "closed":
+        return {"type": "content_block_stop", "index": index}
+    if change.part.is_call:
+        return {
+            "type": "content_block_delta",
+            "index": index,
+            "delta": {"type": "input_json_delta", "partial_json": change.text},
+        }
+    return {
+        "type": "content_block_delta",
+        "index": index,
+        "delta": {"type": "text_delta", "text": change.text},
+    }
+
+
+def _block(part: Part, *, is_open: bool = False) -> ContentBlock:
+    """A part as a block of the content. An open block is as it was when it was opened."""
+    if not part.is_call:
+        return {"type": "text", "text": "" if is_open else part.text}
+    return {
+        "type": "tool_use",
+        "id": f"toolu_{part.call_id.removeprefix('call_')}",
+        "name": part.name,
+        "input": {} if is_open else _parse_input(part.text),
+    }
+
+
+def _parse_input(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object; what is cut off, or too deep for Python, is empty.
+
+    Numbers beyond what a double holds become its largest, and half characters become "?".
+    """
+    try:
+        value = json.loads(arguments, parse_int=_integer, parse_float=_double)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        value = json.loads(written)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= 300 else _double(digits)
+
+
+def _double(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)

@@ -1,0 +1,120 @@
+"""The JSON of /v1/messages in Anthropic's form: the message, and the events of its stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from gemserve.api.anthropic.errors import MessageError
+from gemserve.api.replies.reply_types import FilterObject, NonNegative, ProgressObject
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class Text(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUse(TypedDict):
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(pattern="^toolu_")]
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = Text | ToolUse
+
+
+class MessageUsage(TypedDict):
+    """`input_tokens` counts what was sent without `cache_read_input_tokens`, as Anthropic does."""
+
+    input_tokens: NonNegative
+    output_tokens: NonNegative
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: NonNegative
+
+
+class Message(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    filter: NotRequired[FilterObject]
+
+
+class TokenCount(TypedDict):
+    input_tokens: NonNegative
+
+
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: Message
+
+
+class Ping(TypedDict):
+    """It keeps the connection open. With `include_progress` it has what chat chunks have."""
+
+    type: Literal["ping"]
+    progress: NotRequired[ProgressObject]
+
+
+class BlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: NonNegative
+    content_block: ContentBlock
+
+
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: Annotated[str, Field(min_length=1)]
+
+
+class InputDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: Annotated[str, Field(min_length=1)]
+
+
+class BlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: NonNegative
+    delta: TextDelta | InputDelta
+
+
+class BlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: NonNegative
+
+
+class Stop(TypedDict):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: Stop
+    usage: MessageUsage
+
+
+class MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+# The last one is message_stop or error.
+AnyEvent = (
+    MessageStart
+    | Ping
+    | BlockStart
+    | BlockDelta
+    | BlockStop
+    | MessageDelta
+    | MessageStop
+    | MessageError
+)

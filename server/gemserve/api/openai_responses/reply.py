@@ -1,0 +1,195 @@
+"""The reply of /v1/responses, whole or as a stream of events. Nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from itertools import count
+
+from fastapi import Response as HttpResponse
+
+from gemserve.api.openai_responses.body import ResponsesBody
+from gemserve.api.openai_responses.reply_types import AnyEvent, CallPlace, Place
+from gemserve.api.openai_responses.response_object import Answer
+from gemserve.api.replies.answer_parts import Change, Part
+from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
+from gemserve.api.replies.large_replies import json_reply
+from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.progress import ProgressReader
+from gemserve.api.replies.server_sent_events import KEEP_ALIVE, event_stream_with, named_event
+from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.types import Event, Filtered, Finished, TextDelta
+
+
+async def responses_reply(
+    body: ResponsesBody, reader: EventReader, rules: ToolCallRules | None, vocabulary: Vocabulary
+) -> HttpResponse:
+    (stream,) = reader.streams
+    answer = Answer(body, stream.request.sampling, rules, vocabulary)
+    if body.stream:
+        numbers = count()
+        progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
+        return await event_stream_with(
+            _events(reader, answer, numbers, progress),
+            answer.headers,
+            lambda: named_event(_failed(answer, NOT_BUILT, numbers)),
+        )
+    await reader.read_to_end(answer.add)
+    finished = answer.finished or ABORTED
+    if is_failure(finished) or answer.report is None:
+        return failure_response(finished)
+    return await json_reply(lambda: answer.response, answer.headers(), answer.num_scored)
+
+
+async def _events(
+    reader: EventReader, answer: Answer, numbers: Iterator[int], progress: ProgressReader | None
+) -> AsyncGenerator[str]:
+    """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed.
+
+    Progress comes in events that OpenAI's clients know, because they may fail at others.
+    """
+    is_created = False
+    find_pause_s = None if progress is None else progress.find_pause_s
+    async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
+        async for arrival in arrivals:
+            if arrival is None and (progress is None or progress.is_over):
+                yield KEEP_ALIVE
+                continue
+            extras = progress.next() if arrival is None and progress is not None else None
+            if arrival is None and extras is None:
+                continue
+            changes = [] if arrival is None else answer.add(arrival[1])
+            if not is_created:
+                is_created = True
+                yield named_event(
+                    {
+                        "type": "response.created",
+                        "sequence_number": next(numbers),
+                        "response": answer.unfinished_response,
+                    }
+                )
+            if arrival is None:
+                yield named_event(
+                    {
+                        "type": "response.in_progress",
+                        "sequence_number": next(numbers),
+                        "response": answer.unfinished_response,
+                        **(extras or {}),
+                    }
+                )
+                continue
+            event = arrival[1]
+            if progress is not None and isinstance(event, TextDelta):
+                progress.stop()
+            for written in _written(event, changes, answer, numbers):
+                yield named_event(written)
+
+
+def _written(
+    event: Event, changes: list[Change], answer: Answer, numbers: Iterator[int]
+) -> Iterator[AnyEvent]:
+    """What an event of the engine means to the client."""
+    if isinstance(event, Finished) and is_failure(event):
+        yield _failed(answer, event, numbers)
+        return
+    if isinstance(event, Filtered):
+        yield {
+            "type": "response.in_progress",
+            "sequence_number": next(numbers),
+            "response": answer.response,
+        }
+    for change in changes:
+        if change.kind == "opened":
+            yield from _opened(change.part, answer, numbers)
+        elif change.kind == "grown":
+            yield _grown(change, answer, numbers)
+        else:
+            yield from _closed(change.part, answer, numbers)
+    if isinstance(event, Finished):
+        yield {
+            "type": "response.incomplete" if event.reason == "length" else "response.completed",
+            "sequence_number": next(numbers),
+            "response": answer.response,
+        }
+
+
+def _failed(answer: Answer, finished: Finished, numbers: Iterator[int]) -> AnyEvent:
+    return {
+        "type": "response.failed",
+        "sequence_number": next(numbers),
+        "response": answer.failed_response(finished),
+    }
+
+
+def _opened(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+    yield {
+        "type": "response.output_item.added",
+        "sequence_number": next(numbers),
+        "output_index": part.index,
+        "item": answer.item(part, is_open=True),
+    }
+    if not part.is_call:
+        yield {
+            "type": "response.content_part.added",
+            "sequence_number": next(numbers),
+            **_place(part, answer),
+            "part": answer.text_of(Part(part.index)),
+        }
+
+
+def _grown(change: Change, answer: Answer, numbers: Iterator[int]) -> AnyEvent:
+    if change.part.is_call:
+        return {
+            "type": "response.function_call_arguments.delta",
+            "sequence_number": next(numbers),
+            **_call_place(change.part, answer),
+            "delta": change.text,
+        }
+    return {
+        "type": "response.output_text.delta",
+        "sequence_number": next(numbers),
+        **_place(change.part, answer),
+        "delta": change.text,
+        "logprobs": answer.scored(change.logprobs),
+    }
+
+
+def _closed(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+    if part.is_call:
+        yield {
+            "type": "response.function_call_arguments.done",
+            "sequence_number": next(numbers),
+            **_call_place(part, answer),
+            "name": part.name,
+            "arguments": part.text,
+        }
+    else:
+        text = answer.text_of(part)
+        yield {
+            "type": "response.output_text.done",
+            "sequence_number": next(numbers),
+            **_place(part, answer),
+            "text": part.text,
+            "logprobs": text["logprobs"],
+        }
+        yield {
+            "type": "response.content_part.done",
+            "sequence_number": next(numbers),
+            **_place(part, answer),
+            "part": text,
+        }
+    yield {
+        "type": "response.output_item.done",
+        "sequence_number": next(numbers),
+        "output_index": part.index,
+        "item": answer.item(part),
+    }
+
+
+def _place(part: Part, answer: Answer) -> Place:
+    return {**_call_place(part, answer), "content_index": 0}
+
+
+def _call_place(part: Part, answer: Answer) -> CallPlace:
+    return {"item_id": answer.item_id(part), "output_index": part.index}

@@ -1,0 +1,217 @@
+"""The response object of /v1/responses, as far as it is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gemserve.api.access.request_id import new_id
+from gemserve.api.openai_responses.body import ResponsesBody
+from gemserve.api.openai_responses.reply_types import (
+    EchoedTool,
+    OutputItem,
+    OutputText,
+    Response,
+    ResponseUsage,
+    Status,
+)
+from gemserve.api.replies.answer_parts import AnswerParts, Change, Part
+from gemserve.api.replies.failures import failure_body
+from gemserve.api.replies.logprobs import Vocabulary, chat_logprobs
+from gemserve.api.replies.reply_types import ScoredToken
+from gemserve.api.replies.token_counts import (
+    cached_tokens_of,
+    filter_object,
+    token_headers,
+)
+from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterReport,
+    Finished,
+    SamplingParams,
+    TextDelta,
+    TokenLogprob,
+)
+
+
+class Answer:
+    """What is known of a response so far."""
+
+    def __init__(
+        self,
+        body: ResponsesBody,
+        sampling: SamplingParams,
+        rules: ToolCallRules | None,
+        vocabulary: Vocabulary,
+    ) -> None:
+        self.id = new_id("resp")
+        self.report: FilterReport | None = None
+        self.finished: Finished | None = None
+        self._body, self._sampling, self._vocabulary = body, sampling, vocabulary
+        self._parts = AnswerParts(rules)
+        self._item_ids: list[str] = []
+        self._created_s = int(time.time())
+
+    def add(self, event: Event) -> list[Change]:
+        """Take an event; return what it changes of the output."""
+        changes: list[Change] = []
+        if isinstance(event, Filtered):
+            self.report = event.report
+        elif isinstance(event, TextDelta):
+            changes = self._parts.push(event)
+        elif isinstance(event, Finished):
+            self.finished = event
+            changes = self._parts.finish(has_text=True)
+        for part in self._parts.parts[len(self._item_ids) :]:
+            self._item_ids.append(new_id("fc" if part.is_call else "msg"))
+        return changes
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say what was kept; none until it is known."""
+        return {} if self.report is None else token_headers([self.report])
+
+    def item_id(self, part: Part) -> str:
+        return self._item_ids[part.index]
+
+    def text_of(self, part: Part) -> OutputText:
+        return {
+            "type": "output_text",
+            "text": part.text,
+            "annotations": [],
+            "logprobs": self.scored(part.logprobs),
+        }
+
+    def item(self, part: Part, *, is_open: bool = False) -> OutputItem:
+        """A part as an item of the output. An open item is as it was when it was opened."""
+        status: Status = "in_progress" if is_open else self._status_of(part)
+        if part.is_call:
+            return {
+                "type": "function_call",
+                "id": self.item_id(part),
+                "call_id": part.call_id,
+                "name": part.name,
+                "arguments": "" if is_open else part.text,
+                "status": status,
+            }
+        return {
+            "type": "message",
+            "id": self.item_id(part),
+            "status": status,
+            "role": "assistant",
+            "content": [] if is_open else [self.text_of(part)],
+        }
+
+    @property
+    def num_scored(self) -> int:
+        """How many tokens have log-probabilities."""
+        return sum(len(part.logprobs) for part in self._parts.parts)
+
+    def scored(self, tokens: Sequence[TokenLogprob]) -> list[ScoredToken]:
+        return chat_logprobs(self._vocabulary, tokens)["content"]
+
+    @property
+    def response(self) -> Response:
+        """The response with all that is known. Items are in it once the answer is whole."""
+        finished, report, body = self.finished, self.report, self._body
+        response: Response = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created_s,
+            "model": body.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": None,
+            "service_tier": None,
+            "store": False,
+            "temperature": self._sampling.temperature,
+            "text": {"format": _format_of(body)},
+            "tool_choice": _choice_of(body),
+            "tools": _tools_of(body),
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": self._sampling.top_p,
+            "truncation": body.truncation or "disabled",
+            "user": body.user,
+            "status": self._status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._is_cut else None,
+            "output": [self.item(part) for part in self._parts.parts] if finished else [],
+            "usage": _usage(report, finished) if report and finished else None,
+        }
+        if report:
+            response["filter"] = filter_object(report)
+        return response
+
+    @property
+    def unfinished_response(self) -> Response:
+        """The response as it was before its first event."""
+        return {
+            **self.response,
+            "status": "in_progress",
+            "output": [],
+            "usage": None,
+            "incomplete_details": None,
+        }
+
+    def failed_response(self, finished: Finished) -> Response:
+        message = failure_body(finished)["error"]["message"]
+        return {
+            **self.response,
+            "status": "failed",
+            "output": [],
+            "error": {"code": "server_error", "message": message},
+        }
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.finished is not None and self.finished.reason == "length"
+
+    @property
+    def _status(self) -> Status:
+        if self.finished is None:
+            return "in_progress"
+        return "incomplete" if self._is_cut else "completed"
+
+    def _status_of(self, part: Part) -> Status:
+        """Of the parts of an answer that is cut off only the last one is incomplete."""
+        is_last = part is self._parts.parts[-1]
+        return "incomplete" if is_last and self._is_cut else "completed"
+
+
+def _format_of(body: ResponsesBody) -> dict[str, object]:
+    if body.format is None:
+        return {"type": "text"}
+    return body.format.model_dump(by_alias=True)
+
+
+def _choice_of(body: ResponsesBody) -> str | dict[str, object]:
+    choice = body.tool_choice or "auto"
+    return choice if isinstance(choice, str) else choice.model_dump()
+
+
+def _tools_of(body: ResponsesBody) -> list[EchoedTool]:
+    return [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": tool.strict,
+        }
+        for tool in body.tools or ()
+    ]
+
+
+def _usage(report: FilterReport, finished: Finished) -> ResponseUsage:
+    return {
+        "input_tokens": report.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": cached_tokens_of(report)},
+        "output_tokens": finished.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": report.prompt_tokens + finished.completion_tokens,
+    }

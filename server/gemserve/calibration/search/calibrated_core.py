@@ -1,0 +1,145 @@
+"""Builds a core with a calibrated filter: from a calibration file, or by probing the model.
+
+A model without a calibration file gets a short calibration when it is first used. The file is kept
+in the user's cache, under a hash of the model's weights.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from gemserve.calibration.files import Calibration, parse_calibration, place_for, write_calibration
+from gemserve.calibration.search.choose_layer import SHORT, Effort, calibrate
+from gemserve.calibration.search.result import CalibrationResult
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.build import assemble, calibration_path, load_for
+from gemserve.engine.core import Core
+from gemserve.errors import ConfigError
+from gemserve.filtering.methods import METHODS
+from gemserve.model.base_model import hash_weights
+from gemserve.model.loader import LoadedModel
+
+_EVERY_S = 10.0  # seconds between lines if there is no terminal
+
+
+def build_calibrated_core(
+    model: ModelConfig, engine: EngineConfig, calibrates: Callable[[], None] = lambda: None
+) -> Core:
+    """Build a core as `build_core` does, after a short calibration if it needs one.
+
+    `calibrates` is called when that begins.
+
+    There is no calibration if the filter layer was given, if the method needs none, or with
+    calibrate "off". Progress is printed on standard error. If the calibration fails, a warning is
+    printed and the filter layer is guessed.
+    """
+    loaded = load_for(model, engine)
+    needs_one = (
+        engine.calibrate == "auto"
+        and engine.filter_layer is None
+        and engine.offload_layers == 0  # the guessed layer decided how many layers are on the host
+        and METHODS[engine.filter_method].selector is not None
+        and calibration_path(loaded, engine) is None
+    )
+    calibration = None
+    if needs_one:
+        calibrates()
+        calibration = _calibrate_now(loaded, engine)
+    core = assemble(loaded, engine, calibration)
+    calibration = core.calibration
+    if METHODS[core.config.filter_method].selector is not None and not calibration.is_measured:
+        _say(
+            f"warning: filter layer {calibration.layer} is not calibrated ({calibration.source}); "
+            "gemserve calibrate finds the layer and the heads that look at what is asked for"
+        )
+    return core
+
+
+def run_calibration(
+    loaded: LoadedModel, effort: Effort, *, kv_memory_bytes: int
+) -> tuple[CalibrationResult, float]:
+    """Calibrate a loaded model. Returns the result and seconds. Raises `ConfigError`."""
+    started_s = time.monotonic()
+    settings = EngineConfig(
+        filter_method="none", calibrate="off", kv_memory_bytes=kv_memory_bytes, max_running=32
+    )
+    core = assemble(loaded, settings)
+    limit = core.config.max_prompt_tokens
+    if max(effort.lengths) > limit:
+        raise ConfigError(f"lengths={max(effort.lengths)}: the longest prompt here is {limit}")
+    with progress() as step:
+        outcome = calibrate(core, effort, step)
+    return outcome, time.monotonic() - started_s
+
+
+def result_of(
+    loaded: LoadedModel, outcome: CalibrationResult, effort: Effort, seconds: float
+) -> dict[str, object]:
+    """The content of a calibration file."""
+    return {
+        **outcome.as_json(),
+        "model": loaded.name,
+        "weights": hash_weights(loaded.model.hf, rounded=True),
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "lengths": list(effort.lengths),
+        "seed": effort.seed,
+        "seconds": round(seconds, 1),
+    }
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function to call for each probe. It prints progress, on one line of a terminal."""
+    count, last_s = 0, time.monotonic()
+    with tqdm(desc="calibrating", unit="probe", leave=False, disable=None) as bar:
+
+        def step(what: str) -> None:
+            nonlocal count, last_s
+            count += 1
+            bar.set_postfix_str(what, refresh=False)
+            bar.update()
+            if bar.disable and time.monotonic() - last_s >= _EVERY_S:
+                last_s = time.monotonic()
+                _say(f"calibrating: {count} probes read")
+
+        yield step
+
+
+def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | None:
+    """Calibrate a model that has no file. Returns None, with a warning, if the probes fail."""
+    _say("this model is not calibrated yet: finding the heads that look at what is asked for")
+    shortest = min(engine.max_prompt_tokens or 1 << 30, loaded.model.context_tokens - 1)
+    lengths = tuple(min(length, shortest) for length in SHORT.lengths)
+    effort = replace(SHORT, lengths=lengths)
+    try:
+        outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+        result = result_of(loaded, outcome, effort, seconds)
+    except ConfigError as error:
+        _say(f"warning: the calibration failed: {error}")
+        return None
+    path = place_for("", str(result["weights"]))
+    kept = f"kept in {path}"
+    try:
+        write_calibration(path, result)
+    except ConfigError as error:  # a read-only folder; what was found is as good without a file
+        kept = f"not kept for the next start: {error}"
+    _say(
+        f"calibrated in {seconds:.0f} s: filter layer {outcome.chosen.layer}, recall "
+        f"{outcome.chosen.recall:.2f}; {kept}"
+    )
+    model = loaded.model
+    shape = model.shape
+    return parse_calibration(
+        json.dumps(result), path, num_layers=model.num_layers, num_heads=shape.num_heads
+    )
+
+
+def _say(text: str) -> None:
+    print(f"gemserve: {text}", file=sys.stderr, flush=True)

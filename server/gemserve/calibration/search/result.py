@@ -1,0 +1,84 @@
+"""The result of a calibration: recall by layer, the chosen layer, and trust in coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gemserve.calibration.search.head_search import Head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerResult:
+    """The best heads up to one layer, and how well they find what a question needs.
+
+    `recall`: the share of the needed tokens that are kept, averaged over all probes and over
+    keeping a sixteenth and a thirty-second of the document. `own_recall`: that of this layer's best
+    single head. `work`: FLOPs before the first token, as a share of those without a filter.
+    `score`: the share of right answers from the kept tokens; None if not measured.
+    """
+
+    layer: int
+    heads: tuple[Head, ...]
+    ends_with: bool
+    recall: float
+    own_recall: float
+    work: float
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How well coverage separates good from bad choices, on probes that did not set the bound.
+
+    Each field is the share of choices below the bound: where the fact was found (false alarms),
+    where the document has no answer (`absent`), and where a question is about all of the text
+    (`diffuse`).
+    """
+
+    bound: float
+    found: float
+    absent: float
+    diffuse: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationResult:
+    """The layer that calibration chose, with the figures of all layers.
+
+    `full_score`: the share of right answers from whole prompts. `confirmed_recall`: the recall of
+    the chosen heads on probes of other wording. Both are None if that was not measured.
+    """
+
+    layers: tuple[LayerResult, ...]
+    chosen: LayerResult
+    trust: Trust
+    kinds: tuple[str, ...]
+    num_probes: int
+    full_score: float | None
+    confirmed_recall: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The part of `calibration.json` that describes this result."""
+        return {
+            "filter_layer": self.chosen.layer,
+            "heads": [list(head) for head in self.chosen.heads],
+            "ends_with": self.chosen.ends_with,
+            "coverage_bound": self.trust.bound,
+            "probes": {
+                "kinds": list(self.kinds),
+                "count": self.num_probes,
+                "recall": self.chosen.recall,
+                "confirmed_recall": self.confirmed_recall,
+                "score": self.chosen.score,
+                "full_score": self.full_score,
+                "untrusted": asdict(self.trust),
+            },
+            "layers": [asdict(row) for row in self.layers],
+        }
+
+
+def rounded_mean(values: Sequence[float]) -> float:
+    """The mean to four digits; 0 of no values."""
+    return round(sum(values) / len(values), 4) if values else 0.0

@@ -1,0 +1,91 @@
+"""Opens the document cache's folder for one model, and names what keys and values depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from gemserve.config import ResolvedEngineConfig
+from gemserve.engine.cache.document_cache import DocumentCache
+from gemserve.engine.cache.folder import CacheFolder
+from gemserve.engine.reuse.disk import DiskCache
+from gemserve.engine.running.document_copy import HostCopies
+from gemserve.engine.scheduling.pace import Pace
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.kv import Memory
+
+log = logging.getLogger("gemserve.engine")
+
+
+def open_disk_cache(
+    config: ResolvedEngineConfig,
+    model: CausalModel,
+    memory: Memory,
+    cache: DocumentCache,
+    pace: Pace,
+) -> DiskCache | None:
+    """The disk's part of the document cache, if there is one. Raises `ConfigError`."""
+    if config.cache_dir is None:
+        return None
+    if not model.is_rope_fixed:
+        log.warning("cache_dir=%s: not used, this model has no document cache", config.cache_dir)
+        return None
+    return DiskCache(
+        CacheFolder(Path(config.cache_dir), config.cache_disk_bytes),
+        cache,
+        HostCopies(memory, model.dtype),
+        model.shape,
+        identity_of(model, config),
+        lambda: pace.seconds_per_cost,
+    )
+
+
+def identity_of(model: CausalModel, config: ResolvedEngineConfig) -> str:
+    """All that keys and values depend on besides tokens, adapter and layer, as JSON.
+
+    That is every weight, every setting of the model, and whatever may compute them otherwise in the
+    last digit.
+    """
+    settings = model.config.to_dict()
+    settings.pop("_name_or_path", None)
+    device = "cpu"
+    if model.device.type == "cuda":
+        device = torch.cuda.get_device_name(model.device)
+    return json.dumps(
+        {
+            "weights": hash_all_weights(model.hf),
+            "settings": settings,
+            "dtype": str(model.dtype),
+            "filter_precision": config.filter_precision,
+            "backend": [model.backend.name, model.backend.kernels],
+            "device": device,
+            "versions": [torch.__version__, transformers.__version__],
+        },
+        sort_keys=True,
+        default=str,
+    )
+
+
+def hash_all_weights(hf: Any) -> str:
+    """A hash of all parameters and buffers, every byte of them."""
+    named = sorted([*hf.named_parameters(), *hf.named_buffers()], key=lambda pair: pair[0])
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        digests = list(threads.map(_hash_weight, [tensor for _, tensor in named]))
+    whole = hashlib.sha256()
+    for (name, tensor), digest in zip(named, digests, strict=True):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + digest)
+    return whole.hexdigest()
+
+
+def _hash_weight(tensor: torch.Tensor) -> bytes:
+    weight = tensor.to_dense() if tensor.is_mkldnn else tensor  # packed for the CPU
+    numbers = weight.detach().cpu().contiguous().reshape(-1)
+    return hashlib.blake2b(numbers.view(torch.uint8).numpy().data, digest_size=32).digest()

@@ -1,0 +1,139 @@
+"""Reads and writes files of the document cache beside the engine's thread.
+
+Each direction has a thread of its own, so that a prompt that waits for its file does not wait for
+others to be written. Memory passes between the threads in segments, at most `_AHEAD` at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, Full, Queue, SimpleQueue
+
+from gemserve.engine.cache.document_cache import CachedDocument
+from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, FileWriter, read_segment
+from gemserve.engine.sequence.sequence import Sequence
+
+_AHEAD = 2  # segments
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A file that is read for a sequence, from `segment` on.
+
+    The reader puts the segments into `ready`, and after the last one None, or what went wrong.
+    """
+
+    sequence: Sequence
+    info: FileInfo
+    segment: int
+    num_links: int
+    started_s: float = 0.0
+    num_bytes: int = 0
+    ready: Queue[bytearray | Exception | None] = field(default_factory=lambda: Queue(_AHEAD))
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Save:
+    """A document that is written to a file, `segment` being the next one.
+
+    `result`: the complete file, or what went wrong. It is set under `lock`, and after
+    `is_cancelled` was set under it, no file is left behind.
+    """
+
+    document: CachedDocument
+    info: FileInfo
+    segment: int = 0
+    given: Queue[memoryview | None] = field(default_factory=lambda: Queue(_AHEAD))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_cancelled: bool = False
+    is_over: bool = False
+    result: FileInfo | Exception | None = None
+
+
+class CacheThreads:
+    """`changed` is set when a thread has done something that the engine may wait for."""
+
+    def __init__(self, key: bytes) -> None:
+        self.changed = threading.Event()
+        self._key = key
+        self._loads: SimpleQueue[Load | None] = SimpleQueue()
+        self._saves: SimpleQueue[Save | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"gemserve-cache-{name}", daemon=True)
+            for name, target in (("read", self._read), ("write", self._write))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def load(self, load: Load) -> None:
+        self._loads.put(load)
+
+    def save(self, save: Save) -> None:
+        self._saves.put(save)
+
+    def close(self) -> None:
+        """End both threads. What is under way must have been cancelled. Idempotent."""
+        self._loads.put(None)
+        self._saves.put(None)
+        for thread in self._threads:
+            thread.join(5)
+
+    def _read(self) -> None:
+        while (load := self._loads.get()) is not None:
+            end: Exception | None = None
+            load.started_s = time.perf_counter()
+            try:
+                with open(load.info.path, "rb") as file:
+                    for segment in range(load.segment, load.info.num_segments):
+                        if load.info.tokens_of(segment)[0] >= CHAIN_TOKENS * load.num_links:
+                            break
+                        if not self._hand_over(load, read_segment(file, load.info, segment)):
+                            break
+            except Exception as error:
+                end = error
+            self._hand_over(load, end)
+
+    def _hand_over(self, load: Load, item: bytearray | Exception | None) -> bool:
+        """False: nobody waits for the file any more."""
+        while not load.is_cancelled:
+            with suppress(Full):
+                load.ready.put(item, timeout=0.1)
+                self.changed.set()
+                return True
+        return False
+
+    def _write(self) -> None:
+        while (save := self._saves.get()) is not None:
+            writer: FileWriter | None = None
+            try:
+                writer = FileWriter(save.info, self._key)
+                for _ in range(save.info.num_segments):
+                    data = self._take(save)
+                    if data is None:
+                        break
+                    writer.add(data)
+                else:
+                    writer.finish()
+                with save.lock:
+                    if not save.is_cancelled:
+                        save.result = writer.publish()
+            except Exception as error:
+                with save.lock:
+                    save.result = error
+            if writer is not None:
+                writer.abort()
+            save.is_over = True
+            self.changed.set()
+
+    def _take(self, save: Save) -> memoryview | None:
+        """The next segment; None: the document is no longer wanted."""
+        while not save.is_cancelled:
+            with suppress(Empty):
+                data = save.given.get(timeout=0.1)
+                self.changed.set()
+                return data
+        return None

@@ -1,0 +1,138 @@
+"""Finds which kept passages the tokens of an answer attended to (`return_attention`).
+
+Nothing is recorded while tokens are decoded, so other requests decode as always. Every few tokens
+the lower layers run once more over the newest ones, from the keys and values that decoding has
+left, and store nothing. This gives the queries of the filter's heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gemserve.engine.sequence.sequence import Sequence
+from gemserve.filtering.passages import number_passages
+from gemserve.model.adapter import Adapter
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.kv import KVSpan
+from gemserve.scores import MOST_ANSWER_TOKENS, MOST_LEANED, AnswerAttention
+from gemserve.types import TextBreaks
+
+EVERY = 16  # tokens from one look to the next: a look costs less than a decode step then
+PASSAGE_TOKENS = 64  # most tokens of a passage
+_LEAST_WEIGHT = 0.001
+
+
+class AnswerWatch:
+    """Looks at one sequence's answer. `model`: with the sequence's adapter."""
+
+    def __init__(self, sequence: Sequence, model: CausalModel, adapter: Adapter) -> None:
+        plan = sequence.plan
+        assert plan.answer_layer is not None
+        self._sequence, self._model, self._adapter = sequence, model, adapter
+        every = [(plan.answer_layer, head) for head in range(model.shape.num_heads)]
+        self._heads = plan.answer_heads or tuple(every)
+        self._passages, slots = _passages_of(sequence)
+        self._slots = torch.from_numpy(slots).to(model.device)
+        self._found: list[tuple[tuple[int, float], ...]] = []
+
+    def look(self, num_drawn: int, kv: KVSpan, *, least: int = 1) -> None:
+        """Look at what has been drawn, if at least `least` tokens are new.
+
+        A token is drawn from the row before it, so the first one from the prompt's last row. `kv`
+        has the keys and values of all rows that tokens were drawn from.
+        """
+        sequence = self._sequence
+        done, stop = len(self._found), min(num_drawn, MOST_ANSWER_TOKENS)
+        while stop - done >= max(1, least):
+            count = min(stop - done, EVERY)
+            first = sequence.num_kept - 1 + done
+            before = [sequence.ids[sequence.num_kept - 1], *sequence.generated]
+            layers = sorted({layer for layer, _ in self._heads})
+            queries = self._model.queries_of(
+                before[done : done + count],
+                start=first,
+                kv=kv,
+                layers=layers,
+                length=sequence.max_length,
+                adapter=self._adapter,
+            )
+            weights = torch.zeros(count, len(self._passages), device=self._model.device)
+            for layer, head in self._heads:
+                keys = kv.read(layer, first + count)[0]
+                attention = attention_of(
+                    queries.of(layer)[head],
+                    keys[head * keys.shape[0] // queries.queries.shape[1]],
+                    scale=queries.scales[layer],
+                    softcap=queries.softcaps[layer],
+                )
+                attention[:, 0] = 0  # an attention sink
+                weights.index_add_(1, self._slots, attention[:, : sequence.num_kept])
+            self._found += _strongest(weights / len(self._heads))
+            done += count
+
+    def report(self, offsets: Ids[int]) -> AnswerAttention:
+        """What was found. `offsets`: where each token of the answer begins in its text."""
+        named = sorted({passage for token in self._found for passage, _ in token})
+        place = {passage: index for index, passage in enumerate(named)}
+        return AnswerAttention(
+            heads=self._heads,
+            passages=tuple(self._passages[passage] for passage in named),
+            offsets=tuple(offsets[: len(self._found)]),
+            tokens=tuple(
+                tuple((place[passage], weight) for passage, weight in token)
+                for token in self._found
+            ),
+        )
+
+
+def attention_of(
+    query: torch.Tensor, keys: torch.Tensor, *, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """One head's attention [rows, tokens], float32; the rows are the last ones of the tokens."""
+    logits = query.float() @ keys.float().T * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    rows, tokens = logits.shape
+    later = torch.ones(rows, tokens, dtype=torch.bool, device=logits.device)
+    return logits.masked_fill(later.triu(tokens - rows + 1), -torch.inf).softmax(dim=-1)
+
+
+def _strongest(weights: torch.Tensor) -> list[tuple[tuple[int, float], ...]]:
+    """Of each row [rows, passages] the passages with the largest weights, best first."""
+    best = weights.topk(min(MOST_LEANED, weights.shape[1]), dim=1)
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        tuple(
+            (index, round(weight, 4))
+            for index, weight in zip(indices, values, strict=True)
+            if weight >= _LEAST_WEIGHT
+        )
+        for indices, values in rows
+    ]
+
+
+def _passages_of(sequence: Sequence) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
+    """The prompt's passages that are kept at least in part, and the one of each kept token."""
+    starts = _starts(sequence.num_prompt, sequence.request.breaks)
+    chosen = sequence.chosen
+    kept = np.arange(sequence.num_kept) if chosen is None else np.asarray(chosen, dtype=np.int64)
+    of_slot = np.searchsorted(starts, kept, side="right") - 1
+    numbers, slots = np.unique(of_slot, return_inverse=True)
+    stops = np.append(starts[1:], sequence.num_prompt)
+    passages = zip(starts[numbers].tolist(), stops[numbers].tolist(), strict=True)
+    return list(passages), slots.astype(np.int64)
+
+
+def _starts(num_tokens: int, breaks: TextBreaks) -> npt.NDArray[np.int64]:
+    """Where passages begin; text without breaks is cut into pieces of the same length."""
+    numbers = number_passages(num_tokens, breaks, PASSAGE_TOKENS)
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    stops = np.append(starts[1:], num_tokens)
+    pieces = [
+        np.arange(start, stop, PASSAGE_TOKENS) for start, stop in zip(starts, stops, strict=True)
+    ]
+    return np.concatenate(pieces)

@@ -1,0 +1,29 @@
+"""A request while the engine serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemserve.decoding.detokenize import TextStream
+from gemserve.decoding.sampling import SamplerState
+from gemserve.engine.sequence.sequence import Sequence
+from gemserve.types import Event, FilterReason, Request
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request with its place in the schedule, its sampler and its text.
+
+    `reason` says why its prompt is not filtered, or why more of it is kept than the request wants.
+    `started_s` is the time of its first step (`time.monotonic()`).
+    """
+
+    request: Request
+    sequence: Sequence
+    sampler: SamplerState
+    text: TextStream
+    reason: FilterReason | None
+    started_s: float | None = None
+
+
+Emitted = list[tuple[Job, Event]]

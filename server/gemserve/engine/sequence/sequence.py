@@ -1,0 +1,224 @@
+"""One request's progress through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
+from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
+from gemserve.engine.memory import Span
+from gemserve.filter_plan import FilterPlan
+from gemserve.types import Request
+
+
+class State(Enum):
+    WAITING = "waiting"
+    FILTERING = "filtering"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and how far it has come.
+
+    `num_kept`: tokens the answer is generated from; before a filter has chosen, the plan's number.
+    `done`: tokens that the current pass (filter or prefill) has run. `ids`: what the prefill pass
+    reads: the prompt, or the tokens chosen from it. `span`: its memory, from admission to its end.
+    """
+
+    request: Request
+    plan: FilterPlan
+    order: int
+    state: State = State.WAITING
+    done: int = 0
+    open_tokens: int = 0  # tokens of a chunk that has begun and has not finished
+    open_s: float = 0.0  # how long that chunk's pass has run
+    num_kept: int = field(init=False)
+    ids: Ids[int] = field(init=False)
+    generated: list[int] = field(default_factory=list)
+    chosen: Ids[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
+    span: Span | None = None
+    is_loading: bool = False  # its filter pass waits for what the disk has of it
+    num_cached: int = 0  # tokens of its filter pass that the document cache had
+    num_reused: int = 0  # tokens of its prefill pass that were taken over
+    most_held: int = 0  # most units of memory at any time so far
+    times_passed: int = 0  # later requests that were admitted first
+    found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
+    _tokens: Tokens | None = None
+    _cache_key: CacheKey | None = None
+    _in_common: dict[tuple[int, bool], int] = field(default_factory=dict)  # `num_common_with`
+
+    def __post_init__(self) -> None:
+        prompt, chosen = self.request.prompt_ids, self.plan.chosen
+        self.num_kept, self.chosen = self.plan.num_kept, chosen
+        self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
+
+    @property
+    def memory(self) -> Span:
+        """Its span of the pool. Only a running sequence has one."""
+        assert self.span is not None, "a sequence that does not run has no memory"
+        return self.span
+
+    @property
+    def filter_layer(self) -> int | None:
+        """The layer where its filter pass ends. None: it has no filter pass."""
+        return self.plan.layer
+
+    @property
+    def evicts(self) -> bool:
+        """Is the whole prompt read by all layers, and are keys and values dropped after that?"""
+        return self.plan.evicts
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of a pass over the whole prompt and a repeated question, if there is one."""
+        return self.num_prompt + len(self.plan.repeated)
+
+    def read_ids(self, start: int, count: int) -> Ids[int]:
+        """Tokens start..start+count−1 of a pass over the whole prompt."""
+        ids = self.request.prompt_ids[start : start + count]
+        if len(ids) == count:
+            return ids
+        behind = max(0, start - self.num_prompt)
+        return [*ids, *self.plan.repeated[behind : behind + count - len(ids)]]
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens of the pass that `cache_key` belongs to."""
+        if self.is_whole or not self.plan.repeated:
+            return self.request.tokens
+        if self._tokens is None:
+            tokens = self.request.tokens, as_tokens(self.plan.repeated)
+            self._tokens = np.concatenate(tokens)
+        return self._tokens
+
+    @property
+    def is_whole(self) -> bool:
+        """Is the answer generated from the whole prompt? False as long as a filter may choose."""
+        has_chosen = self.filter_layer is None or self.chosen is not None
+        return has_chosen and not self.evicts and self.num_kept == self.num_prompt
+
+    @property
+    def cache_key(self) -> CacheKey | None:
+        """What the document cache finds its pass by. None: it keeps nothing of that pass.
+
+        The pass is the filter pass until a filter has chosen, then the one over the whole prompt.
+        """
+        is_whole = self.is_whole
+        if is_whole and self.num_prompt <= FEWEST_TOKENS:
+            return None
+        if not is_whole and (self.filter_layer is None or self.chosen is not None):
+            return None
+        layer = None if is_whole else self.filter_layer
+        if self._cache_key is None or self._cache_key.layer != layer:
+            adapter = self.request.adapter
+            of_adapter = None if adapter is None else (adapter.name, adapter.version)
+            self._cache_key = CacheKey(self.request.tenant, of_adapter, layer)
+        return self._cache_key
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens that the pass may leave out.
+
+        A filter pass has to compute the rows that it watches, and a prefill pass those whose logits
+        are needed: the last one, or all if the prompt is scored.
+        """
+        if not self.is_whole:
+            return min(self.plan.rows, default=0)
+        return self.num_prompt - 1 if self.request.prompt_logprobs is None else 0
+
+    def num_common_with(self, other: Sequence) -> int:
+        """How many tokens that it may leave out another sequence's pass of the same key has."""
+        memo = other.order, self.is_whole
+        count = self._in_common.get(memo)
+        if count is None:
+            count = min(self.most_cached, num_common(self.tokens, other.tokens))
+            self._in_common[memo] = count
+        return count
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in the queue, lowest first: by priority, then by arrival."""
+        return self.request.priority, self.order
+
+    @property
+    def max_length(self) -> int:
+        """Tokens whose keys and values generation may need."""
+        return self.num_kept + self.request.sampling.max_tokens
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each layer of the current pass has room for."""
+        return self.num_read if self.is_reading else self.max_length
+
+    @property
+    def is_reading(self) -> bool:
+        """Does the current pass read the whole prompt, to keep only a part of it?"""
+        is_evicting = self.evicts and self.state is State.PREFILLING
+        return is_evicting or self.state is State.FILTERING
+
+    @property
+    def num_evicted(self) -> int:
+        """Difference between positions and KV cache slots while decoding."""
+        return self.num_prompt - self.num_kept if self.evicts else 0
+
+    @property
+    def rope_length(self) -> int:
+        """Positions up to the end of the longest answer, for rope that depends on length."""
+        return self.request.adapter_positions + self.max_length + self.num_evicted
+
+    @property
+    def pass_length(self) -> int:
+        """Tokens of the current pass."""
+        return self.num_read if self.is_reading else self.num_kept
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that the current pass has not run yet."""
+        return self.pass_length - self.done
+
+    @property
+    def next_slot(self) -> int:
+        """The slot for the newest token's keys and values, which the next step computes."""
+        return self.num_kept + len(self.generated) - 1
+
+    def reading_units(self, num_layers: int) -> int:
+        """Memory of a pass over the whole prompt, if only a part is kept.
+
+        A filter pass holds K and V of the layers below the filter layer, and that layer's keys. A
+        pass before eviction holds K and V of all layers.
+        """
+        if self.evicts:
+            return 2 * num_layers * self.num_prompt
+        if self.filter_layer is None:
+            return 0
+        return self.num_read * (2 * self.filter_layer + 1)
+
+    def kept_units(self, num_layers: int) -> int:
+        """Memory of generation: K and V of all layers."""
+        return 2 * num_layers * self.max_length
+
+    def document_units(self, num_layers: int) -> int:
+        """Memory of what the document cache would keep of the current pass; 0: nothing."""
+        key = self.cache_key
+        return 0 if key is None else key.token_units(num_layers) * len(self.tokens)
+
+    def peak_units(self, num_layers: int) -> int:
+        """The most memory it needs at any time; generation reuses the memory of reading."""
+        return max(self.reading_units(num_layers), self.kept_units(num_layers))
+
+    def reserved_units(self, num_layers: int) -> int:
+        """The memory that admission reserves: the most that it needs from here on."""
+        if self.chosen is not None:
+            return self.kept_units(num_layers)
+        return self.peak_units(num_layers)

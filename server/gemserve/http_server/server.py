@@ -1,0 +1,64 @@
+"""The HTTP server around the application: its connections, and how it stops."""
+
+from __future__ import annotations
+
+import time
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gemserve.config import ServerConfig
+from gemserve.engine.worker import Engine
+from gemserve.http_server.connections import MAX_HEAD_BYTES, connection_limits, limited_protocol
+
+DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
+
+
+class HttpServer(uvicorn.Server):
+    """Stops in steps, one for each signal, and tells every client how its request ended.
+
+    First it goes on to listen until all requests have ended, for `DRAIN_S` seconds at most:
+    meanwhile `/ready` says that it is draining, and new requests get a 503. The second signal ends
+    all requests, each with its last event. The third one ends the connections as they are.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drains_until_s: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._captured_signals.append(sig)
+        if self._drains_until_s is None:
+            self._engine.drain(DRAIN_S)
+            self._drains_until_s = time.monotonic() + DRAIN_S
+        elif not self.should_exit:
+            self._engine.stop(timeout_s=0)
+            self.should_exit = True
+        else:
+            self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._drains_until_s is not None:
+            is_over = time.monotonic() >= self._drains_until_s
+            self.should_exit |= is_over or not self.server_state.tasks
+        return await super().on_tick(counter)
+
+
+def http_server(app: ASGIApp, engine: Engine, config: ServerConfig, **options: Any) -> HttpServer:
+    """A server for the application. `options` are uvicorn's."""
+    settings = {
+        "host": config.host,
+        "port": config.port,
+        "log_level": "info",
+        "timeout_keep_alive": 30,
+        # longer than the engine drains, so that every reply ends before connections are closed
+        "timeout_graceful_shutdown": DRAIN_S + 10,
+        "h11_max_incomplete_event_size": MAX_HEAD_BYTES,
+        "http": limited_protocol(connection_limits(config)),
+        "ws": "none",
+        **options,
+    }
+    return HttpServer(uvicorn.Config(app, **settings), engine)

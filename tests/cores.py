@@ -9,6 +9,7 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel
+from tests.pipe_runner import PipeRunner, is_piped
 
 
 def core_over(
@@ -26,4 +27,6 @@ def core_over(
         num_layers=model.num_layers,
         context_tokens=model.context_tokens,
     )
+    if is_piped():
+        return Core(model, tokenizer, resolved, eos_ids, calibration, new_runner=PipeRunner)
     return Core(model, tokenizer, resolved, eos_ids, calibration)

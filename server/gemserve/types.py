@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemserve.errors import RequestError, shown
+from gemserve.filter_plan import FilterPlan, FilterReason
 from gemserve.scores import AnswerAttention, FilterScores, ReturnScores
 
 TokenArray = npt.NDArray[np.int64]
@@ -22,10 +23,6 @@ ServedMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "rand
 FilterMethod = ServedMethod | Literal["fastkv", "claa"]
 FILTER_METHODS: tuple[ServedMethod, ...] = get_args(ServedMethod)
 Keep = int | float | Literal["auto"]
-# Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
-FilterReason = Literal[
-    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
-]
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 128
@@ -194,6 +191,15 @@ class LoadedAdapter(Protocol):
     def num_positions(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterName:
+    """Which adapter a request uses, for who needs its tensors elsewhere or not at all."""
+
+    name: str
+    version: str
+    num_positions: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
@@ -203,6 +209,9 @@ class Request:
     half-open token ranges of the question, ascending, not overlapping, at most
     `MAX_QUESTION_TOKENS` tokens in all. If no question was found it is empty, and the filter
     watches the prompt's last rows.
+
+    `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
+    some methods that takes milliseconds for each choice.
 
     `documents`: ids of the stored documents that the prompt contains. An id is never used for
     another document, and never again once the engine was told to forget it. `pin`: what the
@@ -222,6 +231,7 @@ class Request:
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
+    plan: FilterPlan | None = None
     documents: tuple[str, ...] = ()
     pin: bool = False
     _array: tuple[Sequence[int], TokenArray] | None = field(default=None, repr=False, compare=False)
@@ -237,6 +247,24 @@ class Request:
         """`prompt_ids` as an array, which nobody may change."""
         assert self._array is not None
         return self._array[1]
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """Tokens that a filter pass reads after the prompt: a question in front of its document."""
+        return () if self.plan is None else self.plan.repeated
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of a pass over the whole prompt and a repeated question, if there is one."""
+        return len(self.prompt_ids) + len(self.repeated)
+
+    def read_ids(self, start: int, count: int) -> Sequence[int]:
+        """Tokens start..start+count−1 of that pass."""
+        ids = self.prompt_ids[start : start + count]
+        if len(ids) == count:
+            return ids
+        behind = max(0, start - len(self.prompt_ids))
+        return [*ids, *self.repeated[behind : behind + count - len(ids)]]
 
     @property
     def adapter_positions(self) -> int:

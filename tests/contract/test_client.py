@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import gemserve_client
-from gemserve import types
+from gemserve import filter_plan, types
 from gemserve.engine.sequence.progress import Progress as ServerProgress
 from gemserve_client import (
     AsyncGemserveClient,
@@ -244,7 +244,7 @@ def test_addresses(given: str | None, asked: str, monkeypatch: pytest.MonkeyPatc
 
 def test_types_say_what_the_server_takes_and_sends() -> None:
     assert set(get_args(filters.FilterMethod)) == set(types.FILTER_METHODS)
-    assert set(get_args(replies.FilterReason)) == set(get_args(types.FilterReason))
+    assert set(get_args(replies.FilterReason)) == set(get_args(filter_plan.FilterReason))
     assert set(FilterReport.model_fields) == {field.name for field in fields(types.FilterReport)}
     from gemserve.api.replies.reply_types import Adapter
     from gemserve.api.requests.base_bodies import AnswerFilterBody

@@ -20,7 +20,8 @@ import pytest
 
 from gemserve.cli.ask import summary_of
 from gemserve.engine.sequence.progress import Progress
-from gemserve.types import FilterReason, FilterReport
+from gemserve.filter_plan import FilterReason
+from gemserve.types import FilterReport
 from gemserve_client.cli import ask
 from gemserve_client.cli.main import main
 from gemserve_client.replies import FilterReport as ClientReport

@@ -7,12 +7,12 @@ filtered. A plan is made once, before the request is queued.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP
 from gemserve.errors import RequestError
-from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.filter_plan import Budget, FilterPlan, FilterReason
 from gemserve.filtering.methods import METHODS, Method
 from gemserve.types import (
     AUTO_MIN_KEEP,
@@ -20,7 +20,6 @@ from gemserve.types import (
     FilterMethod,
     FilterOptions,
     FilterParams,
-    FilterReason,
     Keep,
     Request,
 )
@@ -107,6 +106,22 @@ class FilterPlanner:
                 f"prompt of {num_tokens}; choose another layer or filter: none",
                 param="filter.layer",
             )
+
+    def planned(self, request: Request) -> Request:
+        """The request with its plan: see `plan`."""
+        return replace(request, plan=self.plan(request))
+
+    def planned_choices(self, requests: Sequence[Request]) -> tuple[Request, ...]:
+        """Requests with their plans. Choices of one prompt share a plan that needs no seed."""
+        plans: dict[tuple[int, int | None], FilterPlan] = {}
+        planned: list[Request] = []
+        for request in requests:
+            is_seeded = METHODS[request.filter.method].blind is not None
+            of = id(request.prompt_ids), request.sampling.seed if is_seeded else None
+            if of not in plans:
+                plans[of] = self.plan(request)
+            planned.append(replace(request, plan=plans[of]))
+        return tuple(planned)
 
     def plan(self, request: Request) -> FilterPlan:
         """How a request will run: filtered, or whole with a reason. Raises `RequestError`."""

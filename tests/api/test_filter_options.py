@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import FILTER_METHODS, FilterParams
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
+from gemserve.types import FilterParams
 from tests.fakes import CHAT, COMPLETIONS, FILTER_LAYER, Api, data_of
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +60,7 @@ async def test_keep_is_exact(api: Api, stream: bool, keep: float, kept: int) -> 
     assert report["applied"]
 
 
-@pytest.mark.parametrize("method", sorted({*FILTER_METHODS} - {"gemfilter", "sieve"}))
+@pytest.mark.parametrize("method", sorted({*SERVED_METHODS} - {"gemfilter", "sieve"}))
 async def test_a_layer_is_refused_where_none_chooses(api: Api, method: str) -> None:
     """It was accepted without effect. The server's own layer is no reason to refuse a method."""
     assert (await api.post(COMPLETIONS, filter=method)).status_code == 200
@@ -69,6 +70,23 @@ async def test_a_layer_is_refused_where_none_chooses(api: Api, method: str) -> N
     assert error["param"] == "filter.layer"
     expected = f"filter.layer=1: only methods sieve and gemfilter have a filter layer, not {method}"
     assert error["message"] == expected
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("method", ["best", *(sorted({*METHODS} - {*SERVED_METHODS}))])
+async def test_other_methods_are_refused(api: Api, path: str, method: str) -> None:
+    """Those that only evaluations may name, too."""
+    assert SERVED_METHODS == ("none", "gemfilter", "sieve", "snapkv", "position", "random")
+    names = ", ".join(SERVED_METHODS)
+    error = (await api.post(path, filter=method)).json()["error"]
+    assert error["message"] == f"filter='{method}': must be an object or one of {names}"
+    assert (error["param"], error["code"]) == ("filter", "invalid_value")
+    reply = await api.post(path, filter={"method": method})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    quoted = "'none', 'gemfilter', 'sieve', 'snapkv', 'position' or 'random'"
+    assert error["message"] == f"filter.method='{method}': Input should be {quoted}"
+    assert (error["param"], error["code"]) == ("filter.method", "invalid_value")
 
 
 async def test_ids_reach_the_engine_unaltered(api: Api) -> None:

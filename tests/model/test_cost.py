@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from gemserve.config import EngineConfig
 from gemserve.cost import ModelShape
 from gemserve.filtering.method_cost import plan_methods, prompt_flops
+from gemserve.filtering.methods import SERVED_METHODS
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.shape import shape_of
 from gemserve.types import (
-    FILTER_METHODS,
     Filtered,
     FilterMethod,
     FilterParams,
@@ -60,7 +60,7 @@ def test_chunks_cost_what_the_whole_costs() -> None:
     assert parts == pytest.approx(whole)
 
 
-@pytest.mark.parametrize("method", FILTER_METHODS)
+@pytest.mark.parametrize("method", SERVED_METHODS)
 def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
     core = core_over(
         CausalModel(models.build("llama")),

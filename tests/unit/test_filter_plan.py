@@ -10,11 +10,10 @@ import pytest
 from gemserve.calibration.files import Calibration
 from gemserve.errors import RequestError
 from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.filtering.methods import METHODS
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import (
     AUTO_MIN_KEEP,
-    FILTER_METHODS,
     FilterMethod,
     FilterOptions,
     FilterParams,
@@ -137,6 +136,17 @@ def test_what_a_method_does_not_have_is_named() -> None:
         assert message.startswith("filter.layer=1: only methods sieve and gemfilter have")
 
 
+def test_a_method_that_does_not_exist_is_named() -> None:
+    """A name is plain text, so that a wrong one was a KeyError somewhere."""
+    expected = (
+        "filter.method='best': must be one of none, gemfilter, sieve, snapkv, position, random",
+        "filter.method",
+    )
+    assert refused(FilterOptions(method="best")) == expected
+    with pytest.raises(RequestError, match="must be one of none, "):
+        PLANNER.plan(request(FilterParams(method="best", keep=64)))
+
+
 def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None:
     PLANNER.check_layer_sees(SIEVE, NUM_TOKENS)
     low = replace(SIEVE, layer=0)
@@ -146,7 +156,7 @@ def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None
     PLANNER.check_layer_sees(FilterParams(method="none", keep=16, layer=0), NUM_TOKENS)
 
 
-@pytest.mark.parametrize("method", [*FILTER_METHODS, "fastkv", "claa"])
+@pytest.mark.parametrize("method", [*SERVED_METHODS, "fastkv", "claa"])
 def test_every_method_has_one_way(method: FilterMethod) -> None:
     """A pass, a choice without one, or eviction; else a request would never end."""
     params = FilterParams(method=method, keep=64)
@@ -287,6 +297,6 @@ def test_a_plan_is_checked_like_a_request() -> None:
 def test_equal_requests_have_equal_plans() -> None:
     """Which thread plans, and when, must not matter."""
     sampling = SamplingParams(max_tokens=10, seed=5)
-    for method in FILTER_METHODS:
+    for method in SERVED_METHODS:
         one = request(FilterParams(method=method, keep=64), sampling=sampling)
         assert FULL.plan(one) == FULL.plan(one)

@@ -12,7 +12,7 @@ import gemserve
 from gemserve.config import EngineConfig
 from gemserve.errors import ConfigError
 from gemserve.filtering.controls import BlindSelector, Position, Uniform
-from gemserve.filtering.methods import METHODS
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.protected_budget import reserve
 from gemserve.llm import LLM
 from gemserve.types import Priority, ProtectedRange
@@ -34,6 +34,13 @@ def test_methods_are_named_in_their_table_alone() -> None:
             if isinstance(node, ast.Constant) and node.value in names:
                 naming.add(path.relative_to(SERVER).as_posix())
     assert naming == NAMING
+
+
+def test_requests_may_name_these() -> None:
+    """Names that clients use must not go."""
+    names = ("none", "gemfilter", "sieve", "snapkv", "position", "random")
+    assert {*names} <= {*SERVED_METHODS}
+    assert not {"fastkv", "claa"} & {*SERVED_METHODS}
 
 
 def test_a_default_that_does_not_exist_is_found_before_loading() -> None:

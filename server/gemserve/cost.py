@@ -58,6 +58,10 @@ class ModelShape:
         """FLOPs of one query and one key in one layer, in all heads."""
         return 4.0 * self.num_heads * self.head_dim
 
+    def row(self, num_tokens: int) -> float:
+        """FLOPs of one query row and the keys of `num_tokens` tokens in one layer, in all heads."""
+        return 2.0 * self.num_heads * self.head_dim * num_tokens
+
     def layer(self, start: int, count: int) -> float:
         """FLOPs of one whole layer over a chunk."""
         return 2.0 * self.layer_params * count + self.attention(start, count)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,12 @@ from gemserve.scores import AnswerAttention, FilterScores, ReturnScores
 TokenArray = npt.NDArray[np.int64]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Switch = Literal["auto", "on", "off"]
-ServedMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
-# Evaluations have further methods for comparison.
-FilterMethod = ServedMethod | Literal["fastkv", "claa"]
-FILTER_METHODS: tuple[ServedMethod, ...] = get_args(ServedMethod)
+FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
-SNAPKV_ROWS = 32  # rows at the prompt's end that vote
 MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # A question this many tokens before the prompt's end stands in front of its document. It cannot
 # attend to what follows it, so the filter pass reads it once more after the prompt.
@@ -109,12 +105,17 @@ class FilterParams:
 
     def kept_count(self, num_tokens: int) -> int:
         """Number of tokens to keep of a prompt of `num_tokens`. With "auto", the most."""
-        if self.keep == "auto":
-            return max(AUTO_MIN_KEEP, math.ceil(AUTO_MAX_SHARE * num_tokens))
-        if isinstance(self.keep, float):
-            # the epsilon removes rounding errors such as 0.07 * 100 = 7.000000000000001
-            return max(MIN_KEEP, math.ceil(self.keep * num_tokens - 1e-9))
-        return self.keep
+        return kept_count(self.keep, num_tokens)
+
+
+def kept_count(keep: Keep, num_tokens: int) -> int:
+    """Number of tokens that `keep` means for a prompt of `num_tokens`. With "auto", the most."""
+    if keep == "auto":
+        return max(AUTO_MIN_KEEP, math.ceil(AUTO_MAX_SHARE * num_tokens))
+    if isinstance(keep, float):
+        # the epsilon removes rounding errors such as 0.07 * 100 = 7.000000000000001
+        return max(MIN_KEEP, math.ceil(keep * num_tokens - 1e-9))
+    return keep
 
 
 def parse_keep(value: object) -> Keep:

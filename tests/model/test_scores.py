@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemserve.filtering import score_report
+from gemserve.filtering import sieve
 from gemserve.types import FilterReport, Priority, ProtectedRange, TextBreaks
 from tests.model.test_query_rows import core_of, ids_of, request, serve
 
@@ -84,7 +84,7 @@ def test_the_heads_scores_make_the_scores() -> None:
 
 
 def test_the_size_of_heads_scores_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_report, "MOST_HEAD_SCORES", 5 * N)
+    monkeypatch.setattr(sieve, "MOST_HEAD_SCORES", 5 * N)
     scores = report_of(scores="heads").scores
     assert scores is not None
     assert [head.counts for head in scores.heads] == [True] * 3 + [False] * 2

@@ -146,7 +146,7 @@ class RequestBuilder:
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
         params = replace(self._check_filter(body, prompt, field, adapter), return_selection=True)
-        if METHODS[params.method].evictor is not None:
+        if not METHODS[params.method].has_selection:
             raise RequestError(
                 f"filter.method={params.method}: keeps other tokens in every layer, so there is no "
                 "selection",

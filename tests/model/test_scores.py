@@ -15,6 +15,7 @@ from gemserve.filter_plan import Budget
 from gemserve.filtering import score_report
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
+from gemserve.ranges import as_ranges
 from gemserve.scores import MOST_PASSAGES
 from gemserve.types import FilterParams, FilterReport, Priority, ProtectedRange, TextBreaks
 from gemserve_kernels import select_backend
@@ -99,6 +100,45 @@ def test_the_size_of_heads_scores_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert report_of(scores="exact").scores.heads == ()  # type: ignore[union-attr]
 
 
+class GivenScores(Sieve):
+    """Sieve over scores that are made by hand: keys of one head and one number."""
+
+    def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
+        return evidence.filter_layer.keys[0, :, 0].clone()
+
+
+@pytest.mark.parametrize("keep", [16, 64, 200])
+def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
+    """A client that chooses for other budgets knows of the prompt only what is sent."""
+    report = report_of(scores="exact", keep=keep)
+    scores = report.scores
+    assert scores is not None
+    assert scores.inputs is not None
+    inputs = scores.inputs
+    values = torch.from_numpy(np.frombuffer(b64decode(scores.tokens), "<f4").copy())
+    levels = [
+        tuple(np.frombuffer(b64decode(level), "<u4").tolist())
+        for level in (inputs.paragraphs, inputs.sentences, inputs.lines)
+    ]
+    evidence = Evidence(
+        num_tokens=N,
+        layers={0: a_layer(values[None, :, None])},
+        rows=[N - 1],
+        backend=select_backend(torch.device("cpu")),
+        protected=tuple(ProtectedRange(a, b, Priority(c)) for a, b, c in inputs.protected),
+        breaks=TextBreaks(paragraphs=levels[0], sentences=levels[1], lines=levels[2]),
+        coverage_bound=inputs.coverage_bound,
+    )
+    budget = Budget(low=keep, high=keep, limit=inputs.limit)
+    params = FilterParams(method="sieve", keep=keep, fallback=inputs.fallback)
+    choice = GivenScores().choose(evidence, budget, params)
+    assert as_ranges(choice.positions.tolist()) == report.selection
+
+
+def a_layer(keys: torch.Tensor) -> LayerEvidence:
+    return LayerEvidence(queries=torch.zeros(1, 1, 1), keys=keys, scale=1.0, softcap=None)
+
+
 @pytest.mark.parametrize("form", [True, "exact"])
 def test_a_report_s_size_is_bounded(form: Any) -> None:
     n = 60_000
@@ -106,7 +146,7 @@ def test_a_report_s_size_is_bounded(form: Any) -> None:
     every = tuple(range(0, n, 8))
     evidence = Evidence(
         num_tokens=n,
-        layers={0: LayerEvidence(queries=torch.zeros(1, 1, 1), keys=keys, scale=1.0, softcap=None)},
+        layers={0: a_layer(keys)},
         rows=[n - 1],
         backend=select_backend(torch.device("cpu")),
         protected=(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
@@ -166,7 +167,9 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
     if hosts is not None:
         app.add_middleware(HostCheck, names=hosts, on_refusal=count_refusal)
     app.add_middleware(
-        RequestId, on_reply=lambda status: metrics.http_responses.labels(status).inc()
+        RequestId,
+        on_reply=lambda status: metrics.http_responses.labels(status).inc(),
+        on_error=partial(metrics.internal_errors.count, "request"),
     )
     app.add_middleware(MessageErrors)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import socketserver
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Literal
@@ -61,7 +62,9 @@ class _Server(HTTPServer):
         socketserver.TCPServer.server_bind(self)  # HTTPServer's asks a name server
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client has left, which is no error of ours. The base class prints a traceback."""
+        """Print a traceback, unless it was the client that has left."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

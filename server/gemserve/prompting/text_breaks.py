@@ -49,7 +49,7 @@ def find_breaks_of_ids(tokenizer: Any, ids: Sequence[int]) -> TextBreaks:
         decoded: list[str] = backend.decode_batch(
             [[i] for i in distinct], skip_special_tokens=False
         )
-    except Exception:  # of any type: a decoder may get ids that are no tokens
+    except OverflowError:  # an id that no tokenizer can have
         return TextBreaks()
     piece_of = dict(zip(distinct, decoded, strict=True))
     pieces = [piece_of[i] for i in ids]

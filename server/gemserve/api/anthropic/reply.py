@@ -54,6 +54,7 @@ async def messages_reply(
             _events(reader, answer, request_id, progress),
             answer.headers,
             lambda: _failure_event(NOT_BUILT, request_id),
+            reader.count_unbuilt,
         )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED

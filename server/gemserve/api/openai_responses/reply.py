@@ -34,6 +34,7 @@ async def responses_reply(
             _events(reader, answer, numbers, progress),
             answer.headers,
             lambda: named_event(_failed(answer, NOT_BUILT, numbers)),
+            reader.count_unbuilt,
         )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED

@@ -284,7 +284,7 @@ class RequestBuilder:
         limit = self.max_prompt_tokens
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
-            raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field)
+            raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field, is_least=True)
 
 
 def _positions(adapter: LoadedAdapter | None) -> int:

@@ -14,7 +14,7 @@ from gemserve.errors import ConfigError
 
 _READ_TIMEOUT_S = 1.0  # one client is answered at a time
 _RETRY_AFTER_S = 5
-Phase = Literal["loading", "calibrating"]
+LoadingPhase = Literal["loading", "calibrating"]
 
 
 class LoadingProbe:
@@ -24,7 +24,7 @@ class LoadingProbe:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.phase: Phase = "loading"
+        self.phase: LoadingPhase = "loading"
         self._address = host, port
         self._server: _Server | None = None
 

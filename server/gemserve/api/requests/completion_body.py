@@ -8,11 +8,11 @@ from pydantic import Field, WithJsonSchema
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import MAX_CHOICES, GenerationBody, NumChoices, NumTop
-from gemserve.api.requests.document_reference import StoredDocument
+from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.integers import Count, TokenIds
 
-Prompt = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
-Prompts = Annotated[
+PromptField = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
+PromptsField = Annotated[
     str
     | TokenIds
     | Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
@@ -24,8 +24,8 @@ Prompts = Annotated[
 class CompletionBody(GenerationBody):
     """`document`: its text and an empty line stand in front of each prompt."""
 
-    prompt: Prompts
-    document: StoredDocument | None = None
+    prompt: PromptsField
+    document: DocumentReference | None = None
     max_tokens: Count | None = None
     echo: bool | None = None
     best_of: NumChoices | None = None

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
 
 from gemserve.api.documents.store import Document
+from gemserve.api.replies.event_reader import Observer
 from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.engine.stream import Stream
-from gemserve.types import Event, Filtered, Finished
+from gemserve.types import Filtered, Finished
 
 log = logging.getLogger("gemserve.api")
 _CANCELLED = "the warm-up was cancelled"
-
-
-class Observer(Protocol):
-    def see(self, event: Event) -> None: ...
-    def close(self) -> None: ...
 
 
 class WarmUps:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 # request: an unexpected exception, for which the client gets status 500 or a broken stream.
 # stream: a streamed reply that could not be built to its end.
 # document_warm_up: a stored document's filter pass that could not be followed.
-Place = Literal["request", "stream", "document_warm_up"]
+ErrorPlace = Literal["request", "stream", "document_warm_up"]
 
 
 class InternalErrors(Collector):
@@ -24,10 +24,10 @@ class InternalErrors(Collector):
 
     def __init__(self, read_engine: Callable[[], Mapping[str, int]]) -> None:
         self._read_engine = read_engine
-        self._counts = dict.fromkeys(get_args(Place), 0)
+        self._counts = dict.fromkeys(get_args(ErrorPlace), 0)
         self._lock = threading.Lock()
 
-    def count(self, place: Place) -> None:
+    def count(self, place: ErrorPlace) -> None:
         """Count one error. Any thread may call this."""
         with self._lock:
             self._counts[place] += 1

@@ -17,6 +17,7 @@ import pytest
 
 from gemserve.api.app import create_app
 from gemserve.config import ServerConfig
+from gemserve.http_server import connections as http_connections
 from gemserve.http_server.server import HttpServer, http_server
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, serving_over, wait_for
 
@@ -65,16 +66,22 @@ def head(path: str = COMPLETIONS, **headers: object) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost:"])
-def test_a_connection_without_a_whole_head_ends(tokenizer: Any, sent: bytes) -> None:
+def test_a_connection_without_a_whole_head_ends(
+    tokenizer: Any, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2,000 silent connections and 200 half requests stayed open for ever."""
-    with served(FakeCore(), tokenizer, head_timeout_s=0.3) as (port, _), connect(port) as held:
+    monkeypatch.setattr(http_connections, "HEAD_TIMEOUT_S", 0.3)
+    with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
         held.sendall(sent)
         status, body = reply_of(held)
     assert (status, body["error"]["code"]) == (408, "request_timeout")
 
 
-def test_a_second_head_that_never_ends_ends_the_connection(tokenizer: Any) -> None:
-    with served(FakeCore(), tokenizer, head_timeout_s=0.5) as (port, _), connect(port) as held:
+def test_a_second_head_that_never_ends_ends_the_connection(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "HEAD_TIMEOUT_S", 0.5)
+    with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
         held.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in held.recv(65536)
         for _ in range(100):  # the time is that of the whole head, however it trickles in

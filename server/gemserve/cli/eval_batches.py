@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.option_readers import number, read_value
+from gemserve.cli.options import number, read_value
 from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch

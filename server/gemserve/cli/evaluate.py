@@ -20,9 +20,15 @@ from gemserve.cli.eval_batches import (
     file_batches,
     generated_batches,
 )
-from gemserve.cli.option_readers import make_folder, read_keep, read_value
-from gemserve.cli.option_tables import MEMORY_OPTIONS, MODEL_OPTIONS
-from gemserve.cli.options import add_options, read_options
+from gemserve.cli.options import (
+    MEMORY_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    make_folder,
+    read_keep,
+    read_options,
+    read_value,
+)
 from gemserve.cli.outcome_table import table
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError

@@ -22,6 +22,9 @@ from gemserve.config import ServerConfig
 from gemserve.http_server.chunk_limit import BadBody, ChunkLimitedConnection
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's head
+# A client sends a head in one go. Those that send none hold a connection until then, but give it up
+# at once when all are taken.
+HEAD_TIMEOUT_S = 10.0
 LEAST_READ_BYTES = 64 << 10  # of a reply, within the timeout
 _SLACK_S = 5.0  # the application answers a slow body first, with a 408
 
@@ -42,7 +45,7 @@ class ConnectionLimits:
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
     return ConnectionLimits(
         max_connections=config.max_connections,
-        head_s=config.head_timeout_s,
+        head_s=HEAD_TIMEOUT_S,
         body_s=config.body_timeout_s,
         stall_s=config.read_timeout_s,
     )

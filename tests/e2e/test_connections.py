@@ -215,9 +215,13 @@ def test_a_body_in_tiny_chunks_ends_its_connection(tokenizer: Any, path: str) ->
             other.sendall(
                 chunked.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
             )
-            other.sendall(b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces))
-            other.sendall(b"0\r\n\r\n")
-            assert b"chunks" not in other.recv(65536)
+            answer = b""
+            with suppress(ConnectionError):  # a 404 ends the connection before all is sent
+                other.sendall(b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces))
+                other.sendall(b"0\r\n\r\n")
+                answer = other.recv(65536)
+            assert answer or path != COMPLETIONS
+            assert b"chunks" not in answer
 
 
 def test_a_body_of_two_lengths_is_refused_with_what_follows(tokenizer: Any) -> None:

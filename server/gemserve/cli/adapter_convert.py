@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.options import MODEL_OPTIONS, add_options, make_folder, number, read_options
-from gemserve.cli.text_table import aligned
+from gemserve.cli.tables import aligned
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
 

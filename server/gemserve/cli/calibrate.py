@@ -18,7 +18,7 @@ from gemserve.cli.options import (
     read_options,
     read_value,
 )
-from gemserve.cli.text_table import aligned
+from gemserve.cli.tables import aligned
 from gemserve.config import EngineConfig, ModelConfig
 
 

@@ -29,7 +29,7 @@ from gemserve.cli.options import (
     read_options,
     read_value,
 )
-from gemserve.cli.outcome_table import table
+from gemserve.cli.tables import outcome_table
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     core = build_calibrated_core(model, engine)
     outcomes = _run(core, make_batches(core), arguments, model.model, methods, keep)
     rows = average(outcomes)
-    print(*table(rows, _count_unfiltered(outcomes)), sep="\n")
+    print(*outcome_table(rows, _count_unfiltered(outcomes)), sep="\n")
     comparisons = _compare(outcomes, methods)
     _print_comparisons(comparisons)
     if {"none", "sieve", "sieve:fallback"} <= set(methods):

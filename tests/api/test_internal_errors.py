@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gemserve.api.replies.choice import Choice
 from gemserve.api.routes import warm_up
 from gemserve.api.telemetry.internal_errors import InternalErrors
-from tests.fakes import COMPLETIONS, Api, data_of, parse_metrics, wait_for_async
+from tests.fakes import COMPLETIONS, Api, FakeCore, api_over, data_of, parse_metrics, wait_for_async
 
 pytestmark = pytest.mark.anyio
 DOCUMENT = {"name": "report", "text": "A report about a violin that is kept in the tower."}
@@ -72,3 +72,11 @@ def test_the_engine_s_own_counts_are_exported_too() -> None:
     registry.register(errors)
     values = parse_metrics(generate_latest(registry).decode())
     assert counted(values) == {"decode_batch": 3, "request": 0, "stream": 1, "document_warm_up": 0}
+
+
+async def test_a_server_exports_those_of_its_core(tokenizer: Any) -> None:
+    core = FakeCore()
+    core.internal_errors = {"draw_batch": 2}
+    async with api_over(core, tokenizer) as api:
+        await api.assert_alive()  # the snapshot is of after a step
+        assert counted(await api.metrics())["draw_batch"] == 2

@@ -15,7 +15,7 @@ from typing import Any
 
 from gemserve.config import ATTENTION_BACKENDS, EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError, RequestError
-from gemserve.types import FILTER_METHODS, Keep, parse_keep
+from gemserve.types import Keep, parse_keep
 
 # Readers take a text and raise `ValueError` if it is invalid.
 
@@ -52,6 +52,13 @@ def number(low: float, high: float = float("inf"), kind: type = int) -> Callable
 
 def read_layer(text: str) -> int | None:
     return None if text == "auto" else int(number(0)(text))
+
+
+def read_method(text: str) -> str:
+    """A filter method that requests may name. The table of methods takes torch along."""
+    from gemserve.filtering.methods import SERVED_METHODS
+
+    return choice(*SERVED_METHODS)(text)
 
 
 def read_offload(text: str) -> int | str:
@@ -168,7 +175,7 @@ MODEL_OPTIONS: tuple[Option, ...] = (
     ),
 )
 ENGINE_OPTIONS: tuple[Option, ...] = (
-    Option("--filter", "filter_method", choice(*FILTER_METHODS), "default filter method"),
+    Option("--filter", "filter_method", read_method, "default filter method"),
     Option("--filter-layer", "filter_layer", read_layer, "0-based layer that chooses, or auto"),
     Option(
         "--filter-keep",

@@ -105,7 +105,7 @@ class Metrics:
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
         ProcessCollector(registry=self._registry)
         self._registry.register(CacheCollector(lambda: engine.cache_state))
-        self.internal_errors = InternalErrors(lambda: getattr(engine, "internal_errors", {}))
+        self.internal_errors = InternalErrors(lambda: engine.internal_errors)
         self._registry.register(self.internal_errors)
         self._gpu_gauges()
         info = Gauge(

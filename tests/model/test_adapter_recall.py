@@ -1,19 +1,16 @@
-"""`benchmarks/adapter_recall.py`: what the filter keeps under each type of adapter."""
+"""`benchmarks/adapters/adapter_recall.py`: what the filter keeps under each type of adapter."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_recall
-from adapter_recall_rows import find_lines, table
-from one_step_adapters import write_all
-
+from benchmarks.adapters import adapter_recall
+from benchmarks.adapters.adapter_recall_rows import find_lines, table
+from benchmarks.adapters.one_step_adapters import write_all
 from gemserve.adapters.folder import write_folder
 from gemserve.config import ModelConfig
 from gemserve.model.base_model import base_of

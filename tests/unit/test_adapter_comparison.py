@@ -1,4 +1,4 @@
-"""The file of finished runs of `benchmarks/adapters.py --model`, and the table made of it."""
+"""The file of finished runs that adapters are compared by, and the table made of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_comparison
-import adapters
-from adapter_comparison import CONTESTANTS, find_run, read_runs, table
+from benchmarks.adapters import adapter_comparison, adapters
+from benchmarks.adapters.adapter_comparison import CONTESTANTS, find_run, read_runs, table
 
 
 def run_of(contestant: str, seed: int, **changes: Any) -> dict[str, Any]:

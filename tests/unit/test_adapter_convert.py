@@ -1,4 +1,4 @@
-"""`benchmarks/adapter_convert.py --model`: what is learnt from and tested, and one whole run."""
+"""Prompts that are converted into adapters: what is learnt from and tested, and one whole run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_convert
-from adapter_convert_tasks import CONVERSIONS
-from adapter_task_handbook import handbook_text
+from benchmarks.adapters import adapter_convert
+from benchmarks.adapters.adapter_convert_tasks import CONVERSIONS
+from benchmarks.adapters.adapter_task_handbook import handbook_text
 
 
 @pytest.mark.parametrize("name", sorted(CONVERSIONS))

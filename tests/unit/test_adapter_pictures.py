@@ -1,18 +1,16 @@
-"""`benchmarks/adapter_pictures.py`: tables and pictures of a file of made-up runs."""
+"""`benchmarks/adapters/adapter_pictures.py`: tables and pictures of a file of made-up runs."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_pictures
-from adapter_standings import Standing, chosen, markdown, read_standings
+from benchmarks.adapters import adapter_pictures
+from benchmarks.adapters.adapter_standings import Standing, chosen, markdown, read_standings
 
 RATES = {"lora": 0.003, "ntk": 0.01, "prefix": 0.05, "activation": 0.01}
 QUESTIONS = 40

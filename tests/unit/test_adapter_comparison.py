@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.adapters import adapter_comparison, adapters
-from benchmarks.adapters.adapter_comparison import CONTESTANTS, find_run, read_runs, table
+from benchmarks.adapters import comparison
+from benchmarks.adapters.comparison import CONTESTANTS, table
+from benchmarks.shared.finished_runs import find_run, read_runs
 
 
 def run_of(contestant: str, seed: int, **changes: Any) -> dict[str, Any]:
@@ -70,9 +71,9 @@ def test_a_run_keeps_its_losses_and_its_adapter(
     options = "--model builtin --task notes --examples 8 --tests 2 --no-timing --seeds 1"
     given = [*options.split(), "--only", "activation", "--rates", "0.01"]
     given += ["--out", str(out), "--adapters", str(kept)]
-    monkeypatch.setattr(adapter_comparison, "write_task", write_small_task)
-    monkeypatch.setattr(sys, "argv", ["adapters.py", *given])
-    adapters.main()
+    monkeypatch.setattr(comparison, "write_task", write_small_task)
+    monkeypatch.setattr(sys, "argv", ["comparison.py", *given])
+    comparison.main()
     (run,) = read_runs(out)
     assert run["contestant"] == "activation 1"
     assert [set(entry) for entry in run["history"]] == [{"step", "loss"}, {"step", "eval_loss"}]

@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.adapters.adapter_task_cases import Case, stdlib_paragraphs
-from benchmarks.adapters.adapter_task_handbook import handbook_text
-from benchmarks.adapters.adapter_task_modules import MODULES, masked
-from benchmarks.adapters.adapter_task_notes import NOTE_PATTERN, note_of
-from benchmarks.adapters.adapter_task_records import record_of
-from benchmarks.adapters.adapter_tasks import TASKS, make_task, write_task
+from benchmarks.adapters.tasks import (
+    MODULES,
+    NOTE_PATTERN,
+    TASKS,
+    Case,
+    handbook_text,
+    make_task,
+    masked,
+    note_of,
+    record_of,
+    stdlib_paragraphs,
+    write_task,
+)
 
 SIZES = {"train": 300, "valid": 30, "test": 60}
 

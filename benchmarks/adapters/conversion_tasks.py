@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.adapters.adapter_task_cases import Case, stdlib_paragraphs
-from benchmarks.adapters.adapter_task_handbook import handbook_text
-from benchmarks.adapters.adapter_tasks import TASKS, make_task
+from benchmarks.adapters.tasks import TASKS, Case, handbook_text, make_task, stdlib_paragraphs
 from gemserve.evaluation.adapters.answer_rules import RULES, Rule, matching
 
 Message = dict[str, str]

@@ -8,39 +8,42 @@ fraction is that budget without the fallback, so that a small one shows what a l
 Every finished measurement is a line of --out, and a line that is there is not measured again. So
 the run can be stopped and started again with the same command.
 
-    python benchmarks/adapters/adapter_recall.py \
+    python benchmarks/adapters/recall.py \
         --model smollm2 --adapters adapters --out recall.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
-from benchmarks.adapters import one_step_adapters
-from benchmarks.adapters.adapter_recall_rows import NO_ADAPTER, find_lines, table
+from benchmarks.adapters.comparison import Contestant
 from benchmarks.shared import results
+from benchmarks.shared.finished_runs import append_run, read_runs
 from gemserve.adapters.kinds import load_adapter
+from gemserve.adapters.training.examples import TrainingExample
+from gemserve.adapters.training.trainer import TrainConfig, train
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import GemserveError
+from gemserve.evaluation.compare import compare
 from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.run import recall
+from gemserve.evaluation.run import Outcome, recall
 from gemserve.evaluation.tasks.example import Draw, Example
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import load
+from gemserve.model.loader import LoadedModel, load
 from gemserve.types import (
     Filtered,
     FilterOptions,
@@ -52,6 +55,9 @@ from gemserve.types import (
     parse_keep,
 )
 
+NO_ADAPTER = "none"
+_SCORES = ("recall", "whole", "contains", "exact")
+_TEXT = "The lantern in the hall is green. What is the colour of the lantern? It is"
 _LARGEST = 1 << 32  # bytes of an adapter's file
 _FILTERED_ABOVE = 2048  # tokens: the server's default
 
@@ -112,7 +118,7 @@ def measure(arguments: argparse.Namespace, temporary: Path) -> None:
     ends_s = time.monotonic() + 60 * arguments.minutes
     loaded = load(ModelConfig(model=arguments.model, device=arguments.device))
     if arguments.adapters is None:
-        arguments.adapters = one_step_adapters.write_all(loaded, temporary)
+        arguments.adapters = write_one_step_adapters(loaded, temporary)
     above = min(_FILTERED_ABOVE, arguments.tokens // 2)
     core = assemble(loaded, EngineConfig(cache_memory=0.0, filter_min_tokens=above))
     found = core.calibration
@@ -138,9 +144,7 @@ def measure(arguments: argparse.Namespace, temporary: Path) -> None:
         assert example.gold, "every part of the document is needed"
         for case, figures in ask(core, example, missing, answers=arguments.answers):
             labels = {**run, "index": index, **case.labels, "kind": _kind(case.adapter)}
-            with arguments.out.open("a") as file:
-                # a line that was cut off before stays a line of its own
-                file.write("\n" + json.dumps({**labels, **figures}) + "\n")
+            append_run(arguments.out, {**labels, **figures})
 
 
 def _key(line: dict[str, Any]) -> tuple[Any, ...]:
@@ -243,6 +247,122 @@ def _answer_figures(example: Example, text: str) -> dict[str, Any]:
         "exact": float(given.casefold() == expected.casefold()),
         "text": text,
     }
+
+
+def find_lines(path: Path, run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The finished measurements of a run. A line that was cut off is left out.
+
+    Of one measurement the last line counts: one that failed may have been repeated.
+    """
+    found = {
+        _key(line): line
+        for line in read_runs(path)
+        if all(line.get(name) == value for name, value in run.items())
+    }
+    return list(found.values())
+
+
+def table(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each filter and adapter.
+
+    `recall`: the mean share of the needed tokens that were kept. `whole`: the share of needles of
+    which all of them were kept. `difference`: the mean difference of recall to no adapter on the
+    same needles, from `low` to `high` (95%); `worse` and `better` count the needles of which less
+    and more was kept. The other scores have differences of their own.
+    """
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault((line["keep"], line["adapter"], line["version"]), []).append(line)
+    rows = []
+    for keep, name, version in sorted(groups, key=_group_order):
+        group = groups[keep, name, version]
+        good = [_with_whole(line) for line in group if line["error"] is None]
+        row: dict[str, Any] = {"keep": keep, "adapter": name, "kind": group[0]["kind"]}
+        row |= {"version": version, "n": len(good), "failed": len(group) - len(good)}
+        row |= {score: _mean(good, score) for score in _SCORES}
+        row |= {"coverage": _mean(good, "coverage"), "kept_tokens": _mean(good, "kept_tokens")}
+        row["fallbacks"] = sum(line["reason"] in ("diffuse_attention", "widened") for line in good)
+        if name != NO_ADAPTER:
+            plain = groups.get((keep, NO_ADAPTER, ""), [])
+            others = [_with_whole(line) for line in plain if line["error"] is None]
+            row |= _differences(good, others)
+        rows.append(row)
+    return rows
+
+
+def _group_order(key: tuple[str, str, str]) -> tuple[Any, ...]:
+    """The default filter is first, and no adapter before all adapters."""
+    keep, name, version = key
+    return keep != "default", keep, name != NO_ADAPTER, name, version
+
+
+def _with_whole(line: dict[str, Any]) -> dict[str, Any]:
+    return {**line, "whole": float(line["recall"] == 1.0)}
+
+
+def _mean(lines: Sequence[dict[str, Any]], name: str) -> float | None:
+    known = [line[name] for line in lines if line.get(name) is not None]
+    return round(statistics.fmean(known), 4) if known else None
+
+
+def _differences(
+    ours: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]
+) -> dict[str, float]:
+    """By needle: each score's mean difference, and its interval (95%)."""
+    before = {line["index"]: line["recall"] for line in plain}
+    gaps = [line["recall"] - before[line["index"]] for line in ours if line["index"] in before]
+    row: dict[str, float] = {
+        "worse": sum(gap < 0 for gap in gaps),
+        "better": sum(gap > 0 for gap in gaps),
+    }
+    for score in _SCORES:
+        outcomes = [
+            _outcome(line, method, line[score])
+            for method, lines in (("with", ours), (NO_ADAPTER, plain))
+            for line in lines
+            if line.get(score) is not None
+        ]
+        try:
+            found = compare(outcomes, "with", NO_ADAPTER)
+        except ValueError:  # no needle has both
+            continue
+        lead = "" if score == "recall" else f"{score}_"
+        row[f"{lead}difference"] = round(found.difference, 4)
+        row |= {f"{lead}low": round(found.low, 4), f"{lead}high": round(found.high, 4)}
+    return row
+
+
+def _outcome(line: Mapping[str, Any], method: str, score: float) -> Outcome:
+    return Outcome(
+        subtask=line["subtask"],
+        prompt_tokens=line["tokens"],
+        samples=line["needles"],
+        index=line["index"],
+        method=method,
+        keep=0,
+        score=score,
+        recall=None,
+        kept_tokens=line["kept_tokens"],
+        depth=None,
+        text="",
+    )
+
+
+def write_one_step_adapters(loaded: LoadedModel, folder: Path) -> Path:
+    """Adapters of all types, trained for one step: enough to try what takes adapters.
+
+    Each lies in a subfolder that has the type's name. Returns `folder`.
+    """
+    ids = tuple(loaded.tokenizer.encode(_TEXT))
+    examples = [
+        TrainingExample((*ids, *loaded.tokenizer.encode(answer), min(loaded.eos_ids)), len(ids))
+        for answer in (" green.", " red.")
+    ]
+    config = TrainConfig(epochs=1, batch_size=2, evals=1, patience=0, warmup_share=0.0)
+    for kind, size in (("lora", 1), ("ntk", 4), ("prefix", 4), ("activation", 1)):
+        parameters = Contestant(kind, size).parameters(loaded.model, [ids], seed=1)
+        train(loaded.model, parameters, examples, examples, folder / kind, config)
+    return folder
 
 
 if __name__ == "__main__":

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from gemserve.builtin.recipe.curriculum import KINDS, SequenceRecipe
-from gemserve.builtin.recipe.guides import (
+from gemserve.synthetic.problems import MANY_WORDINGS, SEPARATOR, Problem, ProblemMaker
+from recipes.builtin_model.curriculum import KINDS, SequenceRecipe
+from recipes.builtin_model.guides import (
     Pair,
     Source,
     Turn,
     answer_pairs,
     within_document,
 )
-from gemserve.builtin.recipe.tokenizer import ASSISTANT, BOS, END, USER
-from gemserve.synthetic.problems import MANY_WORDINGS, SEPARATOR, Problem, ProblemMaker
+from recipes.builtin_model.tokenizer import ASSISTANT, BOS, END, USER
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, LlamaForCausalLM
 
-from gemserve.builtin.recipe.corpus import TrainingBatch
-from gemserve.builtin.recipe.guides import GuidedShape
+from recipes.builtin_model.corpus import TrainingBatch
+from recipes.builtin_model.guides import GuidedShape
 
 
 class FilterLayerReached(Exception):

@@ -1,4 +1,4 @@
-"""Train the built-in model on a CPU: `python -m gemserve.builtin.recipe.train --work DIR`.
+"""Train the built-in model on a CPU: `python -m recipes.builtin_model.train --work DIR`.
 
 The curriculum lengthens step by step: bare facts, then prose, then long documents with skipped
 positions. Beside the loss on answers there is a loss on attention, which teaches guided heads where
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sysconfig
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,20 +24,20 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from gemserve.builtin.recipe.corpus import Corpus, TrainingBatch
-from gemserve.builtin.recipe.curriculum import MAX_POSITION, STAGES, Stage, choose_stages
-from gemserve.builtin.recipe.guides import GuidedShape
-from gemserve.builtin.recipe.losses import (
+from gemserve.synthetic.prose import docstring_sentences
+from gemserve.synthetic.words import ADJECTIVES, ATTRIBUTES, NOUNS
+from recipes.builtin_model.corpus import Corpus, TrainingBatch
+from recipes.builtin_model.curriculum import MAX_POSITION, STAGES, Stage, choose_stages
+from recipes.builtin_model.guides import GuidedShape
+from recipes.builtin_model.losses import (
     CapturedLayers,
     FilterLayerReached,
     answer_loss,
     hidden_states,
     pointer_loss,
 )
-from gemserve.builtin.recipe.network import HEAD_DIM, VOCAB_SIZE, build_model
-from gemserve.builtin.recipe.tokenizer import BOS, END, PAD, as_transformers, train_tokenizer
-from gemserve.synthetic.prose import package_sentences
-from gemserve.synthetic.words import ADJECTIVES, ATTRIBUTES, NOUNS
+from recipes.builtin_model.network import HEAD_DIM, VOCAB_SIZE, build_model
+from recipes.builtin_model.tokenizer import BOS, END, PAD, as_transformers, train_tokenizer
 
 PACKAGES = ("torch", "numpy", "networkx", "sympy", "matplotlib", "pydantic", "transformers")
 
@@ -48,6 +49,13 @@ def learning_rate(stage: Stage, step: int, warmup: int) -> float:
             1 + math.cos(math.pi * step / stage.steps)
         )
     return rate * min(1.0, (step + 1) / warmup)
+
+
+def package_sentences(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Sentences of the documentation strings of installed third-party packages, in file order."""
+    root = Path(sysconfig.get_paths()["purelib"])
+    files = [p for name in names for p in sorted((root / name).rglob("*.py"))]
+    return tuple(docstring_sentences(files))
 
 
 def load_corpus(work: Path) -> tuple[Tokenizer, Corpus]:

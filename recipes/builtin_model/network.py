@@ -7,9 +7,9 @@ import math
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gemserve.builtin.recipe.curriculum import MAX_POSITION
-from gemserve.builtin.recipe.guides import Guide, GuidedShape
-from gemserve.builtin.recipe.losses import register_training_attention
+from recipes.builtin_model.curriculum import MAX_POSITION
+from recipes.builtin_model.guides import Guide, GuidedShape
+from recipes.builtin_model.losses import register_training_attention
 
 VOCAB_SIZE = 4096
 HEAD_DIM = 32

@@ -1,1 +1,1 @@
-"""How things that gemserve ships were made. Run from the repository root; no part of the package."""
+"""How what gemserve ships was made. Run from the repository root; not part of the package."""

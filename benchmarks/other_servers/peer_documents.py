@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import psutil
 
 from benchmarks.other_servers.peer_servers import MODEL, Contestant, Server
 from benchmarks.shared import results
+from benchmarks.shared.streamed_chat import stream_chat
 
 THINGS = ("violin", "lantern", "ladder", "compass", "kettle", "map", "anchor", "mirror")
 CONTESTANTS = {
@@ -106,30 +106,16 @@ def _ask(http: httpx.Client, contestant: Contestant, prompt: str) -> Seen:
         "max_tokens": _ANSWER_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
-        "stream": True,
         "stream_options": {"include_usage": True},
         **contestant.fields,
     }
-    seen: Seen = {"cached_tokens": None}
-    began_s = time.perf_counter()
-    with http.stream("POST", "/v1/chat/completions", json=body) as reply:
-        if reply.status_code != 200:
-            raise RuntimeError(f"{contestant.name}: {reply.status_code}: {reply.read().decode()}")
-        for line in reply.iter_lines():
-            at_s = time.perf_counter() - began_s
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise RuntimeError(f"{contestant.name}: {chunk['error']}")
-            if any(choice["delta"].get("content") for choice in chunk.get("choices") or ()):
-                seen.setdefault("ttft_s", at_s)
-            if usage := chunk.get("usage"):
-                seen["prompt_tokens"] = usage["prompt_tokens"]
-                details = usage.get("prompt_tokens_details") or {}
-                seen["cached_tokens"] = details.get("cached_tokens")
-    seen.setdefault("ttft_s", at_s)  # an answer without text
-    return seen
+    try:
+        ttft_s, chunks = stream_chat(http, body)
+    except RuntimeError as error:
+        raise RuntimeError(f"{contestant.name}: {error}") from error
+    usage = next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return {"ttft_s": ttft_s, "prompt_tokens": usage["prompt_tokens"], "cached_tokens": cached}
 
 
 def _resident_bytes(pid: int) -> int:

@@ -16,15 +16,11 @@ A two-sided Mann-Whitney test compares the times of each kind with those of new 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -37,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 import httpx
 
 from benchmarks.shared import results
+from benchmarks.shared.server_process import ServeProcess
+from benchmarks.shared.streamed_chat import stream_chat
 from gemserve_client.load_test.traffic import COMMON_WORDS
 
 _READY_S = 600.0
@@ -120,65 +118,24 @@ def _ask(client: httpx.Client, model: str, document: str) -> Seen:
         "max_tokens": 1,
         "temperature": 0,
         "ignore_eos": True,
-        "stream": True,
         "filter": {"method": "sieve", "keep": 64},
     }
-    seen: Seen = {}
-    began_s = time.perf_counter()
-    with client.stream("POST", "/v1/chat/completions", json=body) as reply:
-        if reply.status_code != 200:
-            raise RuntimeError(f"status {reply.status_code}: {reply.read().decode()}")
-        for line in reply.iter_lines():
-            at_s = time.perf_counter() - began_s
-            data = line.removeprefix("data: ")
-            if data == line or data == "[DONE]":
-                continue
-            chunk = json.loads(data)
-            if report := chunk.get("filter"):
-                seen |= {name: report[name] for name in ("prompt_tokens", "cached_tokens")}
-            if any(choice["delta"].get("content") for choice in chunk["choices"]):
-                seen.setdefault("ttft_s", at_s)
-    seen.setdefault("ttft_s", at_s)  # a token without text: the end is what a client sees first
-    return seen
+    ttft_s, chunks = stream_chat(client, body)
+    report = next(chunk["filter"] for chunk in chunks if chunk.get("filter"))
+    return {"ttft_s": ttft_s, **{name: report[name] for name in ("prompt_tokens", "cached_tokens")}}
 
 
 @contextmanager
 def _server(arguments: argparse.Namespace, key_file: Path, log: Path) -> Iterator[str]:
     """A server process that needs a key; the context ends it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["--model", arguments.model, "--device", arguments.device, "--port", str(port)]
-    words += ["--api-key-file", str(key_file), "--filter-min-tokens", "0"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gemserve.cli.main", "serve", *words],
-            stdout=output,
-            stderr=output,
-        )
+    options = ["--model", arguments.model, "--device", arguments.device]
+    options += ["--api-key-file", str(key_file), "--filter-min-tokens", "0"]
+    server = ServeProcess(options, log)
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(process, url, log)
-        yield url
+        server.wait_until_ready(_READY_S)
+        yield server.url
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    ends_s = time.monotonic() + _READY_S
-    while time.monotonic() < ends_s and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')}")
+        server.stop(15)
 
 
 def _client(url: str, key: str) -> httpx.Client:

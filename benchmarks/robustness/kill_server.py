@@ -16,8 +16,6 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,8 +25,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
+
 import httpx
 
+from benchmarks.robustness.load_server import write_random_adapter
+from benchmarks.shared.server_process import ServeProcess
+from gemserve.config import ModelConfig
+from gemserve.model.loader import load
 from gemserve_client.load_test.traffic import COMMON_WORDS
 
 READY_S = 300.0
@@ -52,43 +56,13 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
 
-class Server:
+class Server(ServeProcess):
     """One process, on a free port."""
 
     def __init__(self, folder: Path, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{port}", log
         folders = ["--cache-dir", str(folder / "cache"), "--adapter-dir", str(folder / "adapters")]
-        words = ["serve", "--port", str(port), *SETTINGS, *folders]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gemserve.cli.main", *words],
-                stdout=output,
-                stderr=output,
-                env={k: v for k, v in os.environ.items() if not k.startswith("GEMSERVE_")},
-            )
-
-    def wait_until_ready(self) -> set[str]:
-        """What `/ready` said before. Raises `RuntimeError` if the server does not start."""
-        said: set[str] = set()
-        ends_s = time.monotonic() + READY_S
-        while time.monotonic() < ends_s and self.process.poll() is None:
-            try:
-                reply = httpx.get(f"{self.url}/ready", timeout=5)
-            except httpx.HTTPError:
-                time.sleep(0.05)
-                continue
-            if reply.status_code == 200:
-                return said
-            said.add(reply.json()["status"])
-            time.sleep(0.05)
-        raise RuntimeError(f"the server did not start:\n{self.log.read_text(errors='replace')}")
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        plain = {k: v for k, v in os.environ.items() if not k.startswith("GEMSERVE_")}
+        super().__init__([*SETTINGS, *folders], log, plain)
 
     def complaints(self) -> list[str]:
         """What its log has that a clean start has not."""
@@ -209,29 +183,12 @@ def check(server: Server, expected: list[tuple[Body, str]], outcome: Outcome) ->
     outcome.faults += [f"log: {line}" for line in server.complaints()]
 
 
-def write_adapters(folder: Path) -> None:
-    """Two prefixes for the built-in model, from random numbers."""
-    import torch
-
-    from gemserve.adapters.folder import write_folder
-    from gemserve.config import ModelConfig
-    from gemserve.model.base_model import base_of
-    from gemserve.model.loader import load
-
-    model = load(ModelConfig(device="cpu")).model
-    shape = model.shape
-    sizes = (shape.num_layers, shape.num_kv_heads, 5, shape.head_dim)
-    for seed, name in enumerate("ab"):
-        g = torch.Generator().manual_seed(seed)
-        tensors = {part: torch.randn(*sizes, generator=g) for part in ("keys", "values")}
-        path = folder / name
-        write_folder(path, kind="prefix", settings={}, tensors=tensors, base=base_of(model))
-
-
 def run(folder: Path, kills: int, seed: int, minutes: float) -> Outcome:
     """At most so many kills, and none after so many minutes."""
     rng, outcome = Random(seed), Outcome()
-    write_adapters(folder / "adapters")
+    model = load(ModelConfig(device="cpu")).model
+    for index, name in enumerate("ab"):
+        write_random_adapter(folder / "adapters" / name, "prefix", model, index)
     recorded: list[tuple[Body, str]] = []
     new: list[tuple[Body, str]] = []  # of the server that was killed last
     ends_s = time.monotonic() + 60 * minutes
@@ -243,21 +200,22 @@ def run(folder: Path, kills: int, seed: int, minutes: float) -> Outcome:
                 time.sleep(rng.uniform(0, 6))
                 outcome.counts["killed while starting"] += 1
                 continue
-            outcome.counts.update(f"ready: {said}" for said in server.wait_until_ready())
+            states = server.wait_until_ready(READY_S, pause_s=0.05)
+            outcome.counts.update(f"ready: {said}" for said in states)
             if not recorded:
                 bodies = [body_of(document(rng, 1500)[0], **more) for more in _VARIANTS]
                 recorded = [(body, ask(server.url, body)[0]) for body in bodies]
             check(server, [*rng.sample(recorded, 2), *new[-2:]], outcome)
             if is_last:
                 break
-            load = Load(server.url, rng)
-            asyncio.run(load.run(server.kill))
-            outcome.counts.update(load.counts)
+            requests = Load(server.url, rng)
+            asyncio.run(requests.run(server.kill))
+            outcome.counts.update(requests.counts)
             assert server.process.returncode == -signal.SIGKILL
             outcome.counts["killed while serving"] += 1
             cut = list((folder / "cache").glob("kv-*.tmp"))
             outcome.counts["killed amid a cache write"] += bool(cut)
-            new = load.answers
+            new = requests.answers
         finally:
             server.kill()
         print(f"kill {number + 1}: {dict(outcome.counts)}", file=sys.stderr, flush=True)

@@ -8,16 +8,23 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
+
+from benchmarks.shared.server_process import ServeProcess
+from gemserve.adapters.folder import write_folder
+from gemserve.config import ModelConfig
+from gemserve.model.base_model import base_of
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.loader import load
 
 READY_S = 1800.0  # the process may be stopped for a while, when others measure on this machine
 TENANTS = ("alice", "bob")
@@ -60,10 +67,6 @@ class LoadServer:
         self.model = model
         self._core = core
         self._began_s = time.monotonic()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
         self.keys = {name: f"sk-{name}-{os.urandom(12).hex()}" for name in (*TENANTS, ADMIN)}
         self._settings = settings
 
@@ -73,47 +76,31 @@ class LoadServer:
         keys, admins = self._folder / "keys", self._folder / "admins"
         keys.write_text("".join(f"{self.keys[name]}\n" for name in TENANTS))
         admins.write_text(self.keys[ADMIN] + "\n")
-        words = ["serve", "--model", self.model, "--port", str(self.port), *self._settings]
-        words += ["--api-key-file", str(keys), "--admin-key-file", str(admins)]
-        with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gemserve.cli.main", *words],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", **self._thread_settings()},
-            )
+        options = ["--model", self.model, *self._settings]
+        options += ["--api-key-file", str(keys), "--admin-key-file", str(admins)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         if self._core is not None:
-            os.sched_setaffinity(self._process.pid, {self._core})
-        ends_s = time.monotonic() + READY_S
-        while time.monotonic() < ends_s and self._process.poll() is None:
-            try:
-                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
-                    return self
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.2)
-        self.__exit__()
-        raise RuntimeError(f"the server did not start:\n{self.log.read_text(errors='replace')}")
+            environment["OMP_NUM_THREADS"] = "1"
+        self._server = ServeProcess(options, self.log, environment)
+        self.url, self.port = self._server.url, self._server.port
+        if self._core is not None:
+            os.sched_setaffinity(self._server.process.pid, {self._core})
+        try:
+            self._server.wait_until_ready(READY_S)
+        except RuntimeError:
+            self.__exit__()
+            raise
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._server.stop(60)
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def _thread_settings(self) -> dict[str, str]:
-        return {} if self._core is None else {"OMP_NUM_THREADS": "1"}
+        return self._server.process.poll() is None
 
     def resident_bytes(self) -> int:
-        """What the process has in memory now."""
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return self._server.resident_bytes()
 
     def errors_in_log(self) -> list[str]:
         """Lines that tell of a mistake of the server's."""
@@ -123,11 +110,11 @@ class LoadServer:
     async def sample(self, http: httpx.AsyncClient) -> Sample:
         """Read `/metrics`, and what the operating system says of the process."""
         metrics = numbers_of((await http.get(f"{self.url}/metrics", timeout=120)).text)
-        process = Path(f"/proc/{self._process.pid}")
+        process = Path(f"/proc/{self._server.process.pid}")
         status = dict(
             line.split(":", 1) for line in (process / "status").read_text().splitlines() if line
         )
-        children = (process / "task" / str(self._process.pid) / "children").read_text().split()
+        children = (process / "task" / process.name / "children").read_text().split()
         return Sample(
             at_s=round(time.monotonic() - self._began_s, 3),
             rss_bytes=self.resident_bytes(),
@@ -154,40 +141,35 @@ def write_adapters(folder: Path, model_name: str) -> list[str]:
 
     `turn-a` and `turn-b` are what the adapter `TURNING` is loaded from, in turn.
     """
-    import torch
-
-    from gemserve.adapters.folder import write_folder
-    from gemserve.config import ModelConfig
-    from gemserve.model.base_model import base_of
-    from gemserve.model.loader import load
-
     model = load(ModelConfig(model=model_name)).model
-    shape, base = model.shape, base_of(model)
-
-    def write(name: str, kind: str, seed: int) -> None:
-        g = torch.Generator().manual_seed(seed)
-        heads = (shape.num_layers, shape.num_heads)
-        settings: dict[str, Any] = {}
-        if kind == "activation":
-            settings = {"layer": 1}
-            tensors = {"vector": torch.randn(shape.hidden_size, generator=g)}
-        elif kind == "prefix":
-            one = (shape.num_layers, shape.num_kv_heads, 7, shape.head_dim)
-            tensors = {part: torch.randn(*one, generator=g) * 2 for part in ("keys", "values")}
-        else:
-            width = 2 * shape.head_dim
-            tensors = {
-                "z_a": torch.randn(*heads, width, 4, generator=g) * 0.5,
-                "z_b": torch.randn(*heads, 4, shape.head_dim, generator=g),
-                "k": torch.rand(*heads, width, generator=g),
-            }
-        write_folder(folder / name, kind=kind, settings=settings, tensors=tensors, base=base)
-
     for kind, seed in ADAPTERS.items():
-        write(kind, kind, seed)
-    write("turn-a", "activation", 11)
-    write("turn-b", "activation", 12)
+        write_random_adapter(folder / kind, kind, model, seed)
+    write_random_adapter(folder / "turn-a", "activation", model, 11)
+    write_random_adapter(folder / "turn-b", "activation", model, 12)
     options = ["--adapter-dir", str(folder), "--adapter", f"{TURNING}=turn-a"]
     for kind in ADAPTERS:
         options += ["--adapter", f"{kind}={kind}"]
     return options
+
+
+def write_random_adapter(folder: Path, kind: str, model: CausalModel, seed: int) -> None:
+    """An adapter of one of our kinds, strong enough to change answers."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randn, generator=generator)
+    shape = model.shape
+    heads = (shape.num_layers, shape.num_heads)
+    settings: dict[str, Any] = {}
+    if kind == "activation":
+        settings = {"layer": 1}
+        tensors = {"vector": draw(shape.hidden_size)}
+    elif kind == "prefix":
+        one = (shape.num_layers, shape.num_kv_heads, 7, shape.head_dim)
+        tensors = {part: draw(*one) * 2 for part in ("keys", "values")}
+    else:
+        width = 2 * shape.head_dim
+        tensors = {
+            "z_a": draw(*heads, width, 4) * 0.5,
+            "z_b": draw(*heads, 4, shape.head_dim),
+            "k": torch.rand(*heads, width, generator=generator),
+        }
+    write_folder(folder, kind=kind, settings=settings, tensors=tensors, base=base_of(model))

@@ -21,7 +21,7 @@ from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.offload import HostLayers
 from gemserve.prompting import prompt
-from tests.fault_plan import FaultPlan, Seam
+from tests.e2e.fault_plan import FaultPlan, Seam
 
 VICTIM_WORD = "zebra"  # every chunk of the victim's prompt has it
 VICTIM_TOKEN = 1564

@@ -29,8 +29,8 @@ from gemserve.http_server.server import HttpServer, http_server
 from gemserve.model.loader import place
 from tests import adapters, models
 from tests.cores import core_over
+from tests.e2e.fault_seams import VICTIM_SEED, VICTIM_STOP, VICTIM_WORD
 from tests.fakes import CHAT, COMPLETIONS, wait_for
-from tests.fault_seams import VICTIM_SEED, VICTIM_STOP, VICTIM_WORD
 
 MODEL = "tiny"
 WORDS = ("duck", "mosaic", "cave", "ivory", "piano", "round", "album", "rocket", "winter", "wolf")

@@ -1,6 +1,6 @@
 """A server that answers on a timetable, to see how exactly `load.py` measures on a machine.
 
-    python tests/load_stub.py --port 9000
+    python tests/e2e/load_stub.py --port 9000
     python benchmarks/load.py --url http://127.0.0.1:9000 --model 200,0,20 --requests 100 --rate 20
 
 The model's name is the timetable, `FIRST,SPREAD,GAP` in ms: request i answers after FIRST + SPREAD

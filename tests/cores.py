@@ -8,7 +8,9 @@ from typing import Any
 from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
+from gemserve.filtering.methods import METHODS
 from gemserve.model.causal_model import CausalModel
+from tests.pipe_runner import PipeRunner, is_piped
 
 
 def core_over(
@@ -23,7 +25,10 @@ def core_over(
     resolved = resolve_engine(
         replace(config, filter_keep=config.filter_keep or DEFAULT_KEEP),
         found,
+        is_adaptive=METHODS[config.filter_method].is_adaptive,
         num_layers=model.num_layers,
         context_tokens=model.context_tokens,
     )
+    if is_piped():
+        return Core(model, tokenizer, resolved, eos_ids, calibration, new_runner=PipeRunner)
     return Core(model, tokenizer, resolved, eos_ids, calibration)

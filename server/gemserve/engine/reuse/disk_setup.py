@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,8 @@ import transformers
 from gemserve.config import ResolvedEngineConfig
 from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.cache.folder import CacheFolder
-from gemserve.engine.reuse.disk import DiskCache
-from gemserve.engine.running.document_copy import HostCopies
-from gemserve.engine.scheduling.pace import Pace
+from gemserve.engine.reuse.disk import DiskCache, HostCopies
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import Memory
 
 log = logging.getLogger("gemserve.engine")
 
@@ -28,11 +26,14 @@ log = logging.getLogger("gemserve.engine")
 def open_disk_cache(
     config: ResolvedEngineConfig,
     model: CausalModel,
-    memory: Memory,
+    copies: HostCopies,
     cache: DocumentCache,
-    pace: Pace,
+    seconds_per_cost: Callable[[], float | None],
 ) -> DiskCache | None:
-    """The disk's part of the document cache, if there is one. Raises `ConfigError`."""
+    """The disk's part of the document cache, if there is one. Raises `ConfigError`.
+
+    `seconds_per_cost`: see `DiskCache`.
+    """
     if config.cache_dir is None:
         return None
     if not model.is_rope_fixed:
@@ -41,10 +42,10 @@ def open_disk_cache(
     return DiskCache(
         CacheFolder(Path(config.cache_dir), config.cache_disk_bytes),
         cache,
-        HostCopies(memory, model.dtype),
+        copies,
         model.shape,
         identity_of(model, config),
-        lambda: pace.seconds_per_cost,
+        seconds_per_cost,
     )
 
 

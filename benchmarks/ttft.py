@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
 import torch
 
 from benchmarks.shared import harness, results
-from gemserve.cli.option_readers import read_bytes
+from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.causal_model import CausalModel

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -23,7 +24,16 @@ from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.rope import RotaryFactory
 from gemserve.scores import AnswerAttention
+
+
+def _without_memo(rotary: RotaryFactory) -> Any:
+    """How it is pickled: what it remembers cannot be."""
+    return RotaryFactory, (rotary._rotary,)
+
+
+ForkingPickler.register(RotaryFactory, _without_memo)
 
 
 def is_piped() -> bool:

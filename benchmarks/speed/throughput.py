@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 from benchmarks.shared import harness, results
-from gemserve.cli.option_readers import read_bytes
+from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.filtering.method_cost import prompt_flops

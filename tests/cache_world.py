@@ -102,7 +102,6 @@ def new_core(
         ),
         frozenset(),
     )
-    core._pace._seconds_per_cost = 1.0  # to compute takes so long that loading always pays
     core._pace = RandomPace(rng, model.shape.layer(0, 1))  # type: ignore[assignment]
     core._runner.memory.rows.zero_()
     return core
@@ -132,6 +131,8 @@ def damage_file(folder: Path, rng: Random) -> int:
 
 class RandomPace:
     """Draws what the engine's pace measures, so that a seed alone decides about a trace."""
+
+    seconds_per_cost = 1.0  # to compute takes so long that loading always pays
 
     def __init__(self, rng: Random | None, token_cost: float) -> None:
         self._rng, self._token_cost = rng, token_cost

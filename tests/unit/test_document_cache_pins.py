@@ -15,7 +15,15 @@ from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead
 from tests.fakes import FakeCore
-from tests.unit.test_document_cache import LAYERS, FakeMemory, cached, finish, perform, sequence
+from tests.unit.test_document_cache import (
+    LAYERS,
+    FakeMemory,
+    cached,
+    fingerprints,
+    finish,
+    perform,
+    sequence,
+)
 
 DOCUMENT = [7] * 1000
 
@@ -117,6 +125,19 @@ def test_forgetting_reaches_conversations_that_took_the_place_of_the_document() 
     assert s.cache.used == 7500
     s.forget_documents(["a"])
     assert s.cache.used == 0
+
+
+def test_nothing_of_a_forgotten_document_stays_behind_what_another_shares_of_it() -> None:
+    """One that begins alike owned all of its memory, and held the deleted text's keys with it."""
+    s, memory = cached()
+    begin = [5] * 400
+    deleted, other = stored(sequence(0, begin + DOCUMENT), "a"), sequence(1, begin + [8] * 1000)
+    for made in (deleted, other):
+        s.add(made)
+        finish(s, memory)
+    s.forget_documents(["a"])
+    memory.move_and_copy(s.schedule(256, is_decode_due=True))
+    assert set(fingerprints(deleted)[len(begin) :]).isdisjoint(memory.units)
 
 
 @pytest.mark.parametrize("moment", ["running", "waiting", "later"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -10,7 +11,7 @@ from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import StepOutput
-from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, finish
+from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, finish, perform
 from tests.unit.test_document_cache import sequence as filtered
 from tests.unit.test_document_cache_pins import stored
 from tests.unit.test_document_cache_waiting import step
@@ -228,3 +229,25 @@ def test_the_document_that_is_copied_does_not_give_way_to_spare_moves() -> None:
     plan = s.schedule(256, is_decode_due=True)
     assert (made.num_cached, s.cache.counts.evictions) == (1600, 1)
     assert not plan.moves
+
+
+def test_a_copy_is_made_from_where_compaction_has_put_its_document() -> None:
+    """The next prompt to be admitted moved memory, and the copy read where its document had been.
+
+    What it read there could be another key's, and its answer was silently wrong.
+    """
+    s, memory = cached(capacity=60_000, cache_units=30_000)
+    gap = s.pool.allocate(3000)
+    assert gap is not None
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    s.pool.release(gap)
+    s.add(copying := sequence(1, DOCUMENT + [1] * 10))
+    free = s.pool.free - copying.reserved_units(LAYERS)
+    s.add(moving := sequence(2, [9] * (free // UNITS - 7)))
+    plan = s.schedule(256, is_decode_due=True)
+    assert (s.running, len(plan.copies)) == ([copying, moving], 1)
+    assert len(plan.moves) == 3  # of the cached prompt: its rows, then itself; and of the copy
+    s.commit(plan, perform(s, plan, memory, Random(1)))
+    finish(s, memory)
+    assert len(copying.generated) == 4

@@ -98,6 +98,31 @@ def test_a_second_question_selects_anew(name: str) -> None:
     warm.check_integrity()
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+def test_every_turn_of_a_conversation_goes_on_from_several_places(name: str) -> None:
+    """Attention joins parts in any order; the keys a filter looks at, and a window's, need theirs.
+
+    A window that begins behind what is shared read the pass's own tokens from the wrong one on.
+    """
+    rng = Random(10)
+    turns: list[int] = []
+    warm, cold = (core_of(name, tokens=60_000, cache_memory=share) for share in (0.5, 0.0))
+    for num_places in range(1, 5):
+        length = len(turns)
+        turns += random_ids(rng, 450)
+        for cached in (length, len(turns)):
+            asked = request(turns + random_ids(rng, 40))
+            events = list(warm.run_alone(asked))
+            assert answer_of(events) == answer_of(list(cold.run_alone(asked)))
+            assert cached_tokens(events) == cached
+        (document,) = warm._scheduler.cache.documents
+        assert len(document.shares) == num_places
+    asked = request(turns[:451] + random_ids(rng, 40))  # one token of the second place
+    events = list(warm.run_alone(asked))
+    assert answer_of(events) == answer_of(list(cold.run_alone(asked)))
+    assert cached_tokens(events) == 451
+
+
 def test_the_same_prompt_again_is_read_from_its_question_on() -> None:
     core = core_of("llama", tokens=40_000, cache_memory=0.5)
     ids = random_ids(Random(2), 600)

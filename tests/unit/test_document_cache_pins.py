@@ -94,6 +94,18 @@ def test_a_pin_of_what_is_cached_already_pins_it() -> None:
     assert s.cache.used == 1010 * 5
 
 
+def test_a_pin_ends_what_is_remembered_of_what_may_give_way() -> None:
+    """A document that is pinned gives way no more, though no memory has changed hands."""
+    s, memory = cached()
+    s.add(made := sequence(0, DOCUMENT))
+    finish(s, memory)
+    assert s.cache.available(1) == s.pool.capacity
+    key = sequence(1, DOCUMENT).cache_key
+    assert key is not None
+    assert not s.cache.wants(key, made.tokens, 5000, ["a"], is_pinned=True)
+    assert s.cache.available(1) == s.pool.capacity - 5000
+
+
 def test_a_longer_conversation_does_not_unpin_its_document() -> None:
     s, memory = cached()
     s.add(stored(sequence(0, DOCUMENT), "a", pin=True))

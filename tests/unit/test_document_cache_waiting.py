@@ -209,6 +209,48 @@ def test_a_document_that_is_read_from_does_not_give_way() -> None:
     assert len(waiting.generated) == 4
 
 
+def test_a_document_that_only_begins_with_what_is_read_gives_way() -> None:
+    """Its own part was counted as free, but not given up, and admission failed."""
+    s = Scheduler(MemoryPool(15_000), num_layers=LAYERS, max_running=8, cache_units=15_000)
+    memory = FakeMemory(15_000)
+    for order, more in enumerate(([], [8] * 1000)):
+        s.add(sequence(order, DOCUMENT + more))
+        finish(s, memory)
+    s.add(reader := sequence(2, DOCUMENT + [1] * 10))
+    s.add(made := sequence(3, [9] * 1300))
+    s.schedule(256, is_decode_due=True)
+    s.check_integrity()
+    assert [share.count for share in reader.shared] == [1000]
+    assert (made.state, s.cache.used) == (State.FILTERING, 0)
+
+
+def test_a_request_gets_memory_that_documents_share() -> None:
+    """Their common beginning has two owners, and seemed to be somebody's who does not give way."""
+    s = Scheduler(MemoryPool(12_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
+    memory = FakeMemory(12_000)
+    for order in (1, 2):
+        s.add(sequence(order, DOCUMENT[:600] + [order] * 600))
+        finish(s, memory)
+    assert [len(document.shares) for document in s.cache.documents] == [1, 2]
+    s.add(made := sequence(3, [9] * 2300))
+    finish(s, memory)
+    assert len(made.generated) == 4
+
+
+def test_what_only_a_running_pass_would_keep_is_not_evicted_in_vain() -> None:
+    """Nothing became free, and the next question read the document anew."""
+    s = Scheduler(MemoryPool(17_000), num_layers=LAYERS, max_running=8, cache_units=17_000)
+    memory = FakeMemory(17_000)
+    for order, (tenant, ids) in enumerate(((b"b", [8] * 400), (b"a", DOCUMENT))):
+        s.add(sequence(order, ids, tenant=tenant))
+        finish(s, memory)
+    s.add(sequence(2, DOCUMENT + [1] * 10, tenant=b"a"))  # reads what the other one is
+    s.add(made := sequence(3, [9] * 2300, tenant=b"c"))
+    s.schedule(256, is_decode_due=True)
+    assert made.state is State.FILTERING
+    assert [document.key.tenant for document in s.cache.documents] == [b"a"]
+
+
 def test_a_question_gives_up_its_document_where_it_could_not_run_beside_it() -> None:
     """It needs more for its answer than is left beside the document that it begins with."""
     s = Scheduler(MemoryPool(9_000), num_layers=LAYERS, max_running=8, cache_units=9_000)

@@ -123,6 +123,21 @@ def test_every_turn_of_a_conversation_goes_on_from_several_places(name: str) -> 
     assert cached_tokens(events) == 451
 
 
+def test_what_is_in_too_many_places_is_copied_in_its_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every place was copied over the first one."""
+    monkeypatch.setattr("gemserve.engine.reuse.lookup.MOST_SHARES", 1)
+    rng, turns = Random(12), list[int]()
+    warm, cold = (core_of("llama", tokens=60_000, cache_memory=share) for share in (0.5, 0.0))
+    for num_places in (1, 2, 1):
+        turns += random_ids(rng, 450)
+        asked = request(turns + random_ids(rng, 40))
+        assert answer_of(list(warm.run_alone(asked))) == answer_of(list(cold.run_alone(asked)))
+        (document,) = warm._scheduler.cache.documents
+        assert len(document.shares) == num_places
+
+
 def test_the_same_prompt_again_is_read_from_its_question_on() -> None:
     core = core_of("llama", tokens=40_000, cache_memory=0.5)
     ids = random_ids(Random(2), 600)

@@ -209,6 +209,18 @@ def test_a_document_that_is_read_from_does_not_give_way() -> None:
     assert len(waiting.generated) == 4
 
 
+def test_one_token_of_a_second_place_is_shared_too() -> None:
+    """It counted as taken over, and was nowhere in what the pass read."""
+    s, memory = cached()
+    for order, more in enumerate(([], [8] * 500)):
+        s.add(sequence(order, DOCUMENT + more))
+        finish(s, memory)
+    s.add(made := sequence(2, DOCUMENT + [8] + [2] * 300))
+    step(s, memory)
+    assert (made.num_cached, made.num_shared, len(made.shared)) == (1001, 1001, 2)
+    finish(s, memory)
+
+
 def test_a_document_that_only_begins_with_what_is_read_gives_way() -> None:
     """Its own part was counted as free, but not given up, and admission failed."""
     s = Scheduler(MemoryPool(15_000), num_layers=LAYERS, max_running=8, cache_units=15_000)

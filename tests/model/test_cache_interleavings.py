@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.cache_traces import Outcome, Trace
 from tests.cache_world import HAS_DISK, World
+from tests.model.cache_traces import Outcome, Trace
 
 FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "0:14").split(":"))
 

@@ -267,6 +267,7 @@ def serving_over(
             fails_open=False,
             calibration=Calibration(layer=FILTER_LAYER),
             sliding_windows=(None,) * 64,
+            num_heads=8,
             context_tokens=context_tokens,
             longest_sequence=context_tokens,
         ),

@@ -13,9 +13,10 @@ from gemserve.adapters import kinds, store
 from gemserve.api.replies import choices_reply
 from gemserve.decoding.detokenize import TextStream
 from gemserve.decoding.grammar import Matcher
-from gemserve.engine import cache_threads, runner, token_draws
 from gemserve.engine.cache.files import FileWriter
 from gemserve.engine.core import Core
+from gemserve.engine.reuse import disk_threads
+from gemserve.engine.running import draws, runner
 from gemserve.engine.running.document_copy import HostCopies
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.causal_model import CausalModel
@@ -124,7 +125,7 @@ SEAMS: dict[str, Seam] = {
     "selection": Seam(runner, "choose_positions", _is_sequence),
     "prefill chunk": Seam(CausalModel, "prefill_chunk", _has_token, _spoil_logits),
     "decode step": Seam(runner.Runner, "_decode_rows", _has_row, _spoil_rows),
-    "sampler": Seam(token_draws, "draw", _has_state),
+    "sampler": Seam(draws, "draw", _has_state),
     "grammar": Seam(Matcher, "allowed", _always),
     "detokenizer": Seam(TextStream, "push", _has_stop),
     "reply": Seam(choices_reply, "data_event", _is_streamed, limit=1),
@@ -134,7 +135,7 @@ SEAMS: dict[str, Seam] = {
     "cache write": Seam(FileWriter, "add", _always),
     "cache publish": Seam(FileWriter, "publish", _always),
     "cache take": Seam(HostCopies, "take", _always),
-    "cache read": Seam(cache_threads, "read_segment", _always),
+    "cache read": Seam(disk_threads, "read_segment", _always),
     "cache put": Seam(HostCopies, "put", _is_loaded),
     "offload copy": Seam(HostLayers, "_copy", _in_pass),
 }

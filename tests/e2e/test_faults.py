@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.engine import cache_disk, cache_threads
+from gemserve.engine.reuse import disk as cache_disk
+from gemserve.engine.reuse import disk_threads as cache_threads
 from tests.fakes import COMPLETIONS
 from tests.fault_plan import FaultPlan
 from tests.fault_seams import CLIENT_SOCKET, NOTES_PASS, SEAMS

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.calibration import files as calibration
 from gemserve.calibration.files import (
     Calibration,
     find_calibration,
@@ -15,7 +16,6 @@ from gemserve.calibration.files import (
     read_calibration,
     write_calibration,
 )
-from gemserve.calibration.files import files as calibration
 from gemserve.config import (
     DEFAULT_KEEP,
     KNOWN_FILTER_LAYERS,

@@ -7,16 +7,22 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Only the tests of compiled code compile it: `CXX=g++ make test` uses it in all tests.
+# Of each process, and read when torch is imported. `make test` has several processes already, and
+# threads that wait for each other's tiny tensors cost more than the work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `use_compiled_step` lets some tests find the compiler. `CXX=g++ make test`: all of them.
 os.environ.setdefault("CXX", "no-compiler")
+
+import torch
+
 if not torch.cuda.is_available():
     # Triton's kernels run in its interpreter then: it asks once, when it is first imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests import fakes
+from tests.compiled_step import compiled_step, share_compiled
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +33,19 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Calibrations that the machine's user has made are not read, and none are left behind."""
+    cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    share_compiled(cache, folder / "compiled")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        yield
+
+
+@pytest.fixture(scope="module")
+def use_compiled_step() -> Iterator[None]:
+    """The module's engines use the compiled decode step, if there is a compiler."""
+    with compiled_step():
         yield
 
 

@@ -9,6 +9,7 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.cpu_step import with_cpu_step
 
 
 def core_over(
@@ -26,4 +27,5 @@ def core_over(
         num_layers=model.num_layers,
         context_tokens=model.context_tokens,
     )
-    return Core(model, tokenizer, resolved, eos_ids, calibration)
+    stepping = with_cpu_step(model, resolved.cpu_step)
+    return Core(stepping, tokenizer, resolved, eos_ids, calibration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -31,11 +32,13 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def user_cache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Calibrations that the machine's user has made are not read, and none are left behind."""
     cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all workers
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent  # of all processes that `pytest -n` starts
     share_compiled(cache, folder / "compiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
@@ -69,6 +72,12 @@ async def api(core: fakes.FakeCore, tokenizer: Any) -> AsyncIterator[fakes.Api]:
     """A fresh application over `core`, in process."""
     async with fakes.api_over(core, tokenizer) as opened:
         yield opened
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: looking at it again in each garbage collection would take a while."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

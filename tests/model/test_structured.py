@@ -23,7 +23,7 @@ from tests.fakes import data_of, text_of
 from tests.schemas import random_schema
 
 pytestmark = pytest.mark.anyio
-NUM_SCHEMAS = int(os.environ.get("GEMSERVE_TEST_SCHEMAS", "40"))
+NUM_SCHEMAS = int(os.environ.get("GEMSERVE_TEST_SCHEMAS", "12"))
 STRING_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 100}
 
 

@@ -48,7 +48,9 @@ async def test_any_object_and_free_text(api: Api, path: str) -> None:
 
 
 # in turn: trying a schema takes long, and is the same for both
-@pytest.mark.parametrize(("path", "name"), zip(cycle((COMPLETIONS, CHAT)), REFUSED, strict=False))
+@pytest.mark.parametrize(
+    ("path", "name"), list(zip(cycle((COMPLETIONS, CHAT)), REFUSED, strict=False))
+)
 async def test_a_schema_that_cannot_be_held_to_is_named(api: Api, path: str, name: str) -> None:
     schema, word = REFUSED[name]
     started = time.monotonic()

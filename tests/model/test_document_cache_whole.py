@@ -16,6 +16,7 @@ from gemserve.types import Event, Finished, PromptScored, Request, TextDelta
 from tests.model.test_document_cache import answer_of, cached_tokens, core_of, random_ids, request
 from tests.model.test_document_cache_kinds import unfiltered as whole
 
+pytestmark = pytest.mark.usefixtures("use_compiled_step")
 LAYERS_UNITS = 2 * 4  # of one token: keys and values of the tiny models' layers
 
 
@@ -179,6 +180,7 @@ def test_a_stored_document_that_is_forgotten_is_not_copied_from_an_answer() -> N
 def test_rows_are_moved_together_in_place(capacity: int, count: int) -> None:
     """A row must not be written over before it was read."""
     memory = core_of("llama", tokens=1000, cache_memory=0.0)._runner.memory
+    memory.rows.zero_()  # what was never written may be NaN, which equals nothing
     start, units = 3, 8
     rows = memory.layers(start, num_units=units, capacity=capacity)
     rows.copy_(torch.arange(rows.numel()).view(rows.shape))

@@ -14,7 +14,7 @@ import pytest
 from tests.cache_traces import Outcome, Trace
 from tests.cache_world import HAS_DISK, World
 
-FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "0:6").split(":"))
+FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "3:11").split(":"))
 pytestmark = pytest.mark.usefixtures("use_compiled_step")
 
 

@@ -49,7 +49,7 @@ def main() -> None:
             f"{c.method} − {c.other}: {c.difference:+.4f} (95% {c.low:+.4f} to {c.high:+.4f}, n = "
             f"{c.n}); worst {c.worst:+.3f}, {c.worst_cell[0]} at {c.worst_cell[1]}"
         )
-    verdict = judge_fallback(outcomes)
+    verdict = judge_fallback(outcomes, "sieve")
     print(
         f"fallback: fired on {verdict.needed_fired} of {verdict.needed} needed, on "
         f"{verdict.idle_fired} of {verdict.idle} that sieve gets"

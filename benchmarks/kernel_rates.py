@@ -17,7 +17,8 @@ import results
 import torch
 from timing import median_s
 
-from gemserve.types import MAX_QUESTION_TOKENS, SNAPKV_ROWS
+from gemserve.filtering.snapkv import SnapKV
+from gemserve.types import MAX_QUESTION_TOKENS
 from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention_backends import Reference
 
@@ -139,14 +140,15 @@ def largest_attention(sizes: Sizes) -> Load:
 
 
 def grouped_probabilities(sizes: Sizes) -> Load:
-    query = sizes.randn(sizes.heads, SNAPKV_ROWS, sizes.dim)
+    count = SnapKV().observed
+    query = sizes.randn(sizes.heads, count, sizes.dim)
     key = sizes.randn(sizes.kv_heads, sizes.tokens, sizes.dim)
     return Load(
         run=lambda backend: backend.grouped_probabilities(
             query, key, scale=sizes.dim**-0.5, softcap=None
         ),
         num_bytes=2.0 * sizes.tokens * sizes.token_bytes + 4.0 * sizes.tokens * sizes.kv_heads,
-        flops=2 * 2.0 * sizes.heads * SNAPKV_ROWS * sizes.tokens * sizes.dim,
+        flops=2 * 2.0 * sizes.heads * count * sizes.tokens * sizes.dim,
     )
 
 

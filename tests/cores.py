@@ -8,8 +8,10 @@ from typing import Any
 from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
+from gemserve.filtering.methods import METHODS
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.cpu_step import with_cpu_step
+from tests.pipe_runner import PipeRunner, is_piped
 
 
 def core_over(
@@ -24,8 +26,11 @@ def core_over(
     resolved = resolve_engine(
         replace(config, filter_keep=config.filter_keep or DEFAULT_KEEP),
         found,
+        is_adaptive=METHODS[config.filter_method].is_adaptive,
         num_layers=model.num_layers,
         context_tokens=model.context_tokens,
     )
     stepping = with_cpu_step(model, resolved.cpu_step)
+    if is_piped():
+        return Core(stepping, tokenizer, resolved, eos_ids, calibration, new_runner=PipeRunner)
     return Core(stepping, tokenizer, resolved, eos_ids, calibration)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
+from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import Event, FilterParams, Finished, Request, SamplingParams
 from tests.fakes import FakeCore
 
@@ -19,6 +20,7 @@ def request(name: str = "r") -> Request:
         prompt_ids=[1, 2, 3],
         sampling=SamplingParams(max_tokens=8),
         filter=FilterParams(method="none", keep=16),
+        plan=FilterPlan(reason="disabled", num_kept=3, budget=Budget(low=3, high=3, limit=3)),
     )
 
 

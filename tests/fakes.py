@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,7 @@ class FakeCore:
     kv_usage_ratio = 0.0
     cache_usage_ratio = 0.0
     cache_state = CacheState()
+    internal_errors: Mapping[str, int] = {}
 
     def __init__(self, *script: Step) -> None:
         self.script: Sequence[Step] = script or (FILTERED, "Hé", "llo ", "🌍", "!")
@@ -95,10 +96,10 @@ class FakeCore:
     def is_idle(self) -> bool:
         return not self._jobs
 
-    def plan(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         pass
 
-    def add(self, request: Request, plan: None = None) -> FakeJob:
+    def add(self, request: Request) -> FakeJob:
         job = FakeJob(
             request.tenant, iter(()), progress=Progress(phase="queue", tokens=0, total=100)
         )

@@ -29,7 +29,7 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 class FaultPlan:
     """One fault. It strikes while it is armed, at most `limit` times.
 
-    `passes`: the greenlets in which the victim's prompt is read.
+    `passes`: the greenlets in which the victim's prompt is read. `numbers`: the victim's sequences.
     """
 
     fault: str
@@ -37,6 +37,7 @@ class FaultPlan:
     is_armed: bool = False
     num_struck: int = 0
     passes: set[object] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

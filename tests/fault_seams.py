@@ -16,8 +16,9 @@ from gemserve.decoding.grammar import Matcher
 from gemserve.engine.cache.files import FileWriter
 from gemserve.engine.core import Core
 from gemserve.engine.reuse import disk_threads
+from gemserve.engine.reuse.disk import DiskCache
 from gemserve.engine.running import draws, runner
-from gemserve.engine.running.document_copy import HostCopies
+from gemserve.engine.running.pool_bytes import PoolCopies
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.offload import HostLayers
@@ -28,10 +29,6 @@ VICTIM_WORD = "zebra"  # every chunk of the victim's prompt has it
 VICTIM_TOKEN = 1564
 VICTIM_SEED = 4711
 VICTIM_STOP = "@victim@"
-
-
-def _is_victim(sequence: Sequence) -> bool:
-    return sequence.request.sampling.seed == VICTIM_SEED
 
 
 def _always(plan: FaultPlan, *_: Any, **__: Any) -> bool:
@@ -61,12 +58,19 @@ def _is_request(plan: FaultPlan, core: Any, request: Any, *_: Any) -> bool:
     return bool(request.sampling.seed == VICTIM_SEED)
 
 
-def _is_sequence(plan: FaultPlan, sequence: Sequence, *_: Any) -> bool:
-    return _is_victim(sequence)
+def _notes_task(plan: FaultPlan, runner: Any, task: Any, *_: Any) -> bool:
+    """No fault: it notes by which number plans mean the victim."""
+    if task.request.sampling.seed == VICTIM_SEED:
+        plan.numbers.add(task.sequence)
+    return False
 
 
-def _has_row(plan: FaultPlan, runner: Any, sequences: Iterable[Sequence], *_: Any) -> bool:
-    return any(map(_is_victim, sequences))
+def _is_chosen_for(plan: FaultPlan, request: Any, *_: Any) -> bool:
+    return bool(request.sampling.seed == VICTIM_SEED)
+
+
+def _has_row(plan: FaultPlan, runner: Any, rows: Iterable[Any], *_: Any) -> bool:
+    return any(row.sequence in plan.numbers for row in rows)
 
 
 def _has_state(plan: FaultPlan, logits: Any, states: Iterable[Any]) -> bool:
@@ -77,12 +81,12 @@ def _has_stop(plan: FaultPlan, stream: TextStream, *_: Any, **__: Any) -> bool:
     return any(stop.text == VICTIM_STOP for stop in stream._stops)
 
 
-def _is_copied(plan: FaultPlan, copies: Iterable[Any], memory: Any) -> bool:
-    return any(_is_victim(copy.sequence) for copy in copies)
+def _is_copied(plan: FaultPlan, copy: Any, memory: Any) -> bool:
+    return copy.sequence in plan.numbers
 
 
-def _is_loaded(plan: FaultPlan, copies: Any, sequence: Sequence, *_: Any) -> bool:
-    return _is_victim(sequence)
+def _is_loaded(plan: FaultPlan, disk: Any, sequence: Sequence, *_: Any) -> bool:
+    return sequence.request.sampling.seed == VICTIM_SEED
 
 
 def _is_streamed(plan: FaultPlan, content: Any, **_: Any) -> bool:
@@ -96,8 +100,8 @@ def _is_for_client(plan: FaultPlan, cycle: Any, message: Any) -> bool:
     return is_victims and message["type"] == "http.response.body"
 
 
-def _spoil_keys(result: None, model: Any, ids: Any, *, tap: Any, **_: Any) -> None:
-    tap.keys.fill_(torch.nan)
+def _spoil_keys(result: None, model: Any, ids: Any, *, kv: Any, tap: Any, **_: Any) -> None:
+    kv.keys(tap.layer, tap.num_tokens).fill_(torch.nan)
 
 
 def _spoil_logits(logits: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor | None:
@@ -110,11 +114,10 @@ def _spoil_tensors(folder: Any, *_: Any) -> Any:
     return folder
 
 
-def _spoil_rows(
-    logits: torch.Tensor, runner: Any, sequences: list[Sequence], *_: Any
-) -> torch.Tensor:
+def _spoil_rows(logits: torch.Tensor, runner: Any, rows: list[Any], *_: Any) -> torch.Tensor:
     spoilt = logits.clone()
-    spoilt[[row for row, sequence in enumerate(sequences) if _is_victim(sequence)]] = torch.nan
+    seeds = [runner._states[row.sequence].request.sampling.seed for row in rows]
+    spoilt[[index for index, seed in enumerate(seeds) if seed == VICTIM_SEED]] = torch.nan
     return spoilt
 
 
@@ -122,7 +125,7 @@ SEAMS: dict[str, Seam] = {
     "tokenizer": Seam(prompt, "encode", _has_word),
     "admission": Seam(Core, "add", _is_request),
     "filter chunk": Seam(CausalModel, "filter_chunk", _has_token, _spoil_keys),
-    "selection": Seam(runner, "choose_positions", _is_sequence),
+    "selection": Seam(runner, "choose_positions", _is_chosen_for),
     "prefill chunk": Seam(CausalModel, "prefill_chunk", _has_token, _spoil_logits),
     "decode step": Seam(runner.Runner, "_decode_rows", _has_row, _spoil_rows),
     "sampler": Seam(draws, "draw", _has_state),
@@ -131,14 +134,15 @@ SEAMS: dict[str, Seam] = {
     "reply": Seam(choices_reply, "data_event", _is_streamed, limit=1),
     "adapter load": Seam(store, "load_adapter", _always),
     "adapter file": Seam(kinds, "read_folder", _always, _spoil_tensors),
-    "cache copy": Seam(runner, "copy_documents", _is_copied),
+    "cache copy": Seam(runner, "copy_tokens", _is_copied),
     "cache write": Seam(FileWriter, "add", _always),
     "cache publish": Seam(FileWriter, "publish", _always),
-    "cache take": Seam(HostCopies, "take", _always),
+    "cache take": Seam(PoolCopies, "take", _always),
     "cache read": Seam(disk_threads, "read_segment", _always),
-    "cache put": Seam(HostCopies, "put", _is_loaded),
+    "cache put": Seam(DiskCache, "_put", _is_loaded),
     "offload copy": Seam(HostLayers, "_copy", _in_pass),
 }
 CLIENT_SOCKET = Seam(RequestResponseCycle, "send", _is_for_client)
 # Replaced beside a seam, without a fault.
+NOTES_TASK = Seam(runner.Runner, "begin", _notes_task)
 NOTES_PASS = Seam(CausalModel, "prefill_chunk", _notes_pass)

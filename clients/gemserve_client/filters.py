@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-FilterMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
-
 
 class Filter(TypedDict, total=False):
     """How a prompt is filtered. The server fills in what is left out.
 
-    `keep` is a number of tokens, a fraction of the prompt in (0, 1), or "auto". `layer` counts from
-    0. Instead of a `Filter`, a request may give the name of a method alone.
+    `method` is one of the server's; it refuses other names, and says which it has. `keep` is a
+    number of tokens, a fraction of the prompt in (0, 1), or "auto". `layer` counts from 0. Instead
+    of a `Filter`, a request may give the name of a method alone.
 
     ```python
     filter: Filter = {"method": "sieve", "keep": 0.1, "return_selection": True}
     ```
     """
 
-    method: FilterMethod
+    method: str
     keep: int | float | Literal["auto"]
     fallback: bool
     layer: int | Literal["auto"]
@@ -28,4 +27,4 @@ class Filter(TypedDict, total=False):
     return_attention: bool
 
 
-FilterParam = Filter | FilterMethod
+FilterParam = Filter | str

@@ -10,8 +10,6 @@ from typing import Any, Final, Literal
 from openai import AsyncStream, BaseModel, Stream, types
 from openai.types import chat
 
-from gemserve_client.filters import FilterMethod
-
 FilterReason = Literal[
     "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
 ]
@@ -26,7 +24,7 @@ class FilterReport(BaseModel):
     `return_scores`; the server's documentation describes them.
     """
 
-    method: FilterMethod
+    method: str
     applied: bool
     reason: FilterReason | None = None
     layer: int | None = None

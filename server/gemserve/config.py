@@ -11,6 +11,7 @@ from gemserve.calibration.files import Calibration
 from gemserve.errors import ConfigError, shown
 from gemserve.types import ADAPTER_NAME, FilterMethod, Keep, Switch
 
+DEFAULT_METHOD: FilterMethod = "sieve"
 DEFAULT_KEEP = 1024
 # Layers from the host share two places on the device, so that fewer than three save nothing.
 FEWEST_OFFLOADED = 3
@@ -73,7 +74,7 @@ class EngineConfig:
     one call of compiled C++; "auto": if there is a compiler, and the model is Llama-like.
     """
 
-    filter_method: FilterMethod = "sieve"
+    filter_method: FilterMethod = DEFAULT_METHOD
     filter_layer: int | None = None
     filter_keep: Keep | None = None
     calibrate: str = "auto"
@@ -207,16 +208,22 @@ class ServerConfig:
 
 
 def resolve_engine(
-    config: EngineConfig, calibration: Calibration, *, num_layers: int, context_tokens: int
+    config: EngineConfig,
+    calibration: Calibration,
+    *,
+    is_adaptive: bool,
+    num_layers: int,
+    context_tokens: int,
 ) -> ResolvedEngineConfig:
     """Replace everything automatic in `config`, and check every limit.
 
+    `is_adaptive`: whether the filter method can tell how much of a prompt is worth keeping.
     `max_prompt_tokens` may be above the model's context, because a filter can shorten such prompts.
     """
     layer, keep, limit = calibration.layer, config.filter_keep, config.max_prompt_tokens
     if keep is None:
         is_known = calibration.is_measured or config.filter_layer is not None
-        keep = DEFAULT_KEEP if is_known or config.filter_method != "sieve" else "auto"
+        keep = DEFAULT_KEEP if is_known or not is_adaptive else "auto"
     if limit is None:
         limit = context_tokens - 1
     if config.cache_dir is not None and not config.cache_memory:

@@ -14,6 +14,14 @@ from dataclasses import dataclass
 from gemserve.errors import ConfigError
 
 
+def filter_units(layer: int) -> int:
+    """Units of one token in a filter pass: K and V below the filter layer, and that layer's keys.
+
+    A unit is the keys, or the values, of one token in one layer.
+    """
+    return 2 * layer + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A decoder's geometry.
@@ -50,6 +58,10 @@ class ModelShape:
         """FLOPs of one query and one key in one layer, in all heads."""
         return 4.0 * self.num_heads * self.head_dim
 
+    def row(self, num_tokens: int) -> float:
+        """FLOPs of one query row and the keys of `num_tokens` tokens in one layer, in all heads."""
+        return 2.0 * self.num_heads * self.head_dim * num_tokens
+
     def layer(self, start: int, count: int) -> float:
         """FLOPs of one whole layer over a chunk."""
         return 2.0 * self.layer_params * count + self.attention(start, count)
@@ -67,8 +79,8 @@ class ModelShape:
         return 2.0 * self.hidden_size * self.vocab_size
 
     def filter_bytes(self, num_tokens: int, layer: int) -> int:
-        """Bytes held while filtering: K and V below the filter layer, and that layer's keys."""
-        return num_tokens * (2 * layer + 1) * self.unit_bytes
+        """Bytes held while filtering: see `filter_units`."""
+        return num_tokens * filter_units(layer) * self.unit_bytes
 
     def kept_bytes(self, num_tokens: int) -> int:
         """Bytes held while decoding: K and V of `num_tokens` tokens in all layers."""

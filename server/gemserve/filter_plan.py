@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from gemserve.types import FilterReason
+# Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
+FilterReason = Literal[
+    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlan:
-    """How one prompt will be filtered. `filtering.planner` makes it before queueing.
+    """How one prompt will be filtered. `filtering.planner` makes it when the request is built.
 
     `reason`: why the prompt is read whole, if it is. `num_kept`: tokens that the answer is
     generated from; before a filter has chosen, the most that it keeps if attention is not diffuse.

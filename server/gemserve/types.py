@@ -6,31 +6,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gemserve.errors import RequestError, shown
+from gemserve.filter_plan import FilterPlan, FilterReason
 from gemserve.scores import AnswerAttention, FilterScores, ReturnScores
 
 TokenArray = npt.NDArray[np.int64]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Switch = Literal["auto", "on", "off"]
-ServedMethod = Literal["none", "gemfilter", "sieve", "snapkv", "position", "random"]
-# Evaluations have further methods for comparison.
-FilterMethod = ServedMethod | Literal["fastkv", "claa"]
-FILTER_METHODS: tuple[ServedMethod, ...] = get_args(ServedMethod)
+FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
-# Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
-FilterReason = Literal[
-    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
-]
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
-SNAPKV_ROWS = 32  # rows at the prompt's end that vote
 MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # A question this many tokens before the prompt's end stands in front of its document. It cannot
 # attend to what follows it, so the filter pass reads it once more after the prompt.
@@ -112,12 +105,17 @@ class FilterParams:
 
     def kept_count(self, num_tokens: int) -> int:
         """Number of tokens to keep of a prompt of `num_tokens`. With "auto", the most."""
-        if self.keep == "auto":
-            return max(AUTO_MIN_KEEP, math.ceil(AUTO_MAX_SHARE * num_tokens))
-        if isinstance(self.keep, float):
-            # the epsilon removes rounding errors such as 0.07 * 100 = 7.000000000000001
-            return max(MIN_KEEP, math.ceil(self.keep * num_tokens - 1e-9))
-        return self.keep
+        return kept_count(self.keep, num_tokens)
+
+
+def kept_count(keep: Keep, num_tokens: int) -> int:
+    """Number of tokens that `keep` means for a prompt of `num_tokens`. With "auto", the most."""
+    if keep == "auto":
+        return max(AUTO_MIN_KEEP, math.ceil(AUTO_MAX_SHARE * num_tokens))
+    if isinstance(keep, float):
+        # the epsilon removes rounding errors such as 0.07 * 100 = 7.000000000000001
+        return max(MIN_KEEP, math.ceil(keep * num_tokens - 1e-9))
+    return keep
 
 
 def parse_keep(value: object) -> Keep:
@@ -194,6 +192,15 @@ class LoadedAdapter(Protocol):
     def num_positions(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterName:
+    """Which adapter a request uses, for who needs its tensors elsewhere or not at all."""
+
+    name: str
+    version: str
+    num_positions: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
@@ -203,6 +210,9 @@ class Request:
     half-open token ranges of the question, ascending, not overlapping, at most
     `MAX_QUESTION_TOKENS` tokens in all. If no question was found it is empty, and the filter
     watches the prompt's last rows.
+
+    `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
+    some methods that takes milliseconds for each choice.
 
     `documents`: ids of the stored documents that the prompt contains. An id is never used for
     another document, and never again once the engine was told to forget it. `pin`: what the
@@ -222,6 +232,7 @@ class Request:
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
+    plan: FilterPlan | None = None
     documents: tuple[str, ...] = ()
     pin: bool = False
     _array: tuple[Sequence[int], TokenArray] | None = field(default=None, repr=False, compare=False)
@@ -237,6 +248,24 @@ class Request:
         """`prompt_ids` as an array, which nobody may change."""
         assert self._array is not None
         return self._array[1]
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """Tokens that a filter pass reads after the prompt: a question in front of its document."""
+        return () if self.plan is None else self.plan.repeated
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of a pass over the whole prompt and a repeated question, if there is one."""
+        return len(self.prompt_ids) + len(self.repeated)
+
+    def read_ids(self, start: int, count: int) -> Sequence[int]:
+        """Tokens start..start+count−1 of that pass."""
+        ids = self.prompt_ids[start : start + count]
+        if len(ids) == count:
+            return ids
+        behind = max(0, start - len(self.prompt_ids))
+        return [*ids, *self.repeated[behind : behind + count - len(ids)]]
 
     @property
     def adapter_positions(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from gemserve.types import FILTER_METHODS, FilterParams
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
+from gemserve.types import FilterParams
 from tests.fakes import CHAT, COMPLETIONS, FILTER_LAYER, Api, data_of
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +61,7 @@ async def test_keep_is_exact(api: Api, stream: bool, keep: float, kept: int) -> 
     assert report["applied"]
 
 
-@pytest.mark.parametrize("method", sorted({*FILTER_METHODS} - {"gemfilter", "sieve"}))
+@pytest.mark.parametrize("method", [m for m in SERVED_METHODS if METHODS[m].selector is None])
 async def test_a_layer_is_refused_where_none_chooses(api: Api, method: str) -> None:
     """It was accepted without effect. The server's own layer is no reason to refuse a method."""
     assert (await api.post(COMPLETIONS, filter=method)).status_code == 200
@@ -67,8 +69,29 @@ async def test_a_layer_is_refused_where_none_chooses(api: Api, method: str) -> N
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == "filter.layer"
-    expected = f"filter.layer=1: only methods sieve and gemfilter have a filter layer, not {method}"
-    assert error["message"] == expected
+    said = re.fullmatch(
+        rf"filter\.layer=1: only methods (.*) have a filter layer, not {method}", error["message"]
+    )
+    assert said is not None
+    others = [m for m in SERVED_METHODS if METHODS[m].selector is not None and m != "sieve"]
+    assert re.split(", | and ", said[1]) == ["sieve", *others]  # the server's own comes first
+    assert "gemfilter" in others
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("method", ["best", "fastkv", "claa"])
+async def test_other_methods_are_refused(api: Api, path: str, method: str) -> None:
+    """Those that only evaluations may name, too."""
+    names = ", ".join(SERVED_METHODS)
+    error = (await api.post(path, filter=method)).json()["error"]
+    assert error["message"] == f"filter='{method}': must be an object or one of {names}"
+    assert (error["param"], error["code"]) == ("filter", "invalid_value")
+    reply = await api.post(path, filter={"method": method})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    quoted = ", ".join(map(repr, SERVED_METHODS[:-1])) + f" or {SERVED_METHODS[-1]!r}"
+    assert error["message"] == f"filter.method='{method}': Input should be {quoted}"
+    assert (error["param"], error["code"]) == ("filter.method", "invalid_value")
 
 
 async def test_ids_reach_the_engine_unaltered(api: Api) -> None:

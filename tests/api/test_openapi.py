@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from gemserve.api.app import create_app
+from gemserve.filtering.methods import SERVED_METHODS
 from gemserve.types import Finished
 from tests.described import Described
 from tests.fakes import (
@@ -70,6 +71,16 @@ def test_every_route_is_described(core: FakeCore, tokenizer: Any) -> None:
     assert operations_of(document) == operations_of(FastAPI.openapi(app))  # what routes there are
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert set(re.findall(r'"\$ref": "([^"]*)"', json.dumps(document))) == known
+
+
+async def test_the_methods_of_the_table_are_listed(api: Api) -> None:
+    """Those that only evaluations may name are not."""
+    schemas = (await described(api)).document["components"]["schemas"]
+    (method, _) = schemas["FilterBody"]["properties"]["method"]["anyOf"]
+    (name, *_) = schemas["ChatBody"]["properties"]["filter"]["anyOf"]
+    report = schemas["FilterReport"]["properties"]["method"]
+    for schema in (method, name, report):
+        assert schema["enum"] == list(SERVED_METHODS)
 
 
 async def test_no_operation_promises_what_is_never_answered(api: Api) -> None:

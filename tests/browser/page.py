@@ -78,27 +78,40 @@ class Page:
         return list(self.run(f"{found}.map((e) => e.textContent)"))
 
     def state(self) -> dict[str, Any]:
-        """What the page knows of the question that is shown, and the ranges that it shows."""
+        """What the page knows of the question that is shown, and what it shows.
+
+        `ranges`: what is kept. `strength`: how strongly each token is coloured.
+        """
         self.browser.set_script_timeout(60)
         known = self.browser.execute_async_script(
             "const done = arguments[0];"
             "import(new URL('inspector/page.js', document.baseURI).href).then(({state}) => done({"
             "kept: [...state.view.kept], count: state.view.count, reason: state.view.reason,"
+            "strength: [...state.view.strength ?? []],"
             "report: state.entry.report, request: state.entry.request}))"
         )
         positions = [i for i, is_kept in enumerate(known.pop("kept")) if is_kept]
         return {**known, "ranges": [list(r) for r in as_ranges(positions)]}
 
     def slide_to(self, budget: int) -> int:
-        """Move the slider near a budget; the budget that the page then shows."""
-        self.run(
-            "const n = arguments[1], e = document.getElementById('budget');"
-            "e.value = Math.round(1000 * Math.log(arguments[0] / 16) / Math.log(n / 16));"
-            "e.dispatchEvent(new Event('input'))",
-            budget,
-            self.state()["report"]["prompt_tokens"],
-        )
+        """Move the slider near a budget, and wait for the text; the budget that is then shown."""
+        self.move_slider(budget)
+        self.wait_for_text()
         return int(self.text("budget-words").split()[0].replace(",", ""))
+
+    def move_slider(self, budget: int) -> None:
+        """Move the slider near a budget."""
+        self.run(
+            "return import(new URL('inspector/page.js', document.baseURI).href).then(({state}) => {"
+            "const n = state.entry.starts.length, e = document.getElementById('budget');"
+            "e.value = Math.round(1000 * Math.log(arguments[0] / 16) / Math.log(n / 16));"
+            "e.dispatchEvent(new Event('input')); })",
+            budget,
+        )
+
+    def wait_for_text(self) -> None:
+        """Wait until the text shows the budget that the slider names, or why it does not."""
+        self.wait("document.getElementById('text').getAttribute('aria-busy') === 'false'", 120)
 
     def marked_text(self) -> str:
         """The text with marks, of the whole document: every block is brought to the screen."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemserve.types import Priority
 from tests.browser.page import Page
 
 
@@ -40,10 +41,10 @@ def test_two_methods_side_by_side(page: Page, fact: Any) -> None:
     assert page.run("return document.getElementById('differences').hidden")
 
 
-def test_other_heads_redraw_the_choice(page: Page, fact: Any) -> None:
+def test_other_heads_redraw_the_colours(page: Page, fact: Any) -> None:
     page.ask(fact.document, fact.question, keep=300)
-    answered = page.state()["ranges"]
-    body = page.state()["request"]["body"]
+    before = page.state()
+    body = before["request"]["body"]
     prompt = {name: body[name] for name in ("messages", "prompt", "model") if name in body}
     options = {"method": "sieve", "keep": 300, "return_scores": "heads"}
     scores = page.post("/v1/filter", {**prompt, "filter": options})["filter"]["scores"]
@@ -55,15 +56,20 @@ def test_other_heads_redraw_the_choice(page: Page, fact: Any) -> None:
     assert shown == [head["counts"] for head in heads]
     other = shown.index(False)
     page.run(f"{boxes}.forEach((e, i) => (i === {other}) !== e.checked && e.click())")
-    assert "chosen by other heads" in page.text("facts")
-    ranges = page.state()["ranges"]
-    assert ranges != answered
-    codes = np.frombuffer(b64decode(heads[other]["tokens"]), np.uint8)
-    assert any(start <= int(codes[1:].argmax()) + 1 < stop for start, stop in ranges)
+    assert "the attention of other heads" in page.text("facts")
+    now = page.state()
+    assert now["ranges"] == before["ranges"], "the filter chose by its own heads"
+    assert now["strength"] != before["strength"]
+    codes = np.frombuffer(b64decode(heads[other]["tokens"]), np.uint8).copy()
+    for start, stop, priority in scores["inputs"]["protected"]:
+        if priority <= Priority.FRAME:
+            codes[start:stop] = 0
+    assert now["strength"][int(codes.argmax())] == 1
     page.run("document.getElementById('heads-back').click()")
     page.element("budget-back").click()
-    assert page.state()["ranges"] == answered
-    assert "chosen by other heads" not in page.text("facts")
+    after = page.state()
+    assert (after["ranges"], after["strength"]) == (before["ranges"], before["strength"])
+    assert "the attention of other heads" not in page.text("facts")
 
 
 def test_a_sentence_shows_what_it_leaned_on(page: Page, fact: Any) -> None:

@@ -14,14 +14,14 @@ import openai
 import pytest
 
 import gemserve_client
-from gemserve import types
+from gemserve import filter_plan, types
 from gemserve.engine.sequence.progress import Progress as ServerProgress
+from gemserve.filtering.methods import SERVED_METHODS
 from gemserve_client import (
     AsyncGemserveClient,
     Filter,
     FilterReport,
     GemserveClient,
-    filters,
     replies,
 )
 from tests.fakes import FILTERED, FakeCore, live_server, serving_over
@@ -94,6 +94,14 @@ def test_shorthand_default_and_other_extra_fields(client: GemserveClient, core: 
     assert [request.sampling.top_k for request in core.requests] == [3, 3]
 
 
+@pytest.mark.parametrize("method", SERVED_METHODS)
+def test_every_method_can_be_named(client: GemserveClient, core: FakeCore, method: str) -> None:
+    """The client has no list of them, so that it need not be as new as the server."""
+    reply = client.completions.create(model="fake", prompt=IDS, filter=method)
+    assert isinstance(reply.filter, FilterReport)
+    assert reply.filter.method == core.requests[0].filter.method == method
+
+
 def test_a_selection(client: GemserveClient) -> None:
     kept = client.filter(model="fake", messages=MESSAGES, filter=FILTER)
     check(kept.filter, kept.usage.prompt_tokens)
@@ -107,6 +115,8 @@ def test_errors_are_the_sdks(client: GemserveClient, core: FakeCore) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="fake", prompt="Hi", filter={"keep": 3})
     assert bad.value.param == "filter.keep"
+    with pytest.raises(openai.BadRequestError, match=", ".join(SERVED_METHODS)):
+        client.completions.create(model="fake", prompt="Hi", filter="best")
     with pytest.raises(openai.BadRequestError, match="messages"):
         client.filter(model="fake", prompt="Hi", messages=MESSAGES)
     with pytest.raises(openai.NotFoundError):
@@ -243,8 +253,7 @@ def test_addresses(given: str | None, asked: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_types_say_what_the_server_takes_and_sends() -> None:
-    assert set(get_args(filters.FilterMethod)) == set(types.FILTER_METHODS)
-    assert set(get_args(replies.FilterReason)) == set(get_args(types.FilterReason))
+    assert set(get_args(replies.FilterReason)) == set(get_args(filter_plan.FilterReason))
     assert set(FilterReport.model_fields) == {field.name for field in fields(types.FilterReport)}
     from gemserve.api.replies.reply_types import Adapter
     from gemserve.api.requests.base_bodies import AnswerFilterBody

@@ -15,6 +15,7 @@ import torch
 
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
+from gemserve.engine.sequence.step_plan import DecodeRow
 from gemserve.engine.worker import Engine
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import (
@@ -104,9 +105,9 @@ def first_difference_is_a_tie(core: Core, request: Request, alone: Answer, other
 @pytest.mark.anyio
 async def test_mixed_requests_answer_as_if_alone() -> None:
     rng = random.Random(0)
-    requests = mixed_requests(rng, REQUESTS)
-    cancelled = set(rng.sample(range(REQUESTS), REQUESTS // 4))
     core = new_core()
+    requests = [*map(core.planner.planned, mixed_requests(rng, REQUESTS))]
+    cancelled = set(rng.sample(range(REQUESTS), REQUESTS // 4))
     engine = Engine(core, max_queue=REQUESTS)
     answers = await asyncio.wait_for(
         asyncio.gather(*(answer(engine, r, rng, i in cancelled) for i, r in enumerate(requests))),
@@ -144,14 +145,15 @@ def test_a_failing_sequence_ends_alone() -> None:
     rng = random.Random(1)
     requests = [r for r in mixed_requests(rng, 12) if r.sampling.max_tokens > 4][:4]
     jobs = [core.add(r) for r in requests]
-    victim = jobs[1].sequence
+    victim = jobs[1].sequence.order
     original = core._runner._decode_rows
 
-    def poisoned(sequences: tuple[object, ...]) -> torch.Tensor:
-        rows = original(sequences).clone()  # type: ignore[arg-type]
-        if victim in sequences:
-            rows[sequences.index(victim)] = torch.nan
-        return rows
+    def poisoned(rows: list[DecodeRow]) -> torch.Tensor:
+        logits = original(rows).clone()
+        numbers = [row.sequence for row in rows]
+        if victim in numbers:
+            logits[numbers.index(victim)] = torch.nan
+        return logits
 
     core._runner._decode_rows = poisoned  # type: ignore[method-assign,assignment]
     ends: dict[object, Finished] = {}
@@ -170,13 +172,13 @@ def test_a_failing_forward_ends_its_sequence_alone() -> None:
     core = new_core()
     requests = [r for r in mixed_requests(random.Random(2), 12) if r.sampling.max_tokens > 4][:4]
     jobs = [core.add(r) for r in requests]
-    victim = jobs[2].sequence
+    victim = jobs[2].sequence.order
     original = core._runner._decode_rows
 
-    def failing(sequences: tuple[object, ...], *rest: bool) -> torch.Tensor:
-        if victim in sequences:
+    def failing(rows: list[DecodeRow], *rest: bool) -> torch.Tensor:
+        if victim in [row.sequence for row in rows]:
             raise RuntimeError("out of memory")
-        return original(sequences, *rest)  # type: ignore[arg-type]
+        return original(rows, *rest)
 
     core._runner._decode_rows = failing  # type: ignore[method-assign,assignment]
     ends: dict[object, Finished] = {}

@@ -14,11 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.engine.reuse import disk as cache_disk
-from gemserve.engine.reuse import disk_threads as cache_threads
+from gemserve.engine.reuse import disk, disk_threads
 from tests.fakes import COMPLETIONS
 from tests.fault_plan import FaultPlan
-from tests.fault_seams import CLIENT_SOCKET, NOTES_PASS, SEAMS
+from tests.fault_seams import CLIENT_SOCKET, NOTES_PASS, NOTES_TASK, SEAMS
 from tests.fault_world import (
     LEFT,
     OTHERS,
@@ -84,6 +83,8 @@ FIELDS: dict[str, Json] = {
         "max_tokens": 40,
     },
     "adapter load": {"adapter": "lent"},
+    # what a filter pass takes over is shared, and not copied
+    "cache copy": {"filter": {"method": "none"}},
 }
 FIELDS["adapter file"] = FIELDS["adapter load"]
 IN_MEMORY, ON_DISK = {"cache copy"}, {"cache read", "cache put"}
@@ -92,7 +93,7 @@ IN_MEMORY, ON_DISK = {"cache copy"}, {"cache read", "cache put"}
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(cache_disk, "_OVERHEAD_S", -1e9)  # loading from disk always pays
+        patch.setattr(disk, "_OVERHEAD_S", -1e9)  # loading from disk always pays
         yield stack.enter_context(world(tmp_path_factory.mktemp("faults"), tokenizer))
 
 
@@ -131,7 +132,8 @@ def prepare(served: World, seam: str) -> None:
     """What the seam's calls need to happen: a document in the cache, or one on the disk."""
     served.empty_caches()
     if seam in IN_MEMORY | ON_DISK:
-        assert asyncio.run(alone(served, COMPLETIONS, VICTIM)).kind == ANSWER
+        body = victim_of(served, seam)
+        assert asyncio.run(alone(served, COMPLETIONS, body)).kind == ANSWER
         served.settle()
     if seam in ON_DISK:
         served.empty_memory()
@@ -164,23 +166,23 @@ def test_a_disk_that_hangs_costs_a_prompt_only_time(
 ) -> None:
     """A prompt whose file was being read waited for ever."""
     prepare(served, "cache read")
-    disk, gate, read = served.core._disk, threading.Event(), cache_threads.read_segment
-    assert disk is not None
+    cache, gate, read = served.core._disk, threading.Event(), disk_threads.read_segment
+    assert cache is not None
 
     def hang(*arguments: Any) -> bytearray:
         gate.wait(60)
         return read(*arguments)
 
-    monkeypatch.setattr(cache_threads, "read_segment", hang)
-    monkeypatch.setattr(cache_disk, "_STALL_S", 0.2)
-    speed = disk._bytes_per_s
+    monkeypatch.setattr(disk_threads, "read_segment", hang)
+    monkeypatch.setattr(disk, "_STALL_S", 0.2)
+    speed = cache._bytes_per_s
     try:
         assert asyncio.run(alone(served, COMPLETIONS, VICTIM)) == recorded[""]
         assert not gate.is_set()
-        assert disk._bytes_per_s == 0  # from now on everything is computed
+        assert cache._bytes_per_s == 0  # from now on everything is computed
     finally:
         gate.set()
-        disk._bytes_per_s = speed
+        cache._bytes_per_s = speed
     served.assert_nothing_is_held()
 
 
@@ -209,8 +211,8 @@ def test_a_fault_ends_one_request_at_most(
     body, expected = victim_of(served, seam), recorded[seam if seam in FIELDS else ""]
     plan = FaultPlan(fault, limit=SEAMS[seam].limit)
     others: list[Outcome] = []
-    notes = FaultPlan("none", is_armed=True, passes=plan.passes)
-    with SEAMS[seam].replaced(plan), NOTES_PASS.replaced(notes):
+    notes = FaultPlan("none", is_armed=True, passes=plan.passes, numbers=plan.numbers)
+    with SEAMS[seam].replaced(plan), NOTES_PASS.replaced(notes), NOTES_TASK.replaced(notes):
         outcome = asyncio.run(strike(served, plan, body, others))
     assert plan.num_struck, "the fault has not struck"
     assert outcome.kind == MATRIX[seam][fault], outcome

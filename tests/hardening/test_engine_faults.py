@@ -24,16 +24,17 @@ def body_of(index: int) -> dict[str, Any]:
     return {"prompt": ids, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
-def is_victim(sequence: Any) -> bool:
-    return VICTIM in sequence.request.request_id
+def is_victim(runner: Any, number: int) -> bool:
+    return VICTIM in runner._states[number].request.request_id
 
 
 @contextmanager
 def failing(core: Core, name: str, fail: Callable[..., Any]) -> Iterator[None]:
-    """Replace a method of the runner by `fail`, which gets the original first."""
-    original = getattr(core._runner, name)
+    """Replace a method of the runner by `fail`, which gets the runner and the original first."""
+    runner = core._runner
+    original = getattr(runner, name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core._runner, name, lambda *given, **named: fail(original, *given, **named))
+        patch.setattr(runner, name, lambda *given, **named: fail(runner, original, *given, **named))
         yield
 
 
@@ -55,22 +56,22 @@ def ask_all(builtin: Served) -> tuple[httpx.Response, list[str]]:
     return replies[0], [reply.json()["choices"][0]["text"] for reply in others]
 
 
-def poisoned(original: Any, sequences: Any, *rest: Any) -> Any:
-    rows = original(sequences, *rest).clone()
-    for index, sequence in enumerate(sequences):
-        if is_victim(sequence):
-            rows[index] = torch.nan
-    return rows
+def poisoned(runner: Any, original: Any, rows: Any, *rest: Any) -> Any:
+    logits = original(rows, *rest).clone()
+    for index, row in enumerate(rows):
+        if is_victim(runner, row.sequence):
+            logits[index] = torch.nan
+    return logits
 
 
-def out_of_memory(original: Any, sequences: Any, *rest: Any) -> Any:
-    if any(map(is_victim, sequences)):
+def out_of_memory(runner: Any, original: Any, rows: Any, *rest: Any) -> Any:
+    if any(is_victim(runner, row.sequence) for row in rows):
         raise torch.OutOfMemoryError("out of memory")
-    return original(sequences, *rest)
+    return original(rows, *rest)
 
 
-def out_of_memory_while_reading(original: Any, chunk: Any, *rest: Any) -> Any:
-    if is_victim(chunk.sequence):
+def out_of_memory_while_reading(runner: Any, original: Any, chunk: Any, *rest: Any) -> Any:
+    if is_victim(runner, chunk.sequence):
         raise torch.OutOfMemoryError("out of memory")
     return original(chunk, *rest)
 

@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from gemserve.config import EngineConfig
 from gemserve.cost import ModelShape
 from gemserve.filtering.method_cost import plan_methods, prompt_flops
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.shape import shape_of
 from gemserve.types import (
-    FILTER_METHODS,
     Filtered,
     FilterMethod,
     FilterParams,
@@ -60,7 +60,7 @@ def test_chunks_cost_what_the_whole_costs() -> None:
     assert parts == pytest.approx(whole)
 
 
-@pytest.mark.parametrize("method", FILTER_METHODS)
+@pytest.mark.parametrize("method", SERVED_METHODS)
 def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
     core = core_over(
         CausalModel(models.build("llama")),
@@ -95,8 +95,9 @@ def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
     unit, row_layers = core.model.shape.unit_bytes, core.model.num_layers
     assert after * unit == row.decode_kv_bytes
     assert peak * unit == max(row.filter_kv_bytes, row.decode_kv_bytes)
-    reading = {"gemfilter": 500 * 5, "sieve": 500 * 5, "snapkv": 500 * 2 * row_layers}
-    assert row.filter_kv_bytes == reading.get(method, 0) * unit
+    way = METHODS[method]  # below the filter layer, 2, and its keys; or all layers
+    reading = 500 * 5 if way.selector else 500 * 2 * row_layers if way.evictor else 0
+    assert row.filter_kv_bytes == reading * unit
 
 
 def test_figures_of_the_design() -> None:

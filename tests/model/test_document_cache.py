@@ -191,10 +191,10 @@ def test_heads_of_several_layers_are_watched_over_cached_keys() -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_document_that_moves_is_copied_from_its_new_place(
+def test_a_document_that_moves_is_read_at_its_new_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step that compacts the pool and copies must do so in this order."""
+    """A step that compacts the pool must do so before the pass reads what it shares."""
     warm = core_of("llama", tokens=7_500, cache_memory=0.9)
     cold = core_of("llama", tokens=40_000, cache_memory=0.0)
     rng = Random(6)
@@ -209,7 +209,8 @@ def test_a_document_that_moves_is_copied_from_its_new_place(
         move(memory, source, target, size)
 
     monkeypatch.setattr(Memory, "move", spy)
-    second = request(document + random_ids(rng, 60))  # has room only behind the first one's place
+    # what it adds has room only in the first one's place and what is free behind the second one
+    second = request(document + random_ids(rng, 700))
     events = list(warm.run_alone(second))
     assert moved == [700 * 5]
     assert cached_tokens(events) == 670

@@ -255,7 +255,7 @@ def test_a_deleted_document_is_nowhere(tmp_path: Path) -> None:
     settle(core)
     list(core.run_alone(asked(1, documents=("a",))))
     (document,) = core._scheduler.cache.documents
-    start = document.span.start * UNIT
+    start = document.spans[0].start * UNIT
     whole = memory._flat.view(-1).numpy().tobytes()
     key = whole[start + 40 * 32 : start + 40 * 32 + 32]
     assert any(key)

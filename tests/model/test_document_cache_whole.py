@@ -10,8 +10,8 @@ import torch
 
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.filtering.selector import Choice
+from gemserve.engine.sequence.sequence import State
+from gemserve.engine.sequence.step_plan import Kept
 from gemserve.types import Event, Finished, PromptScored, Request, TextDelta
 from tests.model.test_document_cache import answer_of, cached_tokens, core_of, random_ids, request
 from tests.model.test_document_cache_kinds import unfiltered as whole
@@ -144,8 +144,8 @@ def test_a_prompt_whose_decode_step_failed_is_not_kept(monkeypatch: pytest.Monke
 def test_a_filter_that_falls_back_goes_on_from_a_prompt_read_whole(
     cold: Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def keep_all(sequence: Sequence, *_: object) -> Choice:
-        return Choice(positions=torch.arange(sequence.num_prompt), is_diffuse=True)
+    def keep_all(request: Request, *_: object) -> Kept:
+        return Kept(positions=range(len(request.prompt_ids)), is_diffuse=True)
 
     monkeypatch.setattr("gemserve.engine.running.runner.choose_positions", keep_all)
     warm, rng = core_of("llama", tokens=40_000, cache_memory=0.5), Random(11)
@@ -180,7 +180,7 @@ def test_a_stored_document_that_is_forgotten_is_not_copied_from_an_answer() -> N
 def test_rows_are_moved_together_in_place(capacity: int, count: int) -> None:
     """A row must not be written over before it was read."""
     memory = core_of("llama", tokens=1000, cache_memory=0.0)._runner.memory
-    memory.rows.zero_()  # what was never written may be NaN, which equals nothing
+    memory.rows.zero_()  # what is there by chance may be NaN, which equals nothing
     start, units = 3, 8
     rows = memory.layers(start, num_units=units, capacity=capacity)
     rows.copy_(torch.arange(rows.numel()).view(rows.shape))

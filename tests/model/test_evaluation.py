@@ -196,7 +196,7 @@ def test_the_fallback_is_judged_by_what_sieve_does_without_it() -> None:
         adaptive = outcome("sieve:fallback", index, 1.0)
         outcomes.append(replace(adaptive, reason="diffuse_attention" if fires else None))
     outcomes += [outcome("none", 9, 1.0), outcome("sieve", 9, 0.0)]
-    verdict = judge_fallback(outcomes)
+    verdict = judge_fallback(outcomes, "sieve")
     assert (verdict.needed, verdict.needed_fired) == (2, 1)
     assert (verdict.idle, verdict.idle_fired) == (2, 1)
 

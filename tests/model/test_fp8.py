@@ -188,6 +188,7 @@ def test_resolving_keeps_it() -> None:
     resolved = resolve_engine(
         EngineConfig(filter_precision="fp8"),
         Calibration(layer=1),
+        is_adaptive=True,
         num_layers=4,
         context_tokens=100,
     )

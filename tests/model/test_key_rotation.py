@@ -18,7 +18,6 @@ from transformers import (
 
 from gemserve.filtering.selector import LayerEvidence
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.query_tap import FilterTap
 from gemserve.model.rope import KeyRotation
 from tests import models
 
@@ -49,18 +48,11 @@ def test_moved_keys_are_those_of_the_other_position(name: str) -> None:
     model = CausalModel(others[name] if name in others else models.build(name))
     count, far = 6, 40
     ids = [5] * (count + far)
-    memory = model.new_memory(len(ids))
-    tap = FilterTap(
-        layer=0,
-        keys=memory.keys(0, len(ids)),
-        queries=model.new_query_tap([0], [len(ids) - 1]),
-    )
-    kv = memory.kv(0, num_layers=0, capacity=len(ids))
-    model.filter_chunk(ids, start=0, kv=kv, tap=tap)
+    keys = model.filter_pass_of(ids, 0).keys(0, len(ids))
     move = model.key_mover(0, len(ids))
     assert move is not None
-    moved = move(tap.keys[:, :count], torch.full((count,), far))
-    torch.testing.assert_close(moved, tap.keys[:, far:].float(), rtol=1e-3, atol=1e-4)
+    moved = move(keys[:, :count], torch.full((count,), far))
+    torch.testing.assert_close(moved, keys[:, far:].float(), rtol=1e-3, atol=1e-4)
 
 
 def test_keys_that_are_not_rotated_are_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig
+from gemserve.cost import filter_units
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.errors import CapacityExceeded
@@ -80,15 +82,11 @@ def test_a_filter_pass_collects_what_a_full_pass_does(size: int) -> None:
     """Below the filter layer, too, and in it, where the pass ends."""
     model = CausalModel(models.build("llama"))
     ids, layer, tapped = ids_of(NUM_TOKENS), 2, (0, 2)
-    memory = model.new_memory((2 * layer + 1) * NUM_TOKENS)
-    kv = memory.kv(0, num_layers=layer, capacity=NUM_TOKENS)
+    memory = model.new_memory(filter_units(layer) * NUM_TOKENS)
+    kv = memory.pass_kv(0, num_units=filter_units(layer), capacity=NUM_TOKENS)
     queries = model.new_query_tap(tapped, ROWS)
     for start in range(0, NUM_TOKENS, size):
-        tap = FilterTap(
-            layer=layer,
-            keys=memory.keys(2 * layer * NUM_TOKENS, NUM_TOKENS),
-            queries=queries,
-        )
+        tap = FilterTap(layer=layer, queries=queries, num_tokens=NUM_TOKENS)
         model.filter_chunk(ids[start : start + size], start=start, kv=kv, tap=tap)
     full = prefilled(model, ids, NUM_TOKENS, model.new_query_tap(tapped, ROWS))
     torch.testing.assert_close(queries.queries, full.queries, atol=1e-4, rtol=1e-4)
@@ -196,12 +194,12 @@ def test_a_repeated_question_chooses_as_one_that_stands_at_the_end(
     ids = ids_of(600)
     asked = [*ids[4:24], *ids[30:34]]
     first = request(ids, ((4, 24), (30, 34)))
-    assert core.plan(first).repeated == tuple(asked)
+    assert core.planner.plan(first).repeated == tuple(asked)
     end = ProtectedRange(600, 624, Priority.QUESTION)
     last = request(ids + asked, ((600, 624),), params={"keep": 64 + len(asked)}, protected=(end,))
-    assert core.plan(last).repeated == ()
+    assert core.planner.plan(last).repeated == ()
     assert kept(core, first) == kept(core, last)[:64]
-    plain = core.plan(request(ids, ()))
+    plain = core.planner.plan(request(ids, ()))
     assert (plain.repeated, plain.rows) == ((), tuple(range(584, 600)))
 
 
@@ -215,7 +213,7 @@ def test_memory_holds_the_repeated_question_while_it_is_read() -> None:
     assert end.peak_kv_bytes == needed * unit
     small = core_of(kv_memory_bytes=(needed - 1) * unit)
     with pytest.raises(CapacityExceeded):
-        small.plan(request(ids, asked))
+        small.add(request(ids, asked))
     _, end = serve(small, request(ids, ()))
     assert end.peak_kv_bytes == 5 * 600 * unit
 
@@ -242,13 +240,14 @@ def test_what_is_read_is_the_prompt_and_then_the_question() -> None:
     plan = FilterPlan(
         reason=None, num_kept=4, budget=Budget(low=4, high=4, limit=4), layer=1, repeated=(7, 8, 9)
     )
-    one = Sequence(request=request(list(range(20, 31)), ()), plan=plan, order=0)
+    planned = replace(request(list(range(20, 31)), ()), plan=plan)
+    one = Sequence(request=planned, order=0)
     everything = [*range(20, 31), 7, 8, 9]
     assert one.num_read == len(everything)
     assert one.reading_units(4) == 3 * len(everything)
     for start in range(len(everything)):
         for count in range(1, len(everything) - start + 1):
-            assert list(one.read_ids(start, count)) == everything[start : start + count]
+            assert list(planned.read_ids(start, count)) == everything[start : start + count]
 
 
 def test_an_observation_is_what_the_engine_sees() -> None:

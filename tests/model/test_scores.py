@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from gemserve.filtering import score_report
-from gemserve.types import FilterReport, Priority, ProtectedRange, TextBreaks
+from gemserve.filter_plan import Budget
+from gemserve.filtering import sieve
+from gemserve.filtering.score_report import report_scores
+from gemserve.filtering.selector import Evidence, LayerEvidence
+from gemserve.filtering.sieve import Sieve
+from gemserve.ranges import as_ranges
+from gemserve.scores import MOST_PASSAGES
+from gemserve.types import FilterParams, FilterReport, Priority, ProtectedRange, TextBreaks
+from gemserve_kernels import select_backend
 from tests.model.test_query_rows import core_of, ids_of, request, serve
 
 N = 400
@@ -71,7 +81,7 @@ def test_methods_without_scores_report_none(method: str, has_scores: bool) -> No
 
 
 def test_the_heads_scores_make_the_scores() -> None:
-    """The page redraws from them: the largest of those that count is the score."""
+    """The page colours by them: the largest of those that count is the score."""
     scores = report_of(scores="heads").scores
     assert scores is not None
     values = np.frombuffer(b64decode(scores.tokens), "<f4")
@@ -84,8 +94,68 @@ def test_the_heads_scores_make_the_scores() -> None:
 
 
 def test_the_size_of_heads_scores_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_report, "MOST_HEAD_SCORES", 5 * N)
+    monkeypatch.setattr(sieve, "MOST_HEAD_SCORES", 5 * N)
     scores = report_of(scores="heads").scores
     assert scores is not None
     assert [head.counts for head in scores.heads] == [True] * 3 + [False] * 2
     assert report_of(scores="exact").scores.heads == ()  # type: ignore[union-attr]
+
+
+class GivenScores(Sieve):
+    """Sieve over scores that are made by hand: keys of one head and one number."""
+
+    def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
+        return evidence.filter_layer.keys[0, :, 0].clone()
+
+
+@pytest.mark.parametrize("keep", [16, 64, 200])
+def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
+    """A client that chooses for other budgets knows of the prompt only what is sent."""
+    report = report_of(scores="exact", keep=keep)
+    scores = report.scores
+    assert scores is not None
+    assert scores.inputs is not None
+    inputs = scores.inputs
+    values = torch.from_numpy(np.frombuffer(b64decode(scores.tokens), "<f4").copy())
+    levels = [
+        tuple(np.frombuffer(b64decode(level), "<u4").tolist())
+        for level in (inputs.paragraphs, inputs.sentences, inputs.lines)
+    ]
+    evidence = Evidence(
+        num_tokens=N,
+        layers={0: a_layer(values[None, :, None])},
+        rows=[N - 1],
+        backend=select_backend(torch.device("cpu")),
+        protected=tuple(ProtectedRange(a, b, Priority(c)) for a, b, c in inputs.protected),
+        breaks=TextBreaks(paragraphs=levels[0], sentences=levels[1], lines=levels[2]),
+        coverage_bound=inputs.coverage_bound,
+    )
+    budget = Budget(low=keep, high=keep, limit=inputs.limit)
+    params = FilterParams(method="sieve", keep=keep, fallback=inputs.fallback)
+    choice = GivenScores().choose(evidence, budget, params)
+    assert as_ranges(choice.positions.tolist()) == report.selection
+
+
+def a_layer(keys: torch.Tensor) -> LayerEvidence:
+    return LayerEvidence(queries=torch.zeros(1, 1, 1), keys=keys, scale=1.0, softcap=None)
+
+
+@pytest.mark.parametrize("form", [True, "exact"])
+def test_a_report_s_size_is_bounded(form: Any) -> None:
+    n = 60_000
+    keys = torch.rand(1, n, 1)
+    every = tuple(range(0, n, 8))
+    evidence = Evidence(
+        num_tokens=n,
+        layers={0: a_layer(keys)},
+        rows=[n - 1],
+        backend=select_backend(torch.device("cpu")),
+        protected=(),
+        breaks=TextBreaks(paragraphs=every[::4], sentences=every, lines=every),
+    )
+    params = FilterParams(method="sieve", keep=16, return_scores=form)
+    budget = Budget(low=16, high=16, limit=16)
+    report = report_scores(keys[0, :, 0], Sieve(), evidence, budget, params, 3.0)
+    assert len(report.passages) <= MOST_PASSAGES
+    size = len(json.dumps(asdict(report)))
+    assert size < (6 * n if form == "exact" else 2 * n) + 40 * MOST_PASSAGES

@@ -11,6 +11,7 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
+from gemserve.cost import filter_units
 from gemserve.errors import ModelError
 from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
@@ -86,11 +87,11 @@ class FilterPass:
 
     def __init__(self, model: CausalModel, ids: list[int], chunk: int) -> None:
         self.model, self.ids, self.chunk = model, ids, chunk
-        memory = model.new_memory((2 * LAYER + 1) * len(ids))
-        self.kv = memory.kv(0, num_layers=LAYER, capacity=len(ids))
-        keys = memory.keys(2 * LAYER * len(ids), len(ids))
-        rows = GemFilter().rows(len(ids), (), True)
-        self.tap = FilterTap(layer=LAYER, keys=keys, queries=model.new_query_tap([LAYER], rows))
+        units = filter_units(LAYER)
+        memory = model.new_memory(units * len(ids))
+        self.kv = memory.pass_kv(0, num_units=units, capacity=len(ids))
+        queries = model.new_query_tap([LAYER], GemFilter().rows(len(ids), (), True))
+        self.tap = FilterTap(layer=LAYER, queries=queries, num_tokens=len(ids))
 
     def steps(self) -> Iterator[None]:
         for start in range(0, len(self.ids), self.chunk):
@@ -102,7 +103,7 @@ class FilterPass:
         queries = self.tap.queries
         layer = LayerEvidence(
             queries=queries.of(LAYER),
-            keys=self.tap.keys,
+            keys=self.kv.keys(LAYER, len(self.ids)),
             scale=queries.scales[LAYER],
             softcap=queries.softcaps[LAYER],
         )

@@ -104,7 +104,7 @@ def test_the_rows_that_look_are_the_question(family: str, where: str) -> None:
     core = served(family)
     prompt = chat(core, *CHATS[where])
     request = request_of(core, prompt)
-    plan = core.plan(request)
+    plan = core.planner.plan(request)
     read = [*prompt.ids, *plan.repeated]
     looking = str(core.tokenizer.decode([read[row] for row in plan.rows]))
     assert looking.strip() == ASKED

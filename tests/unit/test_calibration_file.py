@@ -24,6 +24,7 @@ from gemserve.config import (
     resolve_engine,
 )
 from gemserve.errors import ConfigError
+from gemserve.filtering.methods import METHODS
 
 WHOLE = {
     "filter_layer": 5,
@@ -256,5 +257,11 @@ def test_a_guess_is_a_layer_that_sees_everything() -> None:
 def test_a_guessed_layer_keeps_what_attention_asks_for(
     config: EngineConfig, calibration: Calibration, keep: Any
 ) -> None:
-    resolved = resolve_engine(config, calibration, num_layers=4, context_tokens=100)
+    resolved = resolve_engine(
+        config,
+        calibration,
+        is_adaptive=METHODS[config.filter_method].is_adaptive,
+        num_layers=4,
+        context_tokens=100,
+    )
     assert (resolved.filter_keep, resolved.filter_layer) == (keep, 1)

@@ -21,7 +21,8 @@ import pytest
 
 from gemserve.cli.ask import summary_of
 from gemserve.engine.sequence.progress import Progress
-from gemserve.types import FilterReason, FilterReport
+from gemserve.filter_plan import FilterReason
+from gemserve.types import FilterReport
 from gemserve_client.cli import ask
 from gemserve_client.cli.main import main
 from gemserve_client.replies import FilterReport as ClientReport
@@ -182,6 +183,13 @@ def test_no_server(notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stderr.startswith(f"gemserve-client: no answer from {nobody}/v1: ")
 
 
+def test_a_method_that_the_server_does_not_have(url: str, notes: str) -> None:
+    """The server knows its methods, and its message names them."""
+    done = run("ask", notes, QUESTION, "--filter", "best")
+    assert outcome(done) == (1, "", 1)
+    assert "filter.method='best': Input should be 'none', 'gemfilter', 'sieve'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -190,7 +198,6 @@ def test_no_server(notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (["ask", "-", "?"], "gemserve-client: FILE: must not be empty"),
         (["ask", os.devnull, "?"], "gemserve-client: FILE: must not be empty"),
         (["ask", "-", "?", "--keep", "nan"], "argument --keep: 'nan' must be a number or auto"),
-        (["ask", "-", "?", "--filter", "best"], "argument --filter: invalid choice: 'best'"),
         (["models", "--url", "localhost:8000"], "url=localhost:8000: must look like http://"),
         (["models", "--api-key", "clé"], "api key: must be printable ASCII"),
         (["load", "--url", "http://x"], "gemserve-client load: needs --url and --requests"),

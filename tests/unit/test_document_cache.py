@@ -1,4 +1,4 @@
-"""The document cache: what is copied is always what a pass would write.
+"""The document cache: what is shared or copied is always what a pass would write.
 
 No torch: a list of numbers stands for the memory. A pass writes a fingerprint of everything that a
 token's keys depend on into the token's first unit and its last one.
@@ -12,7 +12,7 @@ import pytest
 
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS
-from gemserve.engine.memory import MemoryPool, Repack, Wipe
+from gemserve.engine.memory import MemoryPool, Repack, Segment, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Plan, StepOutput
@@ -51,13 +51,13 @@ def sequence(
             filter=FilterParams(method="sieve", keep=16),
             tenant=tenant,
             adapter=adapter,
-        ),
-        plan=FilterPlan(
-            reason="disabled" if is_whole else None,
-            num_kept=kept,
-            budget=Budget(low=1, high=kept, limit=limit or kept),
-            layer=None if is_whole else layer,
-            rows=() if is_whole else tuple(range(len(ids) - question, len(ids))),
+            plan=FilterPlan(
+                reason="disabled" if is_whole else None,
+                num_kept=kept,
+                budget=Budget(low=1, high=kept, limit=limit or kept),
+                layer=None if is_whole else layer,
+                rows=() if is_whole else tuple(range(len(ids) - question, len(ids))),
+            ),
         ),
         order=order,
     )
@@ -88,29 +88,29 @@ class FakeMemory:
                 part = units[move.source : move.source + move.size]
                 units[move.target : move.target + move.size] = part
         for copy in plan.copies:
-            start, capacity = copy.sequence.memory.start, copy.sequence.capacity
             for row in range(copy.token_units):
-                source, target = copy.source.start + row * copy.capacity, start + row * capacity
-                units[target : target + copy.count] = units[source : source + copy.count]
+                source = [units[at] for part in copy.source for at in _tokens(part, row)]
+                target = copy.target.start + row * copy.target.capacity
+                units[target : target + len(source)] = source
 
     def read(self, s: Sequence, start: int, count: int) -> None:
         """A pass over some tokens: what it finds of those before must be right."""
         expected = self._fingerprints.get((s.order, s.is_whole)) or fingerprints(s)
         self._fingerprints[s.order, s.is_whole] = expected
-        for at in self._rows(s):
-            found = self.units[at : at + start]
+        for row in (0, 2 * LAYERS - 1 if s.is_whole else 2 * (s.filter_layer or 0)):
+            place = s.place
+            own = Segment(place.start, place.capacity, place.capacity)
+            at = [unit for part in (*place.shared, own) for unit in _tokens(part, row)]
+            found = [self.units[unit] for unit in at[:start]]
             assert found == expected[:start], "not this prompt's"
-            self.units[at + start : at + start + count] = expected[start : start + count]
+            assert start >= s.num_shared, "shared tokens are not read again"
+            for unit, value in zip(at[start : start + count], expected[start:], strict=False):
+                self.units[unit] = value
 
     def write_answer(self, s: Sequence) -> None:
         """A decode step of a prompt that was read whole."""
-        for at in self._rows(s):
-            self.units[at + s.next_slot] = -2
-
-    def _rows(self, s: Sequence) -> tuple[int, int]:
-        """Where the first and the last unit of the first token are."""
-        last = 2 * LAYERS - 1 if s.is_whole else 2 * (s.filter_layer or 0)
-        return s.memory.start, s.memory.start + last * s.capacity
+        for row in (0, 2 * LAYERS - 1):
+            self.units[s.memory.start + row * s.capacity + s.next_slot] = -2
 
     def overwrite(self, s: Sequence) -> None:
         """Generation uses all memory that the sequence has left."""
@@ -118,33 +118,43 @@ class FakeMemory:
         self.units[span.start : span.start + span.size] = [-1] * span.size
 
 
-def perform(plan: Plan, memory: FakeMemory, rng: Random) -> StepOutput:
+def _tokens(segment: Segment, row: int) -> range:
+    """Where a segment's tokens have their unit of that row."""
+    start = segment.start + row * segment.capacity
+    return range(start, start + segment.count)
+
+
+def perform(by: Scheduler, plan: Plan, memory: FakeMemory, rng: Random) -> StepOutput:
     memory.move_and_copy(plan)
-    kept: dict[Sequence, tuple[int, ...]] = {}
-    tokens = dict.fromkeys(plan.decodes, 1)
-    failed: set[Sequence] = set()
+    kept: dict[int, tuple[int, ...]] = {}
+    tokens = {row.sequence: 1 for row in plan.decodes}
+    failed: set[int] = set()
     chunk = plan.chunk
-    for s in plan.decodes:
-        if s.is_whole:
-            memory.write_answer(s)
+    for row in plan.decodes:
+        if (decoding := by.sequences[row.sequence]).is_whole:
+            memory.write_answer(decoding)
     if chunk is not None:
-        s = chunk.sequence
+        s, number = by.sequences[chunk.sequence], chunk.sequence
         if chunk.is_filter:
             memory.read(s, chunk.start, chunk.count)
             if rng.random() < 0.03:
-                failed.add(s)
-                kept[s] = tuple(range(min(s.num_prompt, s.plan.budget.limit)))
+                failed.add(number)
+                kept[number] = tuple(range(min(s.num_prompt, s.plan.budget.limit)))
             elif chunk.is_last:
                 count = rng.choice((s.plan.budget.high, s.plan.budget.limit))
-                kept[s] = tuple(range(min(count, s.num_prompt)))
+                kept[number] = tuple(range(min(count, s.num_prompt)))
         else:
             if s.is_whole:
                 memory.read(s, chunk.start, chunk.count)
             else:
                 memory.overwrite(s)
             if chunk.is_last:
-                tokens[s] = 1
-    finished = frozenset(s for s in tokens if len(s.generated) + 1 == s.request.sampling.max_tokens)
+                tokens[number] = 1
+    finished = frozenset(
+        number
+        for number in tokens
+        if len((s := by.sequences[number]).generated) + 1 == s.request.sampling.max_tokens
+    )
     return StepOutput(tokens=tokens, kept=kept, finished=finished, failed_filters=frozenset(failed))
 
 
@@ -155,7 +165,7 @@ def finish(s: Scheduler, memory: FakeMemory) -> list[Plan]:
     for _ in range(1000):
         plan = s.schedule(256, is_decode_due=True)
         plans.append(plan)
-        s.commit(plan, perform(plan, memory, rng))
+        s.commit(plan, perform(s, plan, memory, rng))
         if s.is_idle:
             return plans
     raise AssertionError("it did not end")
@@ -235,7 +245,7 @@ def test_a_cancelled_leader_does_not_hold_up_the_others() -> None:
     first, second = (sequence(order, [7] * 1000 + [order] * 10) for order in range(2))
     s.add(first)
     s.add(second)
-    s.commit(plan := s.schedule(256, is_decode_due=True), perform(plan, memory, Random(1)))
+    s.commit(plan := s.schedule(256, is_decode_due=True), perform(s, plan, memory, Random(1)))
     assert second.state is State.WAITING
     s.finish(first)
     finish(s, memory)

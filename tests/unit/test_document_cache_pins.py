@@ -22,7 +22,7 @@ DOCUMENT = [7] * 1000
 
 def stored(made: Sequence, *ids: str, pin: bool = False) -> Sequence:
     """The same prompt, which contains stored documents."""
-    return Sequence(replace(made.request, documents=ids, pin=pin), made.plan, made.order)
+    return Sequence(replace(made.request, documents=ids, pin=pin), made.order)
 
 
 def test_a_pinned_document_outlives_all_others() -> None:
@@ -93,7 +93,7 @@ def test_a_longer_conversation_does_not_unpin_its_document() -> None:
     s.add(stored(sequence(1, DOCUMENT + [8] * 500), "a"))
     finish(s, memory)
     assert s.cache.pinned == 5000
-    assert s.cache.used == 5000 + 7500
+    assert s.cache.used == 5000 + 2500  # the longer one begins in the pinned one's memory
 
 
 def test_forgetting_finds_what_was_cached_before_the_document_was_stored() -> None:
@@ -158,7 +158,9 @@ def run_private_trace(seed: int) -> None:
     def check() -> None:
         apply(s.pool.take_changes())
         s.check_integrity()
-        spans = [*(r.memory for r in s.running), *(d.span for d in s.cache._documents)]
+        spans = [r.memory for r in s.running]
+        spans += [share.span for r in s.running for share in r.shared]
+        spans += [span for document in s.cache.documents for span in document.spans]
         private = {
             unit
             for span in spans
@@ -194,8 +196,9 @@ def run_private_trace(seed: int) -> None:
         kept = {}
         chunk = plan.chunk
         if chunk is not None and chunk.is_filter and chunk.is_last:
-            kept[chunk.sequence] = tuple(range(min(chunk.sequence.num_prompt, 16)))
-        output = perform(replace(plan, moves=(), copies=(), chunk=None), memory, rng)
+            num_prompt = s.sequences[chunk.sequence].num_prompt
+            kept[chunk.sequence] = tuple(range(min(num_prompt, 16)))
+        output = perform(s, replace(plan, moves=(), copies=(), chunk=None), memory, rng)
         tokens = dict(output.tokens)
         if chunk is not None and not chunk.is_filter and chunk.is_last:
             tokens[chunk.sequence] = 1

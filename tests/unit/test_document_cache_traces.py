@@ -51,7 +51,7 @@ def run_trace(seed: int) -> tuple[int, int, int]:
         s.check_integrity()
         assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
         num_whole_hits += sum(copy.token_units == 2 * LAYERS for copy in plan.copies)
-        s.commit(plan, perform(plan, memory, rng))
+        s.commit(plan, perform(s, plan, memory, rng))
         s.check_integrity()
         if s.is_idle and not pending:
             break

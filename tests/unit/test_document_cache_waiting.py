@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
-from gemserve.engine.memory import MemoryPool
-from gemserve.engine.reuse.lookup import find_cached
+from gemserve.engine.memory import MemoryPool, Share
+from gemserve.engine.reuse.lookup import MOST_SHARES, find_cached
 from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.filter_plan import Budget
@@ -27,7 +27,7 @@ DOCUMENT = [7] * 1000
 
 
 def with_priority(made: Sequence, priority: int) -> Sequence:
-    return Sequence(replace(made.request, priority=priority), made.plan, made.order)
+    return Sequence(replace(made.request, priority=priority), made.order)
 
 
 def step(s: Scheduler, memory: FakeMemory) -> None:
@@ -35,7 +35,7 @@ def step(s: Scheduler, memory: FakeMemory) -> None:
     s.check_integrity()
     rng = Random(0)
     rng.random = lambda: 0.9  # type: ignore[method-assign]  # nothing fails
-    s.commit(plan, perform(plan, memory, rng))
+    s.commit(plan, perform(s, plan, memory, rng))
     s.check_integrity()
 
 
@@ -118,7 +118,8 @@ def test_many_long_prompts_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch
     assert span is not None
     key = leader.cache_key
     assert key is not None
-    s.cache.add(key, as_tokens(document), span)
+    share = Share(span, len(document), len(document))
+    s.cache.add(key, as_tokens(document), (share,))
     s.add(leader)
     s.schedule(64, is_decode_due=True)
     for order in range(1, 65):
@@ -148,10 +149,10 @@ def test_what_was_found_is_looked_for_again_once_it_is_gone() -> None:
 def test_one_step_copies_one_document() -> None:
     """Ten questions that had waited copied a long document ten times before anybody's next token"""
     s, memory = cached()
-    s.add(sequence(0, DOCUMENT))
+    s.add(sequence(0, DOCUMENT, is_whole=True))
     finish(s, memory)
     for order in range(1, 5):
-        s.add(sequence(order, DOCUMENT + [order] * 10))
+        s.add(sequence(order, DOCUMENT + [order] * 10, is_whole=True))
     plans = finish(s, memory)
     assert max(len(plan.copies) for plan in plans) == 1
     assert s.cache.counts.hits == 4
@@ -159,20 +160,78 @@ def test_one_step_copies_one_document() -> None:
 
 def test_what_a_step_copies_is_not_evicted_in_that_step() -> None:
     """Another request admitted in the same step would be given the memory that is copied from."""
-    s = Scheduler(MemoryPool(12_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
-    memory = FakeMemory(12_000)
-    s.add(sequence(0, DOCUMENT))
+    s = Scheduler(MemoryPool(40_000), num_layers=LAYERS, max_running=8, cache_units=40_000)
+    memory = FakeMemory(40_000)
+    s.add(sequence(0, DOCUMENT, is_whole=True))
     finish(s, memory)
-    assert s.cache.used == 5000
-    s.add(sequence(1, DOCUMENT + [1] * 10))
-    s.add(sequence(2, [9] * 1000))  # fits only where the document is
+    assert s.cache.used == 16_000
+    s.add(sequence(1, DOCUMENT + [1] * 10, is_whole=True))
+    s.add(sequence(2, [9] * 1000, is_whole=True))  # fits only where the document is
     plan = s.schedule(256, is_decode_due=True)
     (copy,) = plan.copies
     held = [made.memory for made in s.running]
-    assert all(copy.source.start >= m.start + m.size or m.start >= 5000 for m in held)
+    assert all(copy.source[0].start >= m.start + m.size or m.start >= 16_000 for m in held)
     assert len(held) == 1
-    s.commit(plan, perform(plan, memory, Random(0)))
+    s.commit(plan, perform(s, plan, memory, Random(0)))
     finish(s, memory)
+
+
+def test_questions_at_once_share_the_document_s_memory() -> None:
+    """Each had a copy of it, so that eight questions needed the memory of eight documents."""
+    s, memory = cached()
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    for order in range(1, 9):
+        s.add(sequence(order, DOCUMENT + [order] * 10))
+    plan = s.schedule(256, is_decode_due=True)
+    s.check_integrity()
+    assert len(s.running) == 8
+    assert not plan.copies
+    assert s.cache.used == 5000
+    assert s.pool.used == 5000 + 8 * 20 * 2 * LAYERS  # what the answers will need, and no more
+    s.commit(plan, perform(s, plan, memory, Random(0)))
+    finish(s, memory)
+    assert s.cache.counts.hits == 8
+
+
+def test_a_document_that_is_read_from_does_not_give_way() -> None:
+    """Its memory would be another request's while a pass reads it."""
+    s = Scheduler(MemoryPool(9_000), num_layers=LAYERS, max_running=8, cache_units=9_000)
+    memory = FakeMemory(9_000)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    s.add(reader := sequence(1, DOCUMENT + [1] * 10))
+    s.add(waiting := sequence(2, [9] * 1000))  # fits only where the document is
+    plan = s.schedule(256, is_decode_due=True)
+    assert (reader.num_shared, waiting.state) == (1000, State.WAITING)
+    s.commit(plan, perform(s, plan, memory, Random(0)))
+    finish(s, memory)
+    assert len(waiting.generated) == 4
+
+
+def test_a_question_gives_up_its_document_where_it_could_not_run_beside_it() -> None:
+    """It needs more for its answer than is left beside the document that it begins with."""
+    s = Scheduler(MemoryPool(9_000), num_layers=LAYERS, max_running=8, cache_units=9_000)
+    memory = FakeMemory(9_000)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    s.add(made := sequence(1, DOCUMENT + [1] * 10, max_tokens=500))
+    finish(s, memory)
+    assert (len(made.generated), made.num_cached) == (500, 0)
+
+
+def test_what_is_in_many_places_is_copied_into_one() -> None:
+    """A pass attends to each place on its own, and conversations of many turns would get slow."""
+    s, memory = cached(capacity=200_000)
+    turns, copies = list(DOCUMENT), 0
+    for order in range(12):
+        turns += [order] * 300
+        s.add(sequence(order, turns))
+        copies += sum(len(plan.copies) for plan in finish(s, memory))
+    assert s.cache.counts.hits == 11
+    assert copies == 1
+    assert len(s.cache.documents[-1].shares) <= MOST_SHARES + 1
+    assert s.cache.used == 5 * len(turns)
 
 
 def test_documents_are_not_evicted_in_vain() -> None:
@@ -183,7 +242,8 @@ def test_documents_are_not_evicted_in_vain() -> None:
     finish(s, memory)
     assert s.cache.used == 1500
     big = sequence(1, [2] * 2000)
-    big.plan = big.plan.having(budget=Budget(low=1, high=200, limit=200))
+    plan = big.plan.having(budget=Budget(low=1, high=200, limit=200))
+    big.request = replace(big.request, plan=plan)
     s.add(big)
     finish(s, memory)
     assert s.cache.used == 1500

@@ -125,7 +125,7 @@ def test_a_request_keeps_as_much_as_its_prompt() -> None:
 def test_a_scored_prompt_takes_nothing_over() -> None:
     s, memory = cached()
     made = sequence(1, DOCUMENT + [1] * 10)
-    scored = Sequence(replace(made.request, prompt_logprobs=0), made.plan, made.order)
+    scored = Sequence(replace(made.request, prompt_logprobs=0), made.order)
     s.add(sequence(0, DOCUMENT))
     finish(s, memory)
     s.add(scored)
@@ -139,7 +139,7 @@ def test_full_memory_gives_up_a_document_before_it_moves_many_times_its_size() -
     for order in range(10):
         s.add(filtered(order, [order] * 1600))  # 8,000 units each
         finish(s, memory)
-    spans = sorted(document.span.start for document in s.cache.documents)
+    spans = sorted(document.spans[0].start for document in s.cache.documents)
     assert len(spans) == 10
     for document in [d for d in s.cache.documents if int(d.tokens[0]) in (0, 9)]:
         s.cache._drop(document)
@@ -184,7 +184,7 @@ def test_a_failed_prompt_is_not_kept() -> None:
     s, memory = cached()
     s.add(made := sequence(0, DOCUMENT, max_tokens=100))
     read_until(s, memory, made, State.DECODING)
-    s.commit(s.schedule(64, is_decode_due=True), StepOutput(failures=frozenset({made})))
+    s.commit(s.schedule(64, is_decode_due=True), StepOutput(failures=frozenset({made.order})))
     assert s.pool.used == s.cache.used == 0
 
 
@@ -198,7 +198,7 @@ def test_what_is_not_answered_from_the_whole_prompt_takes_nothing_over(
     finish(s, memory)
     made = sequence(1, DOCUMENT)
     plan = made.plan.having(num_kept=500, **changes)
-    s.add(other := Sequence(made.request, plan, 1))
+    s.add(other := Sequence(replace(made.request, plan=plan), 1))
     assert (other.cache_key, other.is_whole) == (None, False)
     s.schedule(64, is_decode_due=True)
     assert (other.num_reused, s.cache.counts.hits) == (0, 0)
@@ -208,7 +208,8 @@ def test_after_a_fallback_other_tokens_are_in_common() -> None:
     """A repeated question is read by the filter pass alone."""
     repeating = [filtered(order, DOCUMENT) for order in range(2)]
     for made in repeating:
-        made.plan = made.plan.having(repeated=(1, 2), rows=(1000, 1001))
+        plan = made.plan.having(repeated=(1, 2), rows=(1000, 1001))
+        made.request = replace(made.request, plan=plan)
     one, other = repeating
     assert (one.num_common_with(other), len(one.tokens)) == (1000, 1002)
     for made in repeating:
@@ -223,7 +224,7 @@ def test_the_document_that_is_copied_does_not_give_way_to_spare_moves() -> None:
         finish(s, memory)
     for document in [d for d in s.cache.documents if int(d.tokens[0]) in (1, 9)]:
         s.cache._drop(document)
-    s.add(made := filtered(11, [0] * 1600 + [99] * 1600))
+    s.add(made := filtered(11, [0] * 1600 + [99] * 3200))
     plan = s.schedule(256, is_decode_due=True)
     assert (made.num_cached, s.cache.counts.evictions) == (1600, 1)
     assert not plan.moves

@@ -160,10 +160,10 @@ class SlowToAdd(FakeCore):
         super().__init__()
         self.is_adding, self.may_add = threading.Event(), threading.Event()
 
-    def add(self, request: Request, plan: None = None) -> FakeJob:
+    def add(self, request: Request) -> FakeJob:
         self.is_adding.set()
         assert self.may_add.wait(10)
-        return super().add(request, plan)
+        return super().add(request)
 
 
 async def test_the_queue_is_bounded_while_a_request_is_added() -> None:
@@ -187,7 +187,7 @@ async def test_arrivals_that_cannot_be_added_end_and_the_worker_goes_on() -> Non
     """The worker died, and clients whose requests it had not added yet waited for ever."""
 
     class FailsToAdd(SlowToAdd):
-        def add(self, request: Request, plan: None = None) -> FakeJob:
+        def add(self, request: Request) -> FakeJob:
             assert self.may_add.wait(10)
             raise RuntimeError("no grammar can be tried")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,10 @@ import pytest
 from gemserve.calibration.files import Calibration
 from gemserve.errors import RequestError
 from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.filtering.methods import METHODS
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import (
     AUTO_MIN_KEEP,
-    FILTER_METHODS,
     FilterMethod,
     FilterOptions,
     FilterParams,
@@ -134,7 +134,18 @@ def test_what_a_method_does_not_have_is_named() -> None:
     for method in ("none", "snapkv", "position", "random"):
         message, param = refused(FilterOptions(method=method, layer=1))
         assert param == "filter.layer"
-        assert message.startswith("filter.layer=1: only methods sieve and gemfilter have")
+        assert re.match(r"filter\.layer=1: only methods sieve(,| and) gemfilter.* have", message)
+
+
+def test_a_method_that_does_not_exist_is_named() -> None:
+    """A name is plain text, so that a wrong one was a KeyError somewhere."""
+    expected = (
+        f"filter.method='best': must be one of {', '.join(SERVED_METHODS)}",
+        "filter.method",
+    )
+    assert refused(FilterOptions(method="best")) == expected
+    with pytest.raises(RequestError, match="must be one of none, "):
+        PLANNER.plan(request(FilterParams(method="best", keep=64)))
 
 
 def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None:
@@ -146,7 +157,7 @@ def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None
     PLANNER.check_layer_sees(FilterParams(method="none", keep=16, layer=0), NUM_TOKENS)
 
 
-@pytest.mark.parametrize("method", [*FILTER_METHODS, "fastkv", "claa"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_one_way(method: FilterMethod) -> None:
     """A pass, a choice without one, or eviction; else a request would never end."""
     params = FilterParams(method=method, keep=64)
@@ -170,8 +181,12 @@ def test_every_method_has_one_way(method: FilterMethod) -> None:
         "fastkv": (tuple(range(992, 1000)), (3,)),
         "claa": (tuple(range(992, 1000)), (0, 1, 2, 3)),
     }
-    assert (plan.rows, plan.tapped) == expected.get(method, ((), ()))
-    assert plan.layer == (3 if method in expected else None)
+    has_layer = METHODS[method].selector is not None
+    assert plan.layer == (3 if has_layer else None)
+    assert bool(plan.rows) == bool(plan.tapped) == has_layer
+    assert {method for method in METHODS if METHODS[method].selector is not None} >= {*expected}
+    if method in expected:
+        assert (plan.rows, plan.tapped) == expected[method]
 
 
 def test_the_calibrated_heads_count_in_the_calibrated_layer_alone() -> None:
@@ -287,6 +302,6 @@ def test_a_plan_is_checked_like_a_request() -> None:
 def test_equal_requests_have_equal_plans() -> None:
     """Which thread plans, and when, must not matter."""
     sampling = SamplingParams(max_tokens=10, seed=5)
-    for method in FILTER_METHODS:
+    for method in SERVED_METHODS:
         one = request(FilterParams(method=method, keep=64), sampling=sampling)
         assert FULL.plan(one) == FULL.plan(one)

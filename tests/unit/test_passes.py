@@ -183,4 +183,4 @@ def test_eviction_is_refused_where_layers_have_windows() -> None:
         filter=FilterParams(method="snapkv", keep=64),
     )
     with pytest.raises(RequestError, match=r"filter\.method=snapkv: not for this model: 4 of"):
-        core.plan(request)
+        core.add(request)

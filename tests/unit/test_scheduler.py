@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from random import Random
 
 import pytest
@@ -39,13 +40,13 @@ def sequence(
             sampling=SamplingParams(max_tokens=max_tokens),
             filter=FilterParams(method="none" if keep is None else "sieve", keep=keep or 16),
             priority=priority,
-        ),
-        plan=FilterPlan(
-            reason="disabled" if keep is None else None,
-            num_kept=count,
-            budget=budget,
-            layer=None if keep is None else 2,
-            repeated=() if keep is None else tuple(range(repeated)),
+            plan=FilterPlan(
+                reason="disabled" if keep is None else None,
+                num_kept=count,
+                budget=budget,
+                layer=None if keep is None else 2,
+                repeated=() if keep is None else tuple(range(repeated)),
+            ),
         ),
         order=order,
     )
@@ -69,49 +70,59 @@ def random_sequence(rng: Random, order: int) -> Sequence:
     )
 
 
-def perform(plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
+def perform(s: Scheduler, plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
     """A fake runner: draws tokens, chooses positions, fails now and then.
 
     A chunk is through after two steps on average.
     """
-    tokens: dict[Sequence, int] = {}
-    kept: dict[Sequence, tuple[int, ...]] = {}
+    tokens: dict[int, int] = {}
+    kept: dict[int, tuple[int, ...]] = {}
     chunk = plan.chunk
     is_done = rng.random() < 0.5
     if chunk is not None and is_done:
         if chunk.is_last and chunk.is_filter:
-            everything = range(chunk.sequence.num_prompt)
-            budget = chunk.sequence.plan.budget  # fewer than reserved for, or more
+            reader = s.sequences[chunk.sequence]
+            everything = range(reader.num_prompt)
+            budget = reader.plan.budget  # fewer than reserved for, or more
             count = rng.choice((rng.randint(budget.low, budget.high), budget.limit))
             kept[chunk.sequence] = tuple(sorted(rng.sample(everything, count)))
         elif chunk.is_last:
             tokens[chunk.sequence] = rng.randrange(100)
-    tokens.update({s: rng.randrange(100) for s in plan.decodes})
-    touched = [*plan.decodes, *([chunk.sequence] if chunk is not None else [])]
-    failures = frozenset(s for s in touched if rng.random() < failure_rate)
+    decoding = [row.sequence for row in plan.decodes]
+    tokens.update({number: rng.randrange(100) for number in decoding})
+    touched = [*decoding, *([chunk.sequence] if chunk is not None else [])]
+    failures = frozenset(number for number in touched if rng.random() < failure_rate)
     finished = frozenset(
-        s
-        for s in tokens
-        if s not in failures
-        and (len(s.generated) + 1 == s.request.sampling.max_tokens or rng.random() < 0.05)
+        number
+        for number in tokens
+        if number not in failures and (is_at_its_end(s.sequences[number]) or rng.random() < 0.05)
     )
     return StepOutput(
         is_chunk_done=is_done, tokens=tokens, kept=kept, finished=finished, failures=failures
     )
 
 
-def check_plan(plan: Plan, seen: dict[Sequence, int]) -> None:
+def is_at_its_end(sequence: Sequence) -> bool:
+    return len(sequence.generated) + 1 == sequence.request.sampling.max_tokens
+
+
+def check_plan(s: Scheduler, plan: Plan) -> None:
     """Passes are read in order, once, and a chunk begun is the chunk gone on with."""
     chunk = plan.chunk
     if chunk is not None:
         assert not plan.decodes
         assert chunk.count > 0
-        assert chunk.sequence.open_tokens in (0, chunk.count)
-        assert chunk.start == chunk.sequence.done
-        assert chunk.is_last == (chunk.start + chunk.count == chunk.sequence.pass_length)
-    for s in plan.decodes:
-        assert s.state is State.DECODING
-        seen[s] = seen.get(s, 0) + 1
+        reader = s.sequences[chunk.sequence]
+        assert reader.open_tokens in (0, chunk.count)
+        assert chunk.start == reader.done
+        assert chunk.is_last == (chunk.start + chunk.count == reader.pass_length)
+        assert chunk.place == reader.place
+    for row in plan.decodes:
+        decoding = s.sequences[row.sequence]
+        assert decoding.state is State.DECODING
+        assert (row.token, row.place) == (decoding.generated[-1], decoding.place)
+        assert row.slot == decoding.num_kept + len(decoding.generated) - 1
+    assert pickle.loads(pickle.dumps(plan)) == plan, "a runner may be in another process"
 
 
 def run_trace(seed: int) -> None:
@@ -120,7 +131,6 @@ def run_trace(seed: int) -> None:
     s = scheduler(rng.randrange(largest, 3 * largest), max_running=rng.choice((2, 8, 64)))
     pending = [random_sequence(rng, i) for i in range(rng.randrange(1, 25))]
     everyone = list(pending)
-    seen: dict[Sequence, int] = {}
     failure_rate = rng.choice((0.0, 0.02))
     for _ in range(20_000):
         while pending and rng.random() < 0.4:
@@ -129,9 +139,9 @@ def run_trace(seed: int) -> None:
             s.finish(rng.choice([*s.running, *s.waiting]))
         plan = s.schedule(rng.choice((8, 300, 5000)), is_decode_due=rng.random() < 0.5)
         s.check_integrity()
-        check_plan(plan, seen)
+        check_plan(s, plan)
         assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
-        s.commit(plan, perform(plan, rng, failure_rate))
+        s.commit(plan, perform(s, plan, rng, failure_rate))
         s.check_integrity()
         if s.is_idle and not pending:
             break
@@ -250,8 +260,8 @@ def test_a_short_prompt_does_not_wait_behind_a_huge_one() -> None:
     while not any(q.order == 1 and q.state is State.DECODING for q in s.running):
         plan = s.schedule(200, is_decode_due=False)
         assert plan.chunk is not None
-        turns[plan.chunk.sequence.order] += 1
-        s.commit(plan, perform(plan, rng, 0.0))
+        turns[plan.chunk.sequence] += 1
+        s.commit(plan, perform(s, plan, rng, 0.0))
         assert sum(turns) < 20
     assert abs(turns[0] - turns[1]) <= 1  # nor does the huge one starve
 
@@ -268,7 +278,7 @@ def test_a_large_request_is_not_overtaken_for_ever() -> None:
         if len(s.waiting) < 10:
             s.add(sequence(order, 100, None, 20))
         plan = s.schedule(1000, is_decode_due=rng.random() < 0.5)
-        s.commit(plan, perform(plan, rng, 0.0))
+        s.commit(plan, perform(s, plan, rng, 0.0))
         if large.state is not State.WAITING:
             return
     raise AssertionError("never admitted")
@@ -290,12 +300,12 @@ def test_memory_is_not_moved_under_an_open_chunk() -> None:
     plan = s.schedule(8, is_decode_due=True)
     assert not plan.moves
     assert plan.chunk is not None
-    assert plan.chunk.sequence is begun
+    assert plan.chunk.sequence == begun
     s.commit(plan, StepOutput(is_chunk_done=True))
     plan = s.schedule(8, is_decode_due=True)
     assert plan.moves
     assert len(s.running) == 3
-    s.commit(plan, perform(plan, rng, 0.0))
+    s.commit(plan, perform(s, plan, rng, 0.0))
     s.check_integrity()
 
 
@@ -321,7 +331,7 @@ def test_decoding_waits_until_it_is_due() -> None:
     rng = Random(0)
     while not any(q.state is State.DECODING for q in s.running):
         plan = s.schedule(100, is_decode_due=False)
-        s.commit(plan, perform(plan, rng, 0.0))
+        s.commit(plan, perform(s, plan, rng, 0.0))
     assert s.schedule(100, is_decode_due=False).decodes
     s.add(sequence(1, 500, None, 10))
     assert not s.schedule(100, is_decode_due=False).decodes
@@ -343,6 +353,6 @@ def test_what_waits_is_admitted_by_priority_then_arrival() -> None:
         plan = queue.schedule(100, is_decode_due=False)
         assert plan.chunk is not None
         done = plan.chunk.sequence
-        ended.append(done.order)
+        ended.append(done)
         queue.commit(plan, StepOutput(tokens={done: 1}, finished=frozenset({done})))
     assert ended == [2, 4, 0, 3, 1]

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from gemserve_client.cli.connection import add_server_options, connected, first_model
 from gemserve_client.cli.errors import Misused
 from gemserve_client.cli.kept_passages import show_kept
 from gemserve_client.cli.spinner import waiting
 from gemserve_client.cli.text_files import read_text
-from gemserve_client.filters import Filter, FilterMethod
+from gemserve_client.filters import Filter
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionUserMessageParam
@@ -49,8 +49,7 @@ def add_command(commands: Any) -> None:
         help="answer further questions, one a line of standard input",
     )
     parser.add_argument("--model", help="default: the first that the server lists")
-    methods = get_args(FilterMethod)
-    parser.add_argument("--filter", choices=methods, help="default: the server's")
+    parser.add_argument("--filter", metavar="METHOD", help="default: the server's")
     parser.add_argument("--keep", type=_keep, help="tokens, a fraction in (0, 1), or auto")
     parser.add_argument("--adapter", metavar="NAME", help="of those the server lists")
     parser.add_argument(

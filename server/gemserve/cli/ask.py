@@ -15,7 +15,8 @@ from gemserve.cli.options import add_options, read_options
 from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError
-from gemserve.types import FilterReason, FilterReport
+from gemserve.filter_plan import FilterReason
+from gemserve.types import FilterReport
 
 if TYPE_CHECKING:
     from gemserve.llm import LLM, Passage

@@ -24,7 +24,7 @@ from gemserve.cli.option_readers import make_folder, read_keep, read_value
 from gemserve.cli.option_tables import MEMORY_OPTIONS, MODEL_OPTIONS
 from gemserve.cli.options import add_options, read_options
 from gemserve.cli.outcome_table import table
-from gemserve.config import EngineConfig, ModelConfig
+from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     methods = _methods(arguments.methods)
     keep = read_value("keep", arguments.keep, read_keep)
     if keep == "auto":
-        raise ConfigError("keep=auto: methods are compared at one budget; see method sieve:auto")
+        raise ConfigError(
+            f"keep=auto: methods are compared at one budget; see method {DEFAULT_METHOD}:auto"
+        )
     layer = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
     is_read = arguments.task in READ_TASKS
     make_batches = file_batches(arguments, methods) if is_read else generated_batches(arguments)
@@ -101,8 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(*table(rows, _count_unfiltered(outcomes)), sep="\n")
     comparisons = _compare(outcomes, methods)
     _print_comparisons(comparisons)
-    if {"none", "sieve", "sieve:fallback"} <= set(methods):
-        _print_fallback(outcomes)
+    for method in methods:
+        if {"none", f"{method}:fallback"} <= set(methods):
+            _print_fallback(outcomes, method)
     result = {
         "task": arguments.task,
         "model": model.model,
@@ -162,12 +165,12 @@ def _count_unfiltered(outcomes: list[Outcome]) -> Counter[tuple[str, int, str]]:
 
 
 def _compare(outcomes: Any, methods: list[str]) -> list[Any]:
-    """Print each method against reading everything, and sieve against every other method."""
+    """Each method against reading everything, and the default one against every other method."""
     from gemserve.evaluation.compare import compare
 
     pairs = [(m, "none") for m in methods if m != "none" and "none" in methods]
-    if "sieve" in methods:
-        pairs += [("sieve", m) for m in methods if m not in ("none", "sieve")]
+    if DEFAULT_METHOD in methods:
+        pairs += [(DEFAULT_METHOD, m) for m in methods if m not in ("none", DEFAULT_METHOD)]
     return [compare(outcomes, method, other) for method, other in pairs]
 
 
@@ -180,15 +183,15 @@ def _print_comparisons(comparisons: list[Any]) -> None:
         )
 
 
-def _print_fallback(outcomes: Any) -> None:
+def _print_fallback(outcomes: Any, method: str) -> None:
     from gemserve.evaluation.compare import judge_fallback
 
     if any(o.score not in (0, 1) for o in outcomes):
         return  # graded answers are neither right nor wrong
-    verdict = judge_fallback(outcomes)
+    verdict = judge_fallback(outcomes, method)
     print(
         f"the fallback fired on {verdict.needed_fired} of {verdict.needed} examples that none gets "
-        f"and sieve misses, on {verdict.idle_fired} of {verdict.idle} that sieve gets"
+        f"and {method} misses, on {verdict.idle_fired} of {verdict.idle} that {method} gets"
     )
 
 

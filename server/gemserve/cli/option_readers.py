@@ -46,6 +46,13 @@ def read_layer(text: str) -> int | None:
     return None if text == "auto" else int(number(0)(text))
 
 
+def read_method(text: str) -> str:
+    """A filter method that requests may name. The table of methods takes torch along."""
+    from gemserve.filtering.methods import SERVED_METHODS
+
+    return choice(*SERVED_METHODS)(text)
+
+
 def read_offload(text: str) -> int | str:
     return text if text == "auto" else int(number(0)(text))
 

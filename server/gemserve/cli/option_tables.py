@@ -14,12 +14,12 @@ from gemserve.cli.option_readers import (
     read_hosts,
     read_keep,
     read_layer,
+    read_method,
     read_offload,
     read_origins,
     read_switch,
 )
 from gemserve.config import ATTENTION_BACKENDS
-from gemserve.types import FILTER_METHODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ MODEL_OPTIONS: tuple[Option, ...] = (
     ),
 )
 ENGINE_OPTIONS: tuple[Option, ...] = (
-    Option("--filter", "filter_method", choice(*FILTER_METHODS), "default filter method"),
+    Option("--filter", "filter_method", read_method, "default filter method"),
     Option("--filter-layer", "filter_layer", read_layer, "0-based layer that chooses, or auto"),
     Option(
         "--filter-keep",

@@ -21,7 +21,7 @@ from gemserve.config import (
 )
 from gemserve.cost import ModelShape, WeightPlan
 from gemserve.errors import ConfigError
-from gemserve.types import FILTER_METHODS, FilterParams
+from gemserve.types import kept_count
 
 if TYPE_CHECKING:
     from gemserve.filtering.method_cost import MethodPlan
@@ -41,6 +41,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.filtering.method_cost import plan_methods
+    from gemserve.filtering.methods import SERVED_METHODS
     from gemserve.model.loader import model_from_config
     from gemserve.model.shape import shape_of
     from gemserve.model.weight_memory import weights_of
@@ -55,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     shape = shape_of(hf, dtype)
     calibration = _find_calibration(arguments.layer, model.model, source, shape)
     layer = calibration.layer
-    kept = FilterParams(method="sieve", keep=keep).kept_count(num_tokens)
+    kept = kept_count(keep, num_tokens)
     rows = plan_methods(
         shape,
-        methods=FILTER_METHODS,
+        methods=SERVED_METHODS,
         num_tokens=num_tokens,
         keep=kept,
         max_tokens=max_tokens,

@@ -146,7 +146,7 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
         f"filter {config.filter_method}, layer {config.filter_layer}, keep {config.filter_keep} "
         f"above {config.filter_min_tokens} tokens; KV memory {config.kv_memory_bytes:,} bytes"
     )
-    if METHODS[config.filter_method].selector is not None:
+    if METHODS[config.filter_method].has_layer:
         say(core.calibration.describe())
     weights = planned_weights(core.model, config)
     say(

@@ -54,6 +54,7 @@ def assemble(
     resolved = resolve_engine(
         engine,
         calibration,
+        is_adaptive=METHODS[engine.filter_method].is_adaptive,
         num_layers=causal.num_layers,
         context_tokens=causal.context_tokens,
     )

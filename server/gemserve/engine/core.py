@@ -3,44 +3,62 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Sequence as Ids
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import ResolvedEngineConfig
 from gemserve.decoding.detokenize import TextStream, token_offsets
 from gemserve.decoding.grammar import Grammars
-from gemserve.decoding.sampling import SamplerState
 from gemserve.engine.cache.state import CacheCounts, CacheState, StoredDocument
 from gemserve.engine.events import EventMaker, step_output
-from gemserve.engine.memory import MemoryPool
+from gemserve.engine.memory import Change, MemoryPool
+from gemserve.engine.reuse.disk import HostCopies, state_of
 from gemserve.engine.reuse.disk_setup import open_disk_cache
-from gemserve.engine.reuse.questions import check_pin, state_of
-from gemserve.engine.running.results import RunOutput
+from gemserve.engine.reuse.lookup import check_pin
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import Crowd, Pace, StepLimits
 from gemserve.engine.scheduling.scheduler import Scheduler
-from gemserve.engine.sequence.capacity import check_capacity
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
-from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import Plan
-from gemserve.filter_plan import FilterPlan
+from gemserve.engine.sequence.sequence import Sequence, State, check_capacity
+from gemserve.engine.sequence.step_plan import Plan, RunOutput, Task
 from gemserve.filtering.planner import FilterPlanner
+from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Event, Finished, Request
+from gemserve.scores import AnswerAttention
+from gemserve.types import AdapterName, Event, Finished, Request
 
+log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
+_LOG_EVERY_S = 60.0  # at most one line in this time about errors of one kind
+
+
+class StepRunner(Protocol):
+    """What the core needs of a runner: see `Runner`. All arguments and results can be pickled."""
+
+    @property
+    def has_graphs(self) -> bool: ...
+    @property
+    def copies(self) -> HostCopies: ...
+    def begin(self, task: Task, adapter: Adapter) -> None: ...
+    def run(self, plan: Plan, limits: StepLimits) -> RunOutput: ...
+    def watched_answer(self, number: int, offsets: Ids[int]) -> AnswerAttention | None: ...
+    def forget(self, numbers: Collection[int]) -> None: ...
+    def change_memory(self, changes: Collection[Change]) -> None: ...
 
 
 class Core:
     """Scheduler, runner and events together. Only one thread at a time may use it.
 
-    Any thread may call `plan` and read the attributes without an underscore, which never change.
+    Any thread may call `check` and read the attributes without an underscore, which never change.
     The properties are for the thread that steps.
     """
 
@@ -51,8 +69,12 @@ class Core:
         config: ResolvedEngineConfig,
         eos_ids: frozenset[int],
         calibration: Calibration | None = None,
+        new_runner: Callable[..., StepRunner] = Runner,
     ) -> None:
-        """`calibration` None: filter passes end at the layer in `config`."""
+        """`calibration` None: filter passes end at the layer in `config`.
+
+        `new_runner` takes what `Runner` takes.
+        """
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.eos_ids = eos_ids
         self.calibration = calibration or Calibration(layer=config.filter_layer)
@@ -71,7 +93,13 @@ class Core:
             longest_sequence=self.longest_sequence,
         )
         self._pool = MemoryPool(self.num_units)
-        self._runner = Runner(model, self.num_units, config.cuda_graphs)
+        self._runner = new_runner(
+            model,
+            self.num_units,
+            grammars=self.grammars,
+            end_ids=eos_ids,
+            cuda_graphs=config.cuda_graphs,
+        )
         self._scheduler = Scheduler(
             self._pool,
             num_layers=model.num_layers,
@@ -80,13 +108,15 @@ class Core:
         )
         self._pace = Pace(target_s=config.step_target_s)
         self._disk = open_disk_cache(
-            config, model, self._runner.memory, self._scheduler.cache, self._pace
+            config, model, self._runner.copies, self._scheduler.cache, self._pace
         )
         self._salt = secrets.token_bytes(32) if self._disk is None else self._disk.folder.key
         if self._disk is not None:
             self._scheduler.begin_load = self._disk.begin_load
         self._events = EventMaker(model.shape, eos_ids)
-        self._jobs: dict[Sequence, Job] = {}
+        self._jobs: dict[int, Job] = {}
+        self._internal_errors = Counter[str]()
+        self._logged_s: dict[str, float] = {}
         self._stored_at, self._stored = 0, dict[str, StoredDocument]()
         # requests that want only a selection, which is known without a pass
         self._decided: list[Job] = []
@@ -108,7 +138,12 @@ class Core:
     @property
     def waiting_of(self) -> Mapping[bytes, int]:
         """How many requests of each tenant wait."""
-        return Counter(self._jobs[s].request.tenant for s in self._scheduler.waiting)
+        return Counter(self._jobs[s.order].request.tenant for s in self._scheduler.waiting)
+
+    @property
+    def internal_errors(self) -> Mapping[str, int]:
+        """How often something failed that was done in another way then, since the start."""
+        return dict(self._internal_errors)
 
     @property
     def kv_usage_ratio(self) -> float:
@@ -163,62 +198,65 @@ class Core:
         if self._decided:
             return self._end_decided()
         limits = self._limits()
-        samplers = {sequence: job.sampler for sequence, job in self._jobs.items()}
         plan = self._scheduler.schedule(limits.chunk_tokens, is_decode_due=limits.is_decode_due)
-        out = self._runner.run(plan, samplers, limits)
+        out = self._runner.run(plan, limits)
         emitted = self._events.of_step(plan, out, self._jobs)
         emitted = [(job, self._with_attention(job, event, out)) for job, event in emitted]
         self._scheduler.commit(plan, step_output(out, emitted))
         self._runner.change_memory(self._pool.take_changes())
         self._observe(plan, out)
+        self._note_retries(out)
         if plan.is_empty and self._disk is not None:  # all that is running waits for the disk
             self._disk.wait(_DISK_WAIT_S)
         self._forget_finished(emitted)
         return emitted
 
-    def plan(self, request: Request) -> FilterPlan:
-        """How a request will be filtered. Any thread may call this: nothing here ever changes.
+    def check(self, request: Request) -> None:
+        """Raise if a planned request could not run. Any thread may call this: it is arithmetic.
 
-        Raises `CapacityExceeded` if the request could not run even alone, and `RequestError` if its
-        filter method does not fit this model or its prompt is too long to be pinned.
+        Raises `CapacityExceeded` if it could not run even alone, and `RequestError` if its prompt
+        is too long to be pinned.
         """
-        plan = self.planner.plan(request)
-        sequence = Sequence(request=request, plan=plan, order=0)
+        sequence = Sequence(request=request, order=0)
         check_capacity(sequence, self.num_units, self.model.shape)
         if request.pin:
             check_pin(sequence, self._scheduler.cache, self.model.shape)
-        return plan
 
-    def add(self, request: Request, plan: FilterPlan | None = None) -> Job:
-        """Queue a request by its plan. Raises `InvalidGrammar`, and what `plan` raises."""
-        plan = plan or self.plan(request)
+    def add(self, request: Request) -> Job:
+        """Queue a request. Raises `InvalidGrammar`.
+
+        One that has no filter plan yet is planned and checked here: see `FilterPlanner.planned` and
+        `check`.
+        """
+        if request.plan is None:
+            request = self.planner.planned(request)
+            self.check(request)
         self._num_added += 1
         # what an API key is known by stays in the API: the cache has a name of its own for it
         tenant = request.tenant
         if tenant:  # without keys all requests are alike, and share nothing out
             tenant = hashlib.blake2b(tenant, key=self._salt, digest_size=16).digest()
-        sequence = Sequence(
-            request=replace(request, tenant=tenant), plan=plan, order=self._num_added
-        )
-        grammar = request.grammar
-        matcher = self.grammars.matcher(grammar) if grammar is not None else None
+        sequence = Sequence(request=replace(request, tenant=tenant), order=self._num_added)
         job = Job(
             request=request,
             sequence=sequence,
-            sampler=SamplerState(request.sampling, request.prompt_ids, self.eos_ids, matcher),
             text=TextStream(self.tokenizer, request.sampling.stop),
-            reason=plan.reason,
+            reason=sequence.plan.reason,
         )
-        self._jobs[sequence] = job
         if request.selects_only and sequence.filter_layer is None:
             self._decided.append(job)
         else:
+            adapter = _adapter_of(request)
+            named = AdapterName(adapter.name, adapter.version, adapter.num_positions)
+            of_runner = replace(request, adapter=None if adapter is NO_ADAPTER else named)
+            self._runner.begin(Task(sequence.order, of_runner), adapter)
             self._scheduler.add(sequence)
+        self._jobs[sequence.order] = job
         return job
 
     def cancel(self, job: Job) -> Emitted:
         """End a request at once and free its memory. Idempotent."""
-        if job.sequence not in self._jobs:
+        if job.sequence.order not in self._jobs:
             return []
         if job in self._decided:
             self._decided.remove(job)
@@ -274,16 +312,17 @@ class Core:
         """Prove that states and memory agree. Raises `AssertionError`."""
         self._scheduler.check_integrity()
         decided = [job.sequence for job in self._decided]
-        assert set(self._jobs) == {*self._scheduler.running, *self._scheduler.waiting, *decided}
+        known = {job.sequence for job in self._jobs.values()}
+        assert known == {*self._scheduler.running, *self._scheduler.waiting, *decided}
 
     def _with_attention(self, job: Job, event: Event, out: RunOutput) -> Event:
         """The event; if it ends an answer that is watched, with what the answer attended to."""
-        drawn = out.draws.get(job.sequence)
+        drawn = out.drawn.get(job.sequence.order)
         is_watched = job.sequence.plan.answer_layer is not None
         if not isinstance(event, Finished) or drawn is None or not is_watched:
             return event
         offsets = token_offsets(self.tokenizer, [*job.sequence.generated, drawn.token])
-        found = self._runner.watched_answer(job.sequence, offsets)
+        found = self._runner.watched_answer(job.sequence.order, offsets)
         return replace(event, attention=found)
 
     def _limits(self) -> StepLimits:
@@ -308,7 +347,7 @@ class Core:
             self._pace.observe_decode(out.taken_s)
         if plan.chunk is not None:
             self._pace.observe_slice(out.taken_s)
-            sequence = plan.chunk.sequence
+            sequence = self._jobs[plan.chunk.sequence].sequence
             sequence.open_s = 0.0 if out.is_chunk_done else sequence.open_s + out.taken_s
             if out.pass_s:
                 self._pace.observe_pass(out.pass_s, plan.chunk.cost(self.model.shape))
@@ -321,7 +360,25 @@ class Core:
         return emitted
 
     def _forget_finished(self, emitted: Emitted) -> None:
-        for job, event in emitted:
-            if isinstance(event, Finished):
-                del self._jobs[job.sequence]
-                self._runner.forget(job.sequence)
+        ended = [job.sequence.order for job, event in emitted if isinstance(event, Finished)]
+        for number in ended:
+            del self._jobs[number]
+        if ended:
+            self._runner.forget(ended)
+
+    def _note_retries(self, out: RunOutput) -> None:
+        """Count what failed for a batch and was done one by one; log each kind once a minute."""
+        for name, error in out.retried:
+            self._internal_errors[name] += 1
+            now_s = time.monotonic()
+            if now_s - self._logged_s.get(name, -math.inf) >= _LOG_EVERY_S:
+                self._logged_s[name] = now_s
+                log.warning("%s failed, and was done for each sequence alone: %s", name, error)
+
+
+def _adapter_of(request: Request) -> Adapter:
+    adapter = request.adapter
+    if adapter is None:
+        return NO_ADAPTER
+    assert isinstance(adapter, Adapter)
+    return adapter

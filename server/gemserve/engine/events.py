@@ -8,12 +8,8 @@ from collections.abc import Sequence as Ids
 from functools import partial
 
 from gemserve.cost import ModelShape
-from gemserve.decoding.sampling import Draw
-from gemserve.engine.running.results import RunOutput
 from gemserve.engine.sequence.job import Emitted, Job
-from gemserve.engine.sequence.sequence import Sequence
-from gemserve.engine.sequence.step_plan import Plan, StepOutput
-from gemserve.filtering.selector import Choice
+from gemserve.engine.sequence.step_plan import DrawnToken, Kept, Plan, RunOutput, StepOutput
 from gemserve.ranges import as_ranges
 from gemserve.scores import FilterScores
 from gemserve.types import (
@@ -35,27 +31,27 @@ class EventMaker:
         self._shape = shape
         self._eos_ids = eos_ids
 
-    def of_step(self, plan: Plan, out: RunOutput, jobs: Mapping[Sequence, Job]) -> Emitted:
+    def of_step(self, plan: Plan, out: RunOutput, jobs: Mapping[int, Job]) -> Emitted:
         """The events of a step, before the scheduler commits it. Each request's are in order."""
         emitted: Emitted = []
         now_s = time.monotonic()
         if plan.chunk is not None:
             job = jobs[plan.chunk.sequence]
             emitted += [(job, event) for event in self._of_first_step(job, out.started_s)]
-        for sequence, choice in out.chosen.items():
-            job = jobs[sequence]
-            emitted += _made(job, out, partial(self._of_choice, job, choice, now_s))
-        for sequence, logprobs in out.scored.items():
-            emitted.append((jobs[sequence], PromptScored(logprobs)))
-        for sequence in out.evicted:
-            emitted.append((jobs[sequence], _filtered(jobs[sequence], None, now_s)))
-        for sequence, drawn in out.draws.items():
-            job = jobs[sequence]
+        for number, kept in out.kept.items():
+            job = jobs[number]
+            emitted += _made(job, out, partial(self._of_choice, job, kept, now_s))
+        for number, logprobs in out.scored.items():
+            emitted.append((jobs[number], PromptScored(logprobs)))
+        for number in out.evicted:
+            emitted.append((jobs[number], _filtered(jobs[number], None, now_s)))
+        for number, drawn in out.drawn.items():
+            job = jobs[number]
             emitted += _made(job, out, partial(self._of_token, job, drawn, now_s))
-        for sequence, error in out.failures.items():
-            message = _message(error, sequence.request)
-            count = len(sequence.generated)
-            emitted.append((jobs[sequence], self.finished(jobs[sequence], "error", count, message)))
+        for number, error in out.failures.items():
+            job = jobs[number]
+            message, count = _message(error, job.request), len(job.sequence.generated)
+            emitted.append((job, self.finished(job, "error", count, message)))
         return emitted
 
     def of_decided(self, job: Job) -> list[Event]:
@@ -88,34 +84,34 @@ class EventMaker:
             return []
         return [_filtered(job, job.sequence.chosen, started_s)]
 
-    def _of_choice(self, job: Job, choice: Choice, now_s: float) -> list[Event]:
+    def _of_choice(self, job: Job, kept: Kept, now_s: float) -> list[Event]:
         """The report of what a filter pass chose. The job's `reason` is set if it chose more.
 
         It is the last event but one of a request for a selection.
         """
-        kept = choice.positions.tolist()
-        if choice.has_failed:
+        if kept.has_failed:
             job.reason = "error"
-        elif choice.is_diffuse:
-            is_whole = len(kept) == job.sequence.num_prompt
+        elif kept.is_diffuse:
+            is_whole = len(kept.positions) == job.sequence.num_prompt
             job.reason = "diffuse_attention" if is_whole else "widened"
-        filtered = _filtered(job, kept, now_s, choice.coverage, choice.report)
+        filtered = _filtered(job, kept.positions, now_s, kept.coverage, kept.scores)
         ends = [self.finished(job, "stop", 0)] if job.request.selects_only else []
         return [filtered, *ends]
 
-    def _of_token(self, job: Job, drawn: Draw, now_s: float) -> list[Event]:
+    def _of_token(self, job: Job, drawn: DrawnToken, now_s: float) -> list[Event]:
         """The text of one token, and the end of the request if this is its last token."""
-        sampling, token, matcher = job.request.sampling, drawn.token, job.sampler.matcher
+        sampling, token = job.request.sampling, drawn.token
         count = len(job.sequence.generated) + 1
         reason: FinishReason | None = None
         text = ""
         # a grammar allows an end only after a whole answer, and then it may allow nothing else
-        is_eos = token in self._eos_ids and (matcher is not None or not sampling.ignore_eos)
+        is_held = job.request.grammar is not None
+        is_eos = token in self._eos_ids and (is_held or not sampling.ignore_eos)
         if is_eos or token in sampling.stop_token_ids:
             reason = "stop"
         else:
             text = job.text.push(token, may_stop=count >= sampling.min_tokens)
-            if job.text.is_stopped or (matcher is not None and matcher.is_complete):
+            if job.text.is_stopped or drawn.is_complete:
                 reason = "stop"
             elif count == sampling.max_tokens:
                 reason = "length"
@@ -136,18 +132,18 @@ def _made(job: Job, out: RunOutput, make: Callable[[], list[Event]]) -> Emitted:
     try:
         return [(job, event) for event in make()]
     except Exception as error:
-        out.failures[job.sequence] = error.with_traceback(None)
+        out.failures[job.sequence.order] = f"{type(error).__name__}: {error}"
         return []
 
 
 def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
     """What the scheduler needs to know about a step."""
-    ended = {job.sequence for job, event in emitted if isinstance(event, Finished)}
+    ended = {job.sequence.order for job, event in emitted if isinstance(event, Finished)}
     return StepOutput(
         is_chunk_done=out.is_chunk_done,
-        tokens={sequence: drawn.token for sequence, drawn in out.draws.items()},
-        kept={sequence: choice.positions.tolist() for sequence, choice in out.chosen.items()},
-        failed_filters=frozenset(s for s, choice in out.chosen.items() if choice.has_failed),
+        tokens={number: drawn.token for number, drawn in out.drawn.items()},
+        kept={number: kept.positions for number, kept in out.kept.items()},
+        failed_filters=frozenset(n for n, kept in out.kept.items() if kept.has_failed),
         finished=frozenset(ended - set(out.failures)),
         failures=frozenset(out.failures),
     )
@@ -185,8 +181,8 @@ def _filtered(
     return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)
 
 
-def _message(error: Exception, request: Request) -> str:
+def _message(error: str, request: Request) -> str:
     """What went wrong. It names the adapter, because its numbers may be the cause."""
     adapter = request.adapter
     used = "" if adapter is None else f" (with adapter {adapter.name}, version {adapter.version})"
-    return f"{type(error).__name__}: {error}{used}"
+    return f"{error}{used}"

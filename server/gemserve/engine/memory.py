@@ -1,15 +1,17 @@
 """One pool of memory for the keys and values of all requests, handed out in spans.
 
-A span is contiguous. The pool counts in units: one unit holds the keys, or the values, of one token
-in one layer. A filter pass needs few layers of all tokens, generation needs all layers of few
-tokens; both get spans from this pool. A span may shrink in place, and its last units are free at
-once. When free units are scattered, `compact` closes gaps.
+A span is contiguous, and may have several owners. The pool counts in units: one unit holds the
+keys, or the values, of one token in one layer. A filter pass needs few layers of all tokens,
+generation needs all layers of few tokens; both get spans from this pool. A span may shrink in
+place, and its last units are free at once. When free units are scattered, `compact` closes gaps.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True, order=True)
@@ -23,6 +25,57 @@ class Span:
     size: int = field(compare=False)
     references: int = field(default=1, compare=False)
     is_private: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Where some tokens of a pass are: the first `count` of `capacity` tokens, from unit `start`
+    on.
+    """
+
+    start: int
+    capacity: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the keys and values of a pass are, as numbers.
+
+    `shared`: its first tokens, which other passes have computed. The others are in room of its own
+    for `capacity` tokens, from unit `start` on.
+    """
+
+    start: int
+    capacity: int
+    shared: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """The first `count` of the `capacity` tokens that `span` has room for.
+
+    Whoever has a share is one of the span's owners: see `MemoryPool.retain`.
+    """
+
+    span: Span
+    capacity: int
+    count: int
+
+    @property
+    def segment(self) -> Segment:
+        return Segment(self.span.start, self.capacity, self.count)
+
+
+def first_tokens(shares: Iterable[Share], count: int) -> tuple[Share, ...]:
+    """The shares that have the first `count` tokens of what `shares` has."""
+    taken: list[Share] = []
+    for share in shares:
+        if count <= 0:
+            break
+        taken.append(replace(share, count=min(share.count, count)))
+        count -= share.count
+    return tuple(taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +123,7 @@ class MemoryPool:
         self._spans: list[Span] = []  # sorted by start
         self._used = 0
         self._changes: list[Change] = []
+        self.num_changes = 0  # of spans and their owners
 
     @property
     def used(self) -> int:
@@ -89,6 +143,7 @@ class MemoryPool:
             end = span.start + span.size
         if self.capacity - end < size:
             return None
+        self.num_changes += 1
         made = Span(end, size)
         insort(self._spans, made)
         self._used += size
@@ -97,6 +152,7 @@ class MemoryPool:
     def shrink(self, span: Span, size: int) -> None:
         """Keep the first `size` units of `span`."""
         assert 0 < size <= span.size
+        self.num_changes += 1
         self._used -= span.size - size
         self._wipe(span, span.start + size, span.size - size)
         span.size = size
@@ -112,11 +168,13 @@ class MemoryPool:
     def retain(self, span: Span) -> None:
         """Add an owner."""
         assert span.references > 0
+        self.num_changes += 1
         span.references += 1
 
     def release(self, span: Span) -> None:
         """Drop an owner; the last one frees the units."""
         assert span.references > 0
+        self.num_changes += 1
         span.references -= 1
         if span.references == 0:
             self._spans.remove(span)
@@ -176,6 +234,14 @@ class MemoryPool:
         """What must be done with the bytes since the last call. The caller does it, in order."""
         changes, self._changes = self._changes, []
         return changes
+
+    def check_owners(self, owned: Iterable[Span]) -> None:
+        """Check that each span has as many owners as `owned` names it. Raises `AssertionError`."""
+        counts = Counter(map(id, owned))
+        for span in self._spans:
+            count = counts.pop(id(span), 0)
+            assert count == span.references, f"{span} has {count} owners"
+        assert not counts, "something owns a span that is free"
 
     def check_integrity(self) -> None:
         """Check that no span leaks, overlaps or lies outside. Raises `AssertionError`."""

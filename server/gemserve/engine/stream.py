@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from typing import Any
 
 from gemserve.engine.sequence.progress import Progress
 from gemserve.types import Event, Finished, Request
@@ -19,9 +18,8 @@ class Stream:
     has come, until its first token.
     """
 
-    def __init__(self, request: Request, plan: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
-        self.plan = plan
         self._loop = loop
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()

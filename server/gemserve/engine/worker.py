@@ -6,7 +6,7 @@ and the streams of the requests in the core. Both sides share only this:
 - the inbox, a list of streams that only changes under the lock `_changed`;
 - `Load`, a frozen snapshot that the worker replaces after everything it does, before it emits the
   resulting events, so that the reader of an event finds the load after it;
-- `Core.plan`, which reads nothing that ever changes;
+- `Core.check`, which reads nothing that ever changes;
 - each `Stream`, whose events reach its event loop through `call_soon_threadsafe`, and whose
   `progress` is a frozen object that the worker replaces.
 """
@@ -20,17 +20,81 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.scheduling.fair_shares import may_hold
-from gemserve.engine.steps import Load, Steps, load_of
+from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.stream import Stream
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
 from gemserve.types import Event, Finished, Request
 
 log = logging.getLogger("gemserve.engine")
+
+
+class Steps(Protocol):
+    """What the engine needs of a core. Tests use a fake.
+
+    `add` returns a job of any type. Any thread may call `check`; only the worker calls the rest.
+    """
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def waiting_of(self) -> Mapping[bytes, int]: ...
+    @property
+    def kv_usage_ratio(self) -> float: ...
+    @property
+    def cache_usage_ratio(self) -> float: ...
+    @property
+    def is_idle(self) -> bool: ...
+    @property
+    def internal_errors(self) -> Mapping[str, int]: ...
+    def check(self, request: Request) -> None: ...
+    def add(self, request: Request) -> Any: ...
+    def cancel(self, job: Any) -> list[tuple[Any, Event]]: ...
+    def progress(self, job: Any) -> Progress | None: ...
+    def step(self) -> list[tuple[Any, Event]]: ...
+    @property
+    def stored_documents(self) -> Mapping[str, StoredDocument]: ...
+    @property
+    def cache_state(self) -> CacheState: ...
+    def forget_documents(self, ids: Collection[str]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the core was when the worker last looked. `waiting_of`: requests of each tenant.
+
+    `internal_errors`: see `Core.internal_errors`.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_of: Mapping[bytes, int] = field(default_factory=dict)
+    kv_usage_ratio: float = 0.0
+    cache_usage_ratio: float = 0.0
+    stored_documents: Mapping[str, StoredDocument] = field(default_factory=dict)
+    cache: CacheState = field(default_factory=CacheState)
+    internal_errors: Mapping[str, int] = field(default_factory=dict)
+
+
+def _load_of(core: Steps) -> Load:
+    return Load(
+        num_running=core.num_running,
+        num_waiting=core.num_waiting,
+        waiting_of=core.waiting_of,
+        kv_usage_ratio=core.kv_usage_ratio,
+        cache_usage_ratio=core.cache_usage_ratio,
+        stored_documents=core.stored_documents,
+        cache=core.cache_state,
+        internal_errors=core.internal_errors,
+    )
 
 
 class Engine:
@@ -86,6 +150,11 @@ class Engine:
         return self._load.cache
 
     @property
+    def internal_errors(self) -> Mapping[str, int]:
+        """What failed in the engine and was done in another way, by name, since the start."""
+        return self._load.internal_errors
+
+    @property
     def death(self) -> str | None:
         """Why the worker has ended; None while it runs."""
         return self._death
@@ -126,7 +195,10 @@ class Engine:
                 param="n",
             )
         loop = asyncio.get_running_loop()
-        streams = [Stream(request, self._core.plan(request), loop) for request in requests]
+        for request in requests:
+            assert request.plan is not None, "planned where it was built, off the event loop"
+            self._core.check(request)
+        streams = [Stream(request, loop) for request in requests]
         with self._changed:
             self.check_room(len(requests), tenant=requests[0].tenant)
             if self._is_stopping or self._is_draining:
@@ -228,7 +300,7 @@ class Engine:
         if stream.is_cancelled():
             return Finished(reason="abort", completion_tokens=0)
         try:
-            self._jobs[self._core.add(stream.request, stream.plan)] = stream
+            self._jobs[self._core.add(stream.request)] = stream
         except Exception as error:  # one request's; the others go on
             is_ours = isinstance(error, (GemserveError, ValueError))
             message = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -253,7 +325,7 @@ class Engine:
                 stream.progress = self._core.progress(job)
 
     def _publish_load(self) -> None:
-        self._load = load_of(self._core)
+        self._load = _load_of(self._core)
 
     def _die(self, cause: str, reason: Literal["abort", "error"]) -> None:
         with self._changed:

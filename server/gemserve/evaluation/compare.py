@@ -32,10 +32,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackVerdict:
-    """How often the fallback ran where it was needed, and where it was not.
+    """How often a method's fallback ran where it was needed, and where it was not.
 
-    Answers without the fallback decide. `needed`: the whole prompt's answer is right, sieve's is
-    not. `idle`: sieve's answer is right.
+    Answers without the fallback decide. `needed`: the whole prompt's answer is right, the method's
+    is not. `idle`: the method's answer is right.
     """
 
     needed: int
@@ -44,17 +44,18 @@ class FallbackVerdict:
     idle_fired: int
 
 
-def judge_fallback(outcomes: Iterable[Outcome]) -> FallbackVerdict:
-    """Judge the outcomes of `none`, `sieve` and `sieve:fallback` on the same examples."""
+def judge_fallback(outcomes: Iterable[Outcome], method: str) -> FallbackVerdict:
+    """Judge the outcomes of `none`, `method` and `method:fallback` on the same examples."""
+    with_fallback = f"{method}:fallback"
     by_example: dict[tuple[str, int, int, int], dict[str, Outcome]] = {}
     for o in outcomes:
         by_example.setdefault((o.subtask, o.prompt_tokens, o.samples, o.index), {})[o.method] = o
     fired: dict[bool, list[bool]] = {True: [], False: []}
     for by_method in by_example.values():
-        if not {"none", "sieve", "sieve:fallback"} <= set(by_method):
+        if not {"none", method, with_fallback} <= set(by_method):
             continue
-        has_fired = by_method["sieve:fallback"].reason in ("widened", "diffuse_attention")
-        if by_method["sieve"].score == 1:
+        has_fired = by_method[with_fallback].reason in ("widened", "diffuse_attention")
+        if by_method[method].score == 1:
             fired[False].append(has_fired)
         elif by_method["none"].score == 1:
             fired[True].append(has_fired)

@@ -1,19 +1,20 @@
 """The methods that an evaluation compares: those of requests, and some of its own.
 
-`sieve:auto` and `sieve:fallback` are sieve with those options. `oracle` keeps the tokens that hold
-the answer. `bm25` is what a user without a filter would do: rank passages by their words and keep
-as many as fit.
+`NAME:auto` and `NAME:fallback` are an adaptive method with those options. `oracle` keeps the tokens
+that hold the answer. `bm25` is what a user without a filter would do: rank passages by their words
+and keep as many as fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from gemserve.evaluation.tasks.example import Example
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.protected_budget import reserve
-from gemserve.types import FilterMethod, FilterParams
+from gemserve.filtering.snapkv import SnapKV
+from gemserve.types import FilterParams, Keep
 
 PASSAGE_TOKENS = 64
 
@@ -63,22 +64,37 @@ CHOSEN_OUTSIDE: dict[str, Callable[[Any, Example, int], tuple[int, ...]]] = {
     "oracle": oracle,
     "bm25": bm25,
 }
-ADAPTIVE = ("sieve:auto", "sieve:fallback")
+ADAPTIVE = tuple(
+    f"{name}:{option}"
+    for name, method in METHODS.items()
+    if method.is_adaptive
+    for option in ("auto", "fallback")
+)
 METHODS_COMPARED: tuple[str, ...] = (*METHODS, *ADAPTIVE, *CHOSEN_OUTSIDE)
 
 
 def constants_of(name: str) -> str:
     """The constants of a method, which requests cannot set."""
-    method = cast(FilterMethod, name.partition(":")[0])
-    return repr(METHODS.get(method))
+    return repr(METHODS.get(name.partition(":")[0]))
+
+
+def evictor_of(name: str) -> SnapKV | None:
+    """What drops keys and values under this method, if it reads the whole prompt first."""
+    method = METHODS.get(name)
+    return None if method is None else method.evictor
+
+
+def keep_of(name: str, keep: Keep) -> Keep:
+    """The `keep` of a method that is compared at the budget `keep`."""
+    return "auto" if name.endswith(":auto") else keep
 
 
 def params_of(name: str, keep: int | float) -> FilterParams:
     """The filter parameters of a method that is not in `CHOSEN_OUTSIDE`."""
     method, _, option = name.partition(":")
     return FilterParams(
-        method=cast(FilterMethod, method),
-        keep="auto" if option == "auto" else keep,
+        method=method,
+        keep=keep_of(name, keep),
         fallback=option != "",
         return_selection=True,
     )

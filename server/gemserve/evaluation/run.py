@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.engine.core import Core
-from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE, constants_of, params_of
+from gemserve.evaluation.methods_compared import (
+    CHOSEN_OUTSIDE,
+    constants_of,
+    evictor_of,
+    keep_of,
+    params_of,
+)
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.tasks.example import Draw, Example, Subtasks
 from gemserve.evaluation.unfiltered import answer_unfiltered
@@ -23,6 +29,7 @@ from gemserve.types import (
     Request,
     SamplingParams,
     TextDelta,
+    kept_count,
 )
 
 
@@ -150,7 +157,7 @@ def average(outcomes: Iterable[Outcome]) -> list[Row]:
                 method=method,
                 subtask=subtask,
                 prompt_tokens=num_tokens,
-                keep="auto" if method == "sieve:auto" else group[0].keep,
+                keep=keep_of(method, group[0].keep),
                 score=round(_mean([o.score for o in group]), 4),
                 recall=round(_mean(recalls), 4) if recalls else None,
                 kept_tokens=round(_mean([o.kept_tokens for o in group]), 1),
@@ -165,7 +172,7 @@ def run_example(
 ) -> list[Outcome]:
     """Generate greedily under each method and score the answers."""
     num_tokens = len(example.prompt.ids)
-    count = min(num_tokens, FilterParams(method="sieve", keep=keep).kept_count(num_tokens))
+    count = min(num_tokens, kept_count(keep, num_tokens))
     outcomes: list[Outcome] = []
     for answer in _answers(core, example, count, methods, keep):
         report = answer.report
@@ -206,11 +213,13 @@ def _answers(
 ) -> Iterator[_Answer]:
     """The answer of each method. Methods that choose outside of the engine keep `count` tokens."""
     ids = example.prompt.ids
-    if {"none", "snapkv"} <= set(methods):
-        answer, (evicted,) = answer_unfiltered(core, ids, example.max_tokens, [count])
+    evicting = {m: evictor for m in methods if (evictor := evictor_of(m)) is not None}
+    if "none" in methods and evicting:  # one prefill is enough for both
+        method, evictor = next(iter(evicting.items()))
+        answer, evicted = answer_unfiltered(core, ids, example.max_tokens, evictor, count)
         yield _Answer("none", _text(core, answer), len(ids), ((0, len(ids)),))
-        yield _Answer("snapkv", _text(core, evicted), count, None)
-        methods = [m for m in methods if m not in ("none", "snapkv")]
+        yield _Answer(method, _text(core, evicted), count, None)
+        methods = [m for m in methods if m not in ("none", method)]
     for method in methods:
         if method in CHOSEN_OUTSIDE:
             kept = CHOSEN_OUTSIDE[method](core.tokenizer, example, count)

@@ -1,4 +1,4 @@
-"""Answers of the methods that read the whole prompt, `none` and `snapkv`, from one prefill.
+"""Answers of two methods that read the whole prompt, `none` and an evicting one, from one prefill.
 
 Decoding is greedy, one example at a time. The engine would give the same answers, but it would read
 the prompt once for each method.
@@ -13,41 +13,36 @@ import torch
 from gemserve.engine.core import Core
 from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.evaluation.prefill import prefill
-from gemserve.filtering.methods import METHODS
+from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
 
 
 def answer_unfiltered(
-    core: Core, ids: Sequence[int], max_tokens: int, keeps: Sequence[int]
-) -> tuple[list[int], list[list[int]]]:
-    """The answer from all keys, and one after eviction to each number of `keeps`.
+    core: Core, ids: Sequence[int], max_tokens: int, evictor: SnapKV, keep: int
+) -> tuple[list[int], list[int]]:
+    """The answer from all keys, and the one after eviction of all but `keep` tokens.
 
-    Answers are token ids without the end token. A number that is not below the prompt's length
+    Answers are token ids without the end token. A `keep` that is not below the prompt's length
     evicts nothing.
     """
     model, num_tokens = core.model, len(ids)
     layers, capacity = model.num_layers, num_tokens + max_tokens
-    evictor = METHODS["snapkv"].evictor
-    assert evictor is not None
     memory = model.new_memory(2 * layers * capacity)
     kv = memory.kv(0, num_layers=layers, capacity=capacity)
     tap = model.new_query_tap(range(layers), evictor.rows(num_tokens))
     logits = prefill(model, ids, kv=kv, rope_tokens=capacity, query_tap=tap)
     first = int(logits[0].argmax())
 
-    evicted: list[list[int]] = []
-    for keep in keeps:
-        if keep >= num_tokens:
-            evicted.append([])
-            continue
+    evicted: list[int] | None = None
+    if keep < num_tokens:
         with torch.inference_mode():
             room = model.new_memory(2 * layers * (keep + max_tokens))
             packed = room.kv(0, num_layers=layers, capacity=keep + max_tokens)
             evict(evictor, tap, kv, num_tokens, keep, packed, model.backend)
-        evicted.append(_decode(core, room, packed, first, keep, num_tokens, max_tokens))
+        evicted = _decode(core, room, packed, first, keep, num_tokens, max_tokens)
     # this comes last, because decoding writes after the prompt's keys
     answer = _decode(core, memory, kv, first, num_tokens, num_tokens, max_tokens)
-    return answer, [tokens or answer for tokens in evicted]
+    return answer, answer if evicted is None else evicted
 
 
 def _decode(

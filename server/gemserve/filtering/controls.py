@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from gemserve.filtering.protected_budget import reserve
 from gemserve.types import ProtectedRange
@@ -32,8 +34,10 @@ class Position:
     def select(
         self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
     ) -> tuple[int, ...]:
-        ends = sorted(range(num_tokens), key=lambda p: min(p, num_tokens - 1 - p))
-        return _filled(reserve(protected, num_tokens, keep, keep).positions, ends, keep)
+        ends = np.empty(num_tokens, dtype=np.int64)  # 0, the last, 1, the last but one, …
+        ends[::2] = np.arange((num_tokens + 1) // 2)
+        ends[1::2] = np.arange(num_tokens - 1, (num_tokens - 1) // 2, -1)
+        return _filled(protected, ends, keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,17 @@ class Uniform:
     def select(
         self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
     ) -> tuple[int, ...]:
-        order = Random(f"{seed} {num_tokens}").sample(range(num_tokens), num_tokens)
-        return _filled(reserve(protected, num_tokens, keep, keep).positions, order, keep)
+        generator = np.random.default_rng((seed % (1 << 64), num_tokens))
+        return _filled(protected, generator.permutation(num_tokens), keep)
 
 
-def _filled(first: Sequence[int], order: Sequence[int], keep: int) -> tuple[int, ...]:
-    """`first`, then other positions from `order`, `keep` in all."""
-    chosen = dict.fromkeys(first)
-    for position in order:
-        if len(chosen) == keep:
-            break
-        chosen.setdefault(position)
-    return tuple(sorted(chosen))
+def _filled(
+    protected: Sequence[ProtectedRange], order: npt.NDArray[np.int64], keep: int
+) -> tuple[int, ...]:
+    """The protected positions, then others in `order` [tokens], `keep` in all; ascending."""
+    is_kept = np.zeros(len(order), dtype=np.bool_)
+    first = reserve(protected, len(order), keep, keep).positions
+    is_kept[first] = True
+    others = order[~is_kept[order]]
+    is_kept[others[: keep - len(first)]] = True
+    return tuple(np.flatnonzero(is_kept).tolist())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gemserve.cost import ModelShape
 from gemserve.filtering.selector import Evidence, Selector
 from gemserve.types import FilterParams
 from gemserve_kernels import raw_scores
@@ -21,3 +22,7 @@ class GemFilter(Selector):
             layer.queries[:, -1], layer.keys, scale=layer.scale, softcap=layer.softcap
         )
         return evidence.backend.pooled(scores, kind=params.pooling)
+
+    def score_flops(self, shape: ModelShape, num_tokens: int) -> float:
+        # a group's queries are summed, so that one row for each key head meets the keys
+        return 2.0 * shape.num_kv_heads * shape.head_dim * num_tokens

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemserve.cost import ModelShape
-from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.methods import METHODS
-from gemserve.types import MAX_QUESTION_TOKENS, SNAPKV_ROWS, FilterMethod
-
-
-def score_flops(shape: ModelShape, method: FilterMethod, num_tokens: int) -> float:
-    """FLOPs of scoring a prompt's tokens, at most.
-
-    `gemfilter` sums a group's queries, so one row for each key head meets the keys. The other
-    methods score several rows of every head, and SnapKV does so in every layer.
-    """
-    if isinstance(METHODS[method].selector, GemFilter):
-        return 2.0 * shape.num_kv_heads * shape.head_dim * num_tokens
-    row = 2.0 * shape.num_heads * shape.head_dim * num_tokens
-    if METHODS[method].evictor is not None:
-        return row * SNAPKV_ROWS * shape.num_layers
-    return row * MAX_QUESTION_TOKENS
+from gemserve.types import FilterMethod
 
 
 def prompt_flops(
     shape: ModelShape, method: FilterMethod, num_tokens: int, keep: int, layer: int
 ) -> float:
     """FLOPs up to the first token's logits, with the second pass."""
+    entry = METHODS[method]
     whole = shape.prefill_chunk(0, num_tokens) + shape.head()
-    if method == "none" or num_tokens <= keep:
+    if entry.keeps_everything or num_tokens <= keep:
         return whole
-    if METHODS[method].evictor is not None:
-        return whole + score_flops(shape, method, num_tokens)
+    if entry.evictor is not None:
+        return whole + entry.evictor.score_flops(shape, num_tokens)
     kept = shape.prefill_chunk(0, keep) + shape.head()
-    if METHODS[method].blind is not None:
+    if entry.selector is None:
         return kept
-    return shape.filter_chunk(0, num_tokens, layer) + score_flops(shape, method, num_tokens) + kept
+    scoring = entry.selector.score_flops(shape, num_tokens)
+    return shape.filter_chunk(0, num_tokens, layer) + scoring + kept
 
 
 def reading_bytes(shape: ModelShape, method: FilterMethod, num_tokens: int, layer: int) -> int:
     """Bytes held while a filtered prompt is read; 0 if no pass reads the whole prompt."""
     if METHODS[method].evictor is not None:
         return shape.kept_bytes(num_tokens)
-    return 0 if METHODS[method].blind is not None else shape.filter_bytes(num_tokens, layer)
+    return shape.filter_bytes(num_tokens, layer) if METHODS[method].has_layer else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +50,7 @@ class MethodPlan:
 def plan_methods(
     shape: ModelShape,
     *,
-    methods: tuple[FilterMethod, ...],
+    methods: Sequence[FilterMethod],
     num_tokens: int,
     keep: int,
     max_tokens: int,
@@ -74,10 +62,10 @@ def plan_methods(
     `requests_filtering` counts requests at their peak (reading the prompt), `requests_decoding`
     those past it.
     """
-    full = prompt_flops(shape, "none", num_tokens, keep, layer)
+    full = shape.prefill_chunk(0, num_tokens) + shape.head()
     rows: list[MethodPlan] = []
     for method in methods:
-        is_filtered = method != "none" and num_tokens > keep
+        is_filtered = not METHODS[method].keeps_everything and num_tokens > keep
         flops = prompt_flops(shape, method, num_tokens, keep, layer)
         decode = shape.kept_bytes((keep if is_filtered else num_tokens) + max_tokens)
         filtering = reading_bytes(shape, method, num_tokens, layer) if is_filtered else 0

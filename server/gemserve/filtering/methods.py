@@ -1,9 +1,14 @@
-"""The filter methods by the names that requests use, in one table."""
+"""The filter methods by the names that requests use, in one table.
+
+Everything else follows from it: the names that the API, the command line and the OpenAPI document
+list, which options a method takes, what it costs, and the messages about options that it lacks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gemserve.errors import RequestError, shown
 from gemserve.filtering.controls import BlindSelector, Position, Uniform
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Selector
@@ -20,7 +25,9 @@ class Method:
     At most one of the first three is set: `selector` chooses after a pass through the lower layers,
     `blind` before any pass, `evictor` drops keys and values once all layers have read everything.
     `is_adaptive`: the method can tell how much of a prompt is worth keeping (`keep: "auto"`,
-    `fallback`).
+    `fallback`). `has_pooling`: it takes `pooling`. `repeats_question`: it watches the question's
+    rows, so the filter pass reads a question in front of its document once more after the prompt.
+    `is_served`: requests may name it; others are for evaluations alone.
     """
 
     selector: Selector | None = None
@@ -28,19 +35,49 @@ class Method:
     evictor: SnapKV | None = None
     is_adaptive: bool = False
     has_pooling: bool = False
+    # not in the repr, by which an evaluation knows outcomes of other constants
+    repeats_question: bool = field(default=False, repr=False)
+    is_served: bool = field(default=True, repr=False)
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Does it do nothing?"""
+        return self.selector is None and self.blind is None and self.evictor is None
+
+    @property
+    def has_layer(self) -> bool:
+        """Does a filter layer choose? The option `layer` says which."""
+        return self.selector is not None
+
+    @property
+    def has_selection(self) -> bool:
+        """Do all layers keep the same tokens, so that a reply can show them?"""
+        return self.evictor is None
 
 
 METHODS: dict[FilterMethod, Method] = {
     "none": Method(),
-    "sieve": Method(selector=Sieve(), is_adaptive=True),
     "gemfilter": Method(selector=GemFilter(), has_pooling=True),
+    "sieve": Method(selector=Sieve(), is_adaptive=True, repeats_question=True),
     "snapkv": Method(evictor=SnapKV()),
     "position": Method(blind=Position()),
     "random": Method(blind=Uniform()),
-    # only evaluations can name these, for comparison
-    "fastkv": Method(selector=WindowVotes(num_layers=1)),
-    "claa": Method(selector=WindowVotes(num_layers=4)),
+    "fastkv": Method(selector=WindowVotes(num_layers=1), is_served=False),
+    "claa": Method(selector=WindowVotes(num_layers=4), is_served=False),
 }
+SERVED_METHODS: tuple[FilterMethod, ...] = tuple(
+    name for name, method in METHODS.items() if method.is_served
+)
+
+
+def find_method(name: FilterMethod) -> Method:
+    """The method of this name. Raises `RequestError` with the names that requests may use."""
+    if name not in METHODS:
+        raise RequestError(
+            f"filter.method={shown(name)}: must be one of {', '.join(SERVED_METHODS)}",
+            param="filter.method",
+        )
+    return METHODS[name]
 
 
 def selector_of(method: FilterMethod) -> Selector:

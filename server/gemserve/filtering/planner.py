@@ -6,21 +6,20 @@ filtered. A plan is made once, before the request is queued.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP
 from gemserve.errors import RequestError
-from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.filtering.methods import METHODS, Method
+from gemserve.filter_plan import Budget, FilterPlan, FilterReason
+from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FAR_FROM_END,
     FilterMethod,
     FilterOptions,
     FilterParams,
-    FilterReason,
     Keep,
     Request,
 )
@@ -52,19 +51,21 @@ class FilterPlanner:
         limit.
         """
         name = options.method or self.method
-        method = METHODS[name]
+        method = find_method(name)
         self._check_layer(options, name)
         if options.pooling is not None and not method.has_pooling:
+            owners = self._methods_with(lambda other: other.has_pooling)
             raise RequestError(
-                f"filter.pooling={options.pooling}: only method gemfilter has it, not {name}",
+                f"filter.pooling={options.pooling}: only {owners} it, not {name}",
                 param="filter.pooling",
             )
         keep = self.keep if options.keep is None else options.keep
-        if options.keep is None and keep == "auto" and not method.is_adaptive and name != "none":
+        can_be_auto = method.is_adaptive or method.keeps_everything
+        if options.keep is None and keep == "auto" and not can_be_auto:
             keep = DEFAULT_KEEP
-        if options.fallback and name == "none":
+        if options.fallback and method.keeps_everything:
             raise RequestError(
-                "filter.fallback=true: method none keeps everything", param="filter.fallback"
+                f"filter.fallback=true: method {name} keeps everything", param="filter.fallback"
             )
         layer = self.calibration.layer if options.layer is None else options.layer
         fallback = options.fallback
@@ -81,13 +82,13 @@ class FilterPlanner:
             return_scores=options.return_scores,
             return_attention=options.return_attention,
         )
-        if options.return_attention and method.evictor is not None:
+        if options.return_attention and not method.has_selection:
             raise RequestError(
                 f"filter.return_attention=true: not with {name}, whose layers keep different "
                 "tokens",
                 param="filter.return_attention",
             )
-        check_adaptive(params)
+        self._check_adaptive(params)
         return params
 
     def generated_from(self, params: FilterParams, num_tokens: int) -> int:
@@ -100,7 +101,7 @@ class FilterPlanner:
         """Raise `RequestError` if the filter layer cannot see the start of this prompt."""
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
-        is_filtered = METHODS[params.method].selector is not None and num_tokens > self.min_tokens
+        is_filtered = METHODS[params.method].has_layer and num_tokens > self.min_tokens
         if is_filtered and window is not None and window < num_tokens:
             raise RequestError(
                 f"filter.layer={layer}: this layer sees only the last {window} tokens of a "
@@ -108,14 +109,30 @@ class FilterPlanner:
                 param="filter.layer",
             )
 
+    def planned(self, request: Request) -> Request:
+        """The request with its plan: see `plan`."""
+        return replace(request, plan=self.plan(request))
+
+    def planned_choices(self, requests: Sequence[Request]) -> tuple[Request, ...]:
+        """Requests with their plans. Choices of one prompt share a plan that needs no seed."""
+        plans: dict[tuple[int, int | None], FilterPlan] = {}
+        planned: list[Request] = []
+        for request in requests:
+            is_seeded = METHODS[request.filter.method].blind is not None
+            of = id(request.prompt_ids), request.sampling.seed if is_seeded else None
+            if of not in plans:
+                plans[of] = self.plan(request)
+            planned.append(replace(request, plan=plans[of]))
+        return tuple(planned)
+
     def plan(self, request: Request) -> FilterPlan:
         """How a request will run: filtered, or whole with a reason. Raises `RequestError`."""
         params, num_tokens = request.filter, len(request.prompt_ids)
-        check_adaptive(params)
+        method = find_method(params.method)
+        self._check_adaptive(params)
         reason = self._why_whole(params, num_tokens)
-        if request.prompt_logprobs is not None and params.method != "none":
+        if request.prompt_logprobs is not None and not method.keeps_everything:
             reason = "prompt_logprobs"
-        method = METHODS[params.method]
         budget = self._budget(request)
         plan = FilterPlan(
             reason=reason,
@@ -145,7 +162,7 @@ class FilterPlanner:
         layer, num_tokens = self._layer_of(request.filter), len(request.prompt_ids)
         is_calibrated = layer == calibration.layer
         heads = calibration.heads if is_calibrated else None
-        repeated = self._repeated(request)
+        repeated = self._repeated(request) if method.repeats_question else ()
         question, ends_with = request.question, calibration.ends_with
         if repeated:  # the question itself is read last
             question, ends_with = ((num_tokens, num_tokens + len(repeated)),), False
@@ -164,9 +181,7 @@ class FilterPlanner:
     def _repeated(self, request: Request) -> tuple[int, ...]:
         """The tokens of a question in front of its document, if there is room to repeat it."""
         num_tokens = len(request.prompt_ids)
-        if request.filter.method != "sieve" or not request.question:
-            return ()
-        if request.question[-1][1] > num_tokens - FAR_FROM_END:
+        if not request.question or request.question[-1][1] > num_tokens - FAR_FROM_END:
             return ()
         ids = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
         has_room = num_tokens + len(ids) + request.adapter_positions <= self.context_tokens
@@ -174,7 +189,7 @@ class FilterPlanner:
 
     def _why_whole(self, params: FilterParams, num_tokens: int) -> FilterReason | None:
         """Why a prompt of `num_tokens` is not filtered, or None."""
-        if params.method == "none":
+        if METHODS[params.method].keeps_everything:
             return "disabled"
         if num_tokens <= self.min_tokens or num_tokens <= params.kept_count(num_tokens):
             return "short_prompt"
@@ -198,10 +213,10 @@ class FilterPlanner:
         if options.layer is None:
             return
         limit = self.calibration.layer
-        if METHODS[name].selector is None:
+        if not METHODS[name].has_layer:
+            owners = self._methods_with(lambda other: other.has_layer)
             raise RequestError(
-                f"filter.layer={options.layer}: only methods sieve and gemfilter have a "
-                f"filter layer, not {name}",
+                f"filter.layer={options.layer}: only {owners} a filter layer, not {name}",
                 param="filter.layer",
             )
         if options.layer > limit:
@@ -224,12 +239,24 @@ class FilterPlanner:
                 param="filter.method",
             )
 
+    def _check_adaptive(self, params: FilterParams) -> None:
+        """Raise `RequestError` for an adaptive `keep` or `fallback` that the method lacks."""
+        method = METHODS[params.method]
+        if params.is_adaptive and not method.is_adaptive and not method.keeps_everything:
+            field = 'keep="auto"' if params.keep == "auto" else "fallback=true"
+            owners = self._methods_with(lambda other: other.is_adaptive)
+            raise RequestError(
+                f"filter.{field}: only {owners} it, not {params.method}",
+                param=f"filter.{field.split('=')[0]}",
+            )
 
-def check_adaptive(params: FilterParams) -> None:
-    """Raise `RequestError` for an adaptive `keep` or `fallback` that the method lacks."""
-    if params.is_adaptive and not METHODS[params.method].is_adaptive and params.method != "none":
-        field = 'keep="auto"' if params.keep == "auto" else "fallback=true"
-        raise RequestError(
-            f"filter.{field}: only method sieve has it, not {params.method}",
-            param=f"filter.{field.split('=')[0]}",
-        )
+    def _methods_with(self, has: Callable[[Method], bool]) -> str:
+        """The beginning of a sentence about the methods that requests may name and that have this.
+
+        The server's own method comes first.
+        """
+        names = [name for name in SERVED_METHODS if has(METHODS[name])]
+        names.sort(key=lambda name: name != self.method)
+        if len(names) == 1:
+            return f"method {names[0]} has"
+        return f"methods {', '.join(names[:-1])} and {names[-1]} have"

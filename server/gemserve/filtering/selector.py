@@ -1,6 +1,6 @@
 """The interface of a filter method that looks at the prompt: evidence in, positions out.
 
-A new method is one file with one `score`, and a line in `filtering.methods`.
+A new method is one file with one `score`, and a line in the table of `filtering.methods`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
+from gemserve.cost import ModelShape
 from gemserve.filter_plan import Budget
-from gemserve.scores import FilterScores
-from gemserve.types import NO_BREAKS, FilterParams, ProtectedRange, TextBreaks
+from gemserve.scores import FilterScores, HeadScores, SelectionInputs
+from gemserve.types import (
+    MAX_QUESTION_TOKENS,
+    NO_BREAKS,
+    FilterParams,
+    ProtectedRange,
+    TextBreaks,
+)
 from gemserve_kernels import Backend
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
@@ -96,6 +103,16 @@ class Choice:
     report: FilterScores | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreDetails:
+    """What a method reports beside its scores: the fields of `FilterScores` of the same names."""
+
+    passages: tuple[tuple[int, int, int], ...] = ()
+    inputs: SelectionInputs | None = None
+    heads: tuple[HeadScores, ...] = ()
+    heads_high: float = 0.0
+
+
 def check_finite(scores: torch.Tensor) -> torch.Tensor:
     """Return `scores`. Raises `ValueError` if one is NaN or infinite."""
     if not bool(scores.isfinite().all()):
@@ -129,3 +146,19 @@ class Selector(ABC):
         """
         scores = check_finite(self.score(evidence, params))
         return Choice(positions=scores.topk(budget.high).indices.sort().values, scores=scores)
+
+    def details(
+        self, scores: torch.Tensor, evidence: Evidence, budget: Budget, params: FilterParams
+    ) -> ScoreDetails:
+        """What a report of `scores` [tokens], which it chose by, shows besides. By default nothing.
+
+        `params.return_scores` says how much is requested.
+        """
+        return ScoreDetails()
+
+    def score_flops(self, shape: ModelShape, num_tokens: int) -> float:
+        """FLOPs of `score` over a prompt, at most.
+
+        By default those of a question's rows, in every head of the filter layer.
+        """
+        return MAX_QUESTION_TOKENS * shape.row(num_tokens)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from gemserve.filter_plan import Budget
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import reserve
+from gemserve.filtering.score_report import strengths
 from gemserve.filtering.selector import (
     Choice,
     Evidence,
     Heads,
     LayerEvidence,
+    ScoreDetails,
     Selector,
     TokenRange,
     check_finite,
+)
+from gemserve.scores import (
+    MOST_HEAD_SCORES,
+    MOST_HEADS,
+    MOST_PASSAGES,
+    HeadScores,
+    SelectionInputs,
 )
 from gemserve.types import FilterParams, TextBreaks
 
@@ -109,6 +120,20 @@ class Sieve(Selector):
         kept = torch.cat([first, order[:within]])
         return Choice(positions=kept.sort().values, coverage=coverage, scores=raw)
 
+    def details(
+        self, scores: torch.Tensor, evidence: Evidence, budget: Budget, params: FilterParams
+    ) -> ScoreDetails:
+        """The passages; with "exact", what else is needed to choose again; with "heads", heads."""
+        wanted = params.return_scores
+        heads, high = self._head_scores(evidence) if wanted == "heads" else ((), 0.0)
+        is_exact = wanted in ("exact", "heads")
+        return ScoreDetails(
+            passages=self._passages(scores, evidence, budget),
+            inputs=_inputs(evidence, budget, params) if is_exact else None,
+            heads=heads,
+            heads_high=high,
+        )
+
     def order(
         self, scores: torch.Tensor, breaks: TextBreaks, room: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,6 +166,51 @@ class Sieve(Selector):
         best = document[: max(1, round(COVERAGE_SHARE * len(document)))].sum()
         return round(float(best / document.sum().clamp_min(_AWAKE)), 4)
 
+    def _passages(
+        self, scores: torch.Tensor, evidence: Evidence, budget: Budget
+    ) -> tuple[tuple[int, int, int], ...]:
+        """The passages of this budget with their strengths: see `FilterScores`."""
+        num_tokens = evidence.num_tokens
+        reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
+        scores = scores.clone()
+        scores[reserved.firm] = 0
+        limit = self.passage_limit(budget.high - len(reserved.positions))
+        numbers = number_passages(num_tokens, evidence.breaks, limit)
+        ranks = rank_passages(scores, torch.from_numpy(numbers).to(scores.device)).cpu().numpy()
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        stops = np.append(starts[1:], num_tokens)
+        is_passage = numbers[starts] > 0
+        starts, stops = starts[is_passage], stops[is_passage]
+        if len(starts) == 0:
+            return ()
+        of_passages = ranks[starts]
+        codes = strengths(of_passages, 0.0, float(of_passages.max()))
+        best = np.sort(np.argsort(-of_passages, kind="stable")[:MOST_PASSAGES])
+        rows = zip(starts[best].tolist(), stops[best].tolist(), codes[best].tolist(), strict=True)
+        return tuple(rows)
+
+    def _head_scores(self, evidence: Evidence) -> tuple[tuple[HeadScores, ...], float]:
+        """The scores of single heads, and the highest of them: see `FilterScores`."""
+        layer = max(evidence.layers)
+        counting = evidence.heads
+        if counting is None:
+            counting = tuple((layer, head) for head in range(len(evidence.filter_layer.queries)))
+        every = [(i, h) for i, each in evidence.layers.items() for h in range(len(each.queries))]
+        named = [*counting, *(head for head in every if head not in counting)]
+        named = named[: min(MOST_HEADS, MOST_HEAD_SCORES // evidence.num_tokens)]
+        scores = [self.score_of_heads(evidence, [head]).cpu().numpy() for head in named]
+        high = max((float(of_head.max()) for of_head in scores), default=0.0)
+        heads = tuple(
+            HeadScores(
+                layer=index,
+                head=head,
+                counts=(index, head) in counting,
+                tokens=b64encode(strengths(of_head, 0.0, high).tobytes()).decode(),
+            )
+            for (index, head), of_head in zip(named, scores, strict=True)
+        )
+        return heads, high
+
     def _best_near(self, scores: torch.Tensor) -> torch.Tensor:
         """The best score within `reach` tokens of each: [tokens]."""
         width = 2 * self.reach + 1
@@ -167,3 +237,20 @@ def _without(taken: Sequence[int], order: torch.Tensor, num_tokens: int) -> torc
     is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
     is_free[torch.tensor(taken, dtype=torch.long, device=order.device)] = False
     return is_free[order]
+
+
+def _inputs(evidence: Evidence, budget: Budget, params: FilterParams) -> SelectionInputs:
+    breaks = evidence.breaks
+    return SelectionInputs(
+        protected=tuple((p.start, p.stop, int(p.priority)) for p in evidence.protected),
+        paragraphs=_positions(breaks.paragraphs),
+        sentences=_positions(breaks.sentences),
+        lines=_positions(breaks.lines),
+        coverage_bound=evidence.coverage_bound,
+        fallback=params.fallback,
+        limit=budget.limit,
+    )
+
+
+def _positions(positions: Sequence[int]) -> str:
+    return b64encode(np.array(positions, dtype="<u4").tobytes()).decode()

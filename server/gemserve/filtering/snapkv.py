@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemserve.types import SNAPKV_ROWS
+from gemserve.cost import ModelShape
 from gemserve_kernels import Backend
 
 
@@ -18,12 +18,16 @@ from gemserve_kernels import Backend
 class SnapKV:
     """`observed`: rows at the prompt's end that vote, and are kept. `width`: of the pooling."""
 
-    observed: int = SNAPKV_ROWS
+    observed: int = 32
     width: int = 5
 
     def rows(self, num_tokens: int) -> range:
         """Positions of the queries that `select` needs."""
         return range(max(0, num_tokens - self.observed), num_tokens)
+
+    def score_flops(self, shape: ModelShape, num_tokens: int) -> float:
+        """FLOPs of the votes over a prompt of `num_tokens` tokens in all layers."""
+        return self.observed * shape.row(num_tokens) * shape.num_layers
 
     def select(
         self,

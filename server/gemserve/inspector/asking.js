@@ -2,8 +2,8 @@
 
 import { startsInText } from "./document_view.js";
 import { decodeHeads } from "./heads.js";
+import { heatOf } from "./heat.js";
 import { newEntry } from "./history.js";
-import { decodeScores } from "./selection.js";
 import { getJson, postJson, streamChunks } from "./server.js";
 
 const LAYERED = ["sieve", "gemfilter"]; // methods that choose by one layer
@@ -24,7 +24,7 @@ export function newQuestion(given, earlier) {
   const { model, question, keep, method, layer } = given;
   const filter = { method, return_selection: true };
   if (keep !== null && method !== "none") filter.keep = keep;
-  if (LAYERED.includes(method)) filter.return_scores = method === "sieve" && server.hasHeads ? "heads" : "exact";
+  if (LAYERED.includes(method)) filter.return_scores = method === "sieve" && server.hasHeads ? "heads" : true;
   if (server.hasAttention) filter.return_attention = true;
   if (layer !== null && LAYERED.includes(method)) filter.layer = layer;
   if (method === "sieve" && !given.fallback) filter.fallback = false;
@@ -67,6 +67,14 @@ export function otherOf(entry, method) {
   });
 }
 
+/** The `filter` object of a reply: what would be kept of an entry's prompt with another budget. */
+export async function keptWith(entry, budget, signal) {
+  const { model, messages, prompt, filter: answered } = entry.request.body;
+  const { return_scores: _, return_attention: __, ...filter } = answered;
+  const body = { model, messages, prompt, filter: { ...filter, keep: budget } };
+  return (await postJson("v1/filter", body, signal)).filter;
+}
+
 /** Answer an entry; `update` is called whenever there is something new to show. */
 export async function answer(entry, signal, update) {
   const { document: _, question: __, ...body } = entry.request.body;
@@ -79,7 +87,8 @@ export async function answer(entry, signal, update) {
     if (chunk.filter && !entry.report) {
       const { scores, ...report } = chunk.filter;
       if (tokenized) Object.assign(entry, await tokenized);
-      entry.data = decodeScores(scores);
+      entry.scores = scores;
+      entry.heat = heatOf(scores);
       entry.heads = decodeHeads(scores);
       entry.report = report;
       entry.estimateMs = estimateOf(report, scores, entry.known);

@@ -1,17 +1,15 @@
-// A choice of layers and heads: redraws from the scores of single heads, which the reply has.
+// Boxes for layers and heads, whose scores a reply has.
 
 import { $ } from "./page.js";
-import { bytesOf } from "./selection.js";
+import { bytesOf } from "./heat.js";
 
-/** The heads of a reply: `{layer, head, counts, bytes}`, and the highest of their scores. */
+/** The heads of a reply: `{layer, head, counts, bytes}`. */
 export function decodeHeads(scores) {
-  const heads = (scores?.heads ?? []).map(({ tokens, ...head }) => ({ ...head, bytes: bytesOf(tokens) }));
-  return { heads, high: scores?.heads_high ?? 0 };
+  return (scores?.heads ?? []).map(({ tokens, ...head }) => ({ ...head, bytes: bytesOf(tokens) }));
 }
 
 /** Show a box for each head; `onChange` is called with the chosen ones, null for the filter's. */
-export function offerHeads(known, onChange) {
-  const heads = known?.heads ?? [];
+export function offerHeads(heads, onChange) {
   $("heads").hidden = heads.length < 2;
   const boxes = heads.map((head) => {
     const box = document.createElement("input");
@@ -43,15 +41,4 @@ export function offerHeads(known, onChange) {
     boxes.forEach((box, i) => (box.checked = heads[i].counts));
     onChange(null);
   };
-}
-
-/** What `choose` needs, with the scores of these heads alone; they are rounded to a byte. */
-export function dataOfHeads(data, { high }, chosen) {
-  const scores = new Float32Array(data.scores.length);
-  const most = new Uint8Array(scores.length);
-  for (const { bytes } of chosen) {
-    for (let i = 0; i < most.length; i++) if (bytes[i] > most[i]) most[i] = bytes[i];
-  }
-  for (let i = 1; i < scores.length; i++) scores[i] = high * (most[i] / 255) ** 2;
-  return { ...data, scores, rankable: undefined };
 }

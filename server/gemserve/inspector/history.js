@@ -10,13 +10,14 @@ export function newEntry(fields) {
     starts: new Uint32Array(0),
     answer: "",
     report: null,
-    data: null, // decoded scores
+    scores: null, // of the reply
+    heat: null, // of each token
     firstMs: null,
     estimateMs: null,
     error: "",
     isRunning: true,
     isCut: false, // it has as many tokens as were allowed
-    heads: null, // scores of single heads
+    heads: [], // scores of single heads
     attention: null, // of the answer's tokens
     other: null,
     ...fields,

@@ -13,7 +13,6 @@ export const state = {
   hit: -1,
   abort: null,
   chosenHeads: null,
-  headsData: null,
 };
 
 export function say(id, message) {

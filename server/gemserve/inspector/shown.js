@@ -1,15 +1,19 @@
 // Shows one question's prompt: what was kept, for the answer or for another budget.
 
+import { keptWith } from "./asking.js";
+import { Choices } from "./choices.js";
 import { keptOf } from "./differences.js";
 import { DocumentView } from "./document_view.js";
 import { fateOf, findAll } from "./find.js";
-import { dataOfHeads, offerHeads } from "./heads.js";
-import { $, state } from "./page.js";
-import { choose } from "./selection.js";
+import { offerHeads } from "./heads.js";
+import { heatOfHeads } from "./heat.js";
+import { $, say, state } from "./page.js";
 import { Strip } from "./strip.js";
 import * as words from "./words.js";
 
-const strengths = new WeakMap(); // by ranks, which several budgets share
+const SLOW_MS = 400; // a request that takes longer is spoken of
+const FILTERED = [null, "widened", "diffuse_attention"]; // reasons of prompts that a filter looked at
+const choices = new Choices(keptWith);
 export const text = new DocumentView($("text"), showPlace);
 const strip = new Strip($("strip"), (share) => {
   if (state.entry) text.scrollTo(Math.round(share * (state.entry.starts.length - 1)));
@@ -53,33 +57,55 @@ export function showReply() {
     state.chosenHeads = null;
     offerHeads(entry.heads, showHeads);
   }
-  const n = entry.starts.length;
-  const { data, report } = entry;
-  const kept = keptOf(report, n);
-  const budget = Math.min(report.kept_tokens, n - 1);
-  const made = data ? choose(data, budget, { budget, coverage: report.coverage }) : null;
-  show({ kept, count: report.kept_tokens, strength: strengthOf(made?.ranks ?? null), isReply: true });
+  const { report } = entry;
+  choices.cancel();
+  expect(null);
+  const kept = keptOf(report, entry.starts.length);
+  show({ kept, count: report.kept_tokens, strength: heat(), isReply: true });
   setSlider(report.kept_tokens);
 }
 
-function showBudget(budget) {
+/** Ask the server what this budget keeps, and show it; what is shown stays until then. */
+async function showBudget(budget) {
   const { entry } = state;
-  const { report } = entry;
-  const asked = entry.keep ?? (report.reason === null ? report.kept_tokens : null);
-  const isOthers = asked === null || state.chosenHeads;
-  const known = isOthers ? null : { budget: asked, coverage: report.coverage };
-  const data = state.chosenHeads ? state.headsData : entry.data;
-  const chosen = choose(data, budget, known);
-  show({ ...chosen, strength: strengthOf(chosen.ranks ?? null), isReply: false });
+  expect(budget);
+  try {
+    const report = await choices.wanted(entry, budget);
+    if (!report) return; // the slider has moved on, and what it wants now is being asked
+    expect(null);
+    const kept = keptOf(report, entry.starts.length);
+    show({ kept, budget, count: report.kept_tokens, reason: report.reason, strength: heat(), isReply: false });
+  } catch (error) {
+    expect(null);
+    const { view } = state;
+    const shown = view.isReply ? "what the answer was given from" : `a budget of ${words.count(view.budget)} tokens`;
+    say("budget-note", `${words.errorWords(error)} The text still shows ${shown}.`);
+    $("budget-note").classList.add("error");
+  }
 }
 
-/** Redraw by these heads, with the budget that is shown; null: by those that the filter uses. */
+let slow = 0; // a timer
+
+/** The text is about to show this budget; null: it shows what it should. */
+function expect(budget) {
+  clearTimeout(slow);
+  $("text").setAttribute("aria-busy", String(budget !== null));
+  $("budget-note").classList.remove("error");
+  say("budget-note", "");
+  if (budget === null) return;
+  const note = `Asking the server what it would keep with ${words.count(budget)} tokens…`;
+  slow = setTimeout(() => say("budget-note", note), SLOW_MS);
+}
+
+/** Colour by these heads; null: by those that the filter uses. What is kept stays. */
 function showHeads(chosen) {
-  const { entry } = state;
-  const budget = Math.min(state.view.count, entry.starts.length - 1);
   state.chosenHeads = chosen;
-  state.headsData = chosen && dataOfHeads(entry.data, entry.heads, chosen);
-  showBudget(budget);
+  show({ ...state.view, strength: heat() });
+}
+
+function heat() {
+  const { entry, chosenHeads } = state;
+  return chosenHeads ? heatOfHeads(entry.scores, chosenHeads) : entry.heat;
 }
 
 export function show(given) {
@@ -97,22 +123,11 @@ function best(strength) {
   return place;
 }
 
-/** Shares of the best rank, 0 to 1; the root leaves small differences visible. */
-function strengthOf(ranks) {
-  if (!ranks) return null;
-  if (strengths.has(ranks)) return strengths.get(ranks);
-  let best = 0;
-  for (const rank of ranks) if (rank > best) best = rank;
-  const found = ranks.map((rank) => Math.sqrt(Math.max(0, rank) / (best || 1)));
-  strengths.set(ranks, found);
-  return found;
-}
-
 export function showFacts() {
   const { entry, view } = state;
   const facts = [
     words.keptWords(entry.report, view.isReply ? null : view),
-    state.chosenHeads ? "It is chosen by other heads than the filter's, from scores rounded to a byte." : "",
+    state.chosenHeads ? "Colours and bars show the attention of other heads than the filter chose by." : "",
     view.reason === "diffuse_attention" || view.reason === "widened" ? "Attention is diffuse, so the fallback keeps more than the budget." : "",
     ...(view.isReply ? words.answerWords(entry) : []),
   ];
@@ -139,7 +154,7 @@ function budgetOf(step) {
 
 function setSlider(budget) {
   const n = state.entry.starts.length;
-  const isOff = !state.entry.data;
+  const isOff = !FILTERED.includes(state.entry.report.reason);
   $("budget").disabled = $("budget-back").disabled = isOff;
   const step = (1000 * Math.log(Math.max(LEAST, budget) / LEAST)) / Math.log(Math.max(LEAST + 1, n) / LEAST);
   $("budget").value = Math.round(step);
@@ -193,11 +208,12 @@ export function describePlace(event) {
   if (token < 0) return;
   const { view } = state;
   const said = view.kept[token] ? "kept" : "dropped";
-  const rank = view.strength ? `, with ${Math.round(100 * view.strength[token] ** 2)}% of the best passage's rank` : "";
+  const most = state.chosenHeads ? "of these heads' largest attention" : "of the best passage's rank";
+  const rank = view.strength ? `, with ${Math.round(100 * view.strength[token] ** 2)}% ${most}` : "";
   $("passage").textContent = `Token ${words.count(token)}: ${said}${rank}.`;
 }
 
-/** The slider was moved. */
+/** The slider was moved. Its number changes at once. */
 export function slide() {
   const budget = budgetOf(Number($("budget").value));
   sayBudget(budget);

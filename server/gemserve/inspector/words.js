@@ -28,11 +28,13 @@ const WHY_WHOLE = {
   error: "The filter failed, so the whole prompt was read.",
 };
 
-/** What was kept. `shown` is the slider's choice, if it is not the one that was answered from. */
+/** What was kept. `shown` is the choice of another budget, if it is not the one that was answered from. */
 export function keptWords(report, shown) {
   const all = report.prompt_tokens;
+  if (shown?.reason === "error") return WHY_WHOLE.error;
   if (shown) {
-    return `With this budget ${count(shown.count)} of ${count(all)} tokens would be kept (${share(shown.count, all)}). The answer was given from ${count(report.kept_tokens)}.`;
+    const kept = `With a budget of ${count(shown.budget)} tokens, ${count(shown.count)} of ${count(all)} would be kept (${share(shown.count, all)}).`;
+    return `${kept} The answer was given from ${count(report.kept_tokens)}.`;
   }
   if (!report.applied) return WHY_WHOLE[report.reason] ?? "The whole prompt was read.";
   const words = `${count(report.kept_tokens)} of ${count(all)} tokens were kept (${share(report.kept_tokens, all)}).`;
@@ -70,8 +72,8 @@ function coverageWords(report, bound) {
 
 /** What is said of the answer that was given, whatever else is shown. */
 export function answerWords(entry) {
-  const { report, data } = entry;
-  return [timeWords(entry), coverageWords(report, data?.coverageBound), cacheWords(report)];
+  const { report, scores } = entry;
+  return [timeWords(entry), coverageWords(report, scores?.inputs?.coverage_bound), cacheWords(report)];
 }
 
 function cacheWords(report) {

@@ -141,7 +141,7 @@ def attention(
                 f"filter layer {layer} sees only {sliding_window} tokens: choose a layer with "
                 "full attention"
             )
-        filter_tap.record(k, start)
+        context.rows.kv.write_keys(layer, start, k)
         raise FilterLayerReached
     context.pause()
     out = _attend(context, context.rows, layer, q, k, v, options)
@@ -193,16 +193,15 @@ def _attend(
     chunk.kv.write(layer, start, key, value)
     is_windowed = options.window is not None and stop > options.window
     if options.softcap is not None or is_windowed:
-        all_k, all_v = chunk.kv.read(layer, stop)
-        return _dense(context, layer, query, all_k, all_v, start, options)
-    past_k, past_v = chunk.kv.read(layer, start)
+        return _dense(context, chunk, layer, query, options)
     step = start if context.piece is None else max(_FEWEST_KEYS, context.piece // query.shape[1])
     parts: list[Partial] = []
-    for low in range(0, start, max(1, step)):
-        some_k, some_v = past_k[:, low : low + step], past_v[:, low : low + step]
-        part = context.backend.part(query, some_k, some_v, scale=options.scale, is_causal=False)
-        parts.append(part)
-        context.pause()
+    for past_k, past_v in chunk.kv.parts(layer, start):
+        for low in range(0, past_k.shape[1], step):
+            some_k, some_v = past_k[:, low : low + step], past_v[:, low : low + step]
+            part = context.backend.part(query, some_k, some_v, scale=options.scale, is_causal=False)
+            parts.append(part)
+            context.pause()
     parts.append(context.backend.part(query, key, value, scale=options.scale, is_causal=True))
     return _joined(context, layer, query, options, parts)
 
@@ -221,21 +220,21 @@ def _joined(
 
 def _dense(
     context: ForwardContext,
+    chunk: Chunk,
     layer: int,
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    start: int,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """Attention of a chunk in a soft-capped layer or one with a sliding window.
 
     It uses a [chunk, visible] mask. Queries are processed in blocks to bound the memory for scores.
     """
-    window = options.window
+    window, start, stop = options.window, chunk.start, chunk.start + query.shape[1]
+    seen = 0 if window is None else max(0, start - window + 1)  # the first token that any row sees
+    key, value = chunk.kv.read(layer, stop, seen)
     outs: list[torch.Tensor] = []
     pairs = 1 << 22 if context.piece is None else min(1 << 22, context.piece)
-    block = max(_FEWEST_ROWS, pairs // key.shape[1])
+    block = max(_FEWEST_ROWS, pairs // stop)
     for low in range(0, query.shape[1], block):
         context.pause()
         high = min(low + block, query.shape[1])
@@ -247,8 +246,8 @@ def _dense(
             mask &= columns > rows - window
         part = reference_attention(
             query[:, low:high],
-            key[:, first : start + high],
-            value[:, first : start + high],
+            key[:, first - seen : start + high - seen],
+            value[:, first - seen : start + high - seen],
             scale=options.scale,
             mask=mask,
             softcap=options.softcap,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemserve.cost import ModelShape
+from gemserve.cost import ModelShape, filter_units
 from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
 from gemserve.model.attention import (
@@ -26,7 +26,7 @@ from gemserve.model.attention import (
 )
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
 from gemserve.model.offload import HostLayers
-from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueriesOnly, QueryTap
+from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve.model.shared_tree import with_modules
@@ -39,7 +39,7 @@ _KEY_TOLERANCE = 0.05  # error as a share of the largest number; half precision 
 class CausalModel:
     """Weights, geometry and three passes: `filter_chunk`, `prefill_chunk` and `decode`.
 
-    There is no state between calls: a sequence's state is in its `KVSpan` and `FilterTap`. `host`:
+    There is no state between calls: a sequence's state is in its `KVSpan` and `QueryTap`. `host`:
     the upper layers whose weights are in host memory, if any.
     """
 
@@ -142,16 +142,12 @@ class CausalModel:
         The trial's text repeats one token, so that a layer's keys differ only by their positions.
         """
         count = 8
-        memory = self.new_memory((2 * layer + 1) * count)
-        keys = memory.keys(2 * layer * count, count)
-        kv = memory.kv(0, num_layers=layer, capacity=count)
-        tap = FilterTap(layer=layer, keys=keys, queries=self.new_query_tap([layer], [count - 1]))
-        self.filter_chunk([self.vocab_size // 2] * count, start=0, kv=kv, tap=tap)
+        kv = self.filter_pass_of([self.vocab_size // 2] * count, layer)
         shifts = torch.arange(count, device=self.device)
         moves: dict[int, bool] = {}
         for index in range(layer + 1):
             rotation = self._key_rotation(index, count)
-            rotated = (tap.keys if index == layer else kv.read(index, count)[0]).float()
+            rotated = kv.keys(index, count).float()
             if rotation is None:
                 moves[index] = False
                 continue
@@ -218,7 +214,10 @@ class CausalModel:
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
     ) -> None:
-        """Run a chunk through layers 0..r−1, and compute q and k of layer r = `tap.layer`."""
+        """Run a chunk through layers 0..r−1, and compute q and k of layer r = `tap.layer`.
+
+        `kv` has room for `filter_units(r)` units of each token.
+        """
         context = self._context(Chunk(kv=kv, start=start), adapter, breaks, filter_tap=tap)
         decoder = self._lower_decoder(tap, adapter)
         positions = _positions(start, len(ids), adapter)
@@ -227,6 +226,16 @@ class CausalModel:
         except FilterLayerReached:
             return
         raise ModelError(f"{type(self._decoder).__name__}: layer {tap.layer} never attended")
+
+    def filter_pass_of(self, ids: Sequence[int], layer: int) -> KVSpan:
+        """The keys and values of a filter pass of its own over a few tokens, up to `layer`."""
+        num_tokens, num_units = len(ids), filter_units(layer)
+        memory = self.new_memory(num_units * num_tokens)
+        kv = memory.pass_kv(0, num_units=num_units, capacity=num_tokens)
+        queries = self.new_query_tap([layer], [num_tokens - 1])
+        tap = FilterTap(layer=layer, queries=queries, num_tokens=num_tokens)
+        self.filter_chunk(ids, start=0, kv=kv, tap=tap)
+        return kv
 
     @torch.inference_mode()
     def queries_of(
@@ -244,9 +253,7 @@ class CausalModel:
         `kv` has the keys and values up to them. `length`: of the whole sequence at its longest.
         """
         queries = self.new_query_tap(layers, range(start, start + len(ids)))
-        tap = QueriesOnly(
-            layer=max(layers), keys=queries.queries[:0], queries=queries, length=length
-        )
+        tap = FilterTap(layer=max(layers), queries=queries, num_tokens=length)
         self.filter_chunk(ids, start=start, kv=ReadOnlyKV(kv), tap=tap, adapter=adapter)
         return queries
 

@@ -9,7 +9,6 @@ import torch
 from gemserve.errors import ModelError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import DecodeBatch
-from gemserve.model.query_tap import FilterTap
 
 _TOKENS = 48
 # float32 differs only by the order of summation, half precision by its 8 to 11 bits
@@ -42,7 +41,7 @@ def check_servable(model: CausalModel) -> None:
             ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True
         )
         layer = next((i for i in range(model.num_layers) if model.window_of(i) is None), 0)
-        _filter(model, ids, layer)
+        model.filter_pass_of(ids, layer)
     except ModelError as error:
         raise ModelError(f"{name} cannot be served: {error}") from error
     except (TypeError, RuntimeError, AttributeError, ValueError, IndexError) as error:
@@ -60,7 +59,7 @@ def check_servable(model: CausalModel) -> None:
 def check_filter_pass(model: CausalModel, layer: int) -> None:
     """Run a filter pass up to `layer`. Raises `ModelError` with the reason if it cannot be run."""
     try:
-        keys = _filter(model, _random_ids(model), layer)
+        keys = model.filter_pass_of(_random_ids(model), layer).keys(layer, _TOKENS)
     except (TypeError, RuntimeError, AttributeError, ValueError) as error:
         raise ModelError(
             f"{type(model.hf).__name__}: the filter pass fails: {type(error).__name__}: {error}"
@@ -73,16 +72,6 @@ def _random_ids(model: CausalModel) -> list[int]:
     generator = torch.Generator().manual_seed(0)
     ids: list[int] = torch.randint(0, model.vocab_size, (_TOKENS,), generator=generator).tolist()
     return ids
-
-
-def _filter(model: CausalModel, ids: list[int], layer: int) -> torch.Tensor:
-    """The keys of `layer` after a filter pass."""
-    lower = model.new_memory((2 * layer + 1) * _TOKENS)
-    keys = lower.keys(2 * layer * _TOKENS, _TOKENS)
-    tap = FilterTap(layer=layer, keys=keys, queries=model.new_query_tap([layer], [len(ids) - 1]))
-    kv = lower.kv(0, num_layers=layer, capacity=_TOKENS)
-    model.filter_chunk(ids, start=0, kv=kv, tap=tap)
-    return tap.keys
 
 
 @torch.inference_mode()

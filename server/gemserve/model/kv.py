@@ -16,49 +16,77 @@ NUMBERS = _PLACE + 2
 
 
 class KVSpan:
-    """Room for `capacity` tokens in layers 0..num_layers−1, filled in order.
+    """Keys and values of one sequence, in units of one token's keys, or values, in one layer.
 
-    `memory`: flat, 2 · num_layers · capacity units. Its owner decides how long it lives.
+    `memory`: flat, `num_units` · `capacity` units: keys and values of layer 0, of layer 1, and so
+    on. An odd number of units is that of a filter pass, which ends with the keys of its filter
+    layer. Its owner decides how long the memory lives.
+
+    `shared`: the tokens before those, which other passes have computed and nobody writes to. Each
+    is [num_units, kv_heads, tokens, head_dim].
     """
 
     def __init__(
-        self, memory: torch.Tensor, shape: ModelShape, *, num_layers: int, capacity: int
+        self,
+        memory: torch.Tensor,
+        shape: ModelShape,
+        *,
+        num_units: int,
+        capacity: int,
+        shared: Sequence[torch.Tensor] = (),
     ) -> None:
-        self._data = memory.view(num_layers, 2, shape.num_kv_heads, capacity, shape.head_dim)
-        self._layers = [tuple(pair) for pair in self._data.unbind(0)]
-        row = shape.head_dim * memory.element_size()
-        self._start, self._row_bytes = memory.data_ptr(), row
-        self._steps = tuple(self._data.stride(d) // shape.head_dim for d in (2, 1, 0))
+        self._data = memory.view(num_units, shape.num_kv_heads, capacity, shape.head_dim)
+        self._rows = self._data.unbind(0)
+        self._shared = tuple(shared)
+        self._num_shared = sum(part.shape[2] for part in shared)
+        self._start, self._row_bytes = memory.data_ptr(), shape.head_dim * memory.element_size()
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store [kv_heads, tokens, head_dim] keys and values at positions `start`…"""
-        stop = start + key.shape[1]
-        keys, values = self._layers[layer]
-        keys[:, start:stop] = key
-        values[:, start:stop] = value
+        self._store(2 * layer, start, key)
+        self._store(2 * layer + 1, start, value)
 
-    def read(self, layer: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of keys and values 0..stop−1, each [kv_heads, stop, head_dim]."""
-        keys, values = self._layers[layer]
-        return keys[:, :stop], values[:, :stop]
+    def write_keys(self, layer: int, start: int, key: torch.Tensor) -> None:
+        """Store the keys of a pass's filter layer, of which it keeps no values."""
+        self._store(2 * layer, start, key)
+
+    def parts(self, layer: int, stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of keys and values 0..stop−1, [kv_heads, tokens, head_dim] each, in their order.
+
+        They are several if tokens are shared. Those without tokens are left out.
+        """
+        keys, values = (self._views(row, stop) for row in (2 * layer, 2 * layer + 1))
+        return list(zip(keys, values, strict=True))
+
+    def read(self, layer: int, stop: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values first..stop−1, each [kv_heads, tokens, head_dim]: views, or a copy.
+
+        They are copied if the tokens are not all in one place.
+        """
+        return self._joined(2 * layer, first, stop), self._joined(2 * layer + 1, first, stop)
+
+    def keys(self, layer: int, stop: int) -> torch.Tensor:
+        """Keys 0..stop−1: see `read`."""
+        return self._joined(2 * layer, 0, stop)
 
     def pack(self, source: KVSpan, chosen: torch.Tensor, backend: Backend) -> None:
         """Copy the chosen positions [layers, kv_heads, kept] of `source` to 0..kept−1 of this span.
 
-        Both may begin at the same place in memory. The pieces are then copied in an order in which
-        none is overwritten before it is read.
+        Both have keys and values of all layers, and share nothing. They may begin at the same place
+        in memory. The pieces are then copied in an order in which none is overwritten before it is
+        read.
         """
+        pairs, of_source = (span._data.unflatten(0, (-1, 2)) for span in (self, source))
         if not self._overlaps(source):
-            backend.gather(source._data, self._data, chosen)
+            backend.gather(of_source, pairs, chosen)
             return
         layers, kept = chosen.shape[0], chosen.shape[2]
-        head_dim = self._data.shape[-1]
-        index = chosen.unsqueeze(-1).expand(-1, -1, -1, head_dim)
-        is_growing = self._data.shape[3] > source._data.shape[3]
+        index = chosen.unsqueeze(-1).expand(-1, -1, -1, pairs.shape[-1])
+        is_growing = pairs.shape[3] > of_source.shape[3]
         pieces = [(layer, side) for layer in range(layers) for side in (0, 1)]
         for layer, side in reversed(pieces) if is_growing else pieces:
-            piece = source._data[layer, side].gather(1, index[layer])
-            self._data[layer, side, :, :kept] = piece
+            piece = of_source[layer, side].gather(1, index[layer])
+            pairs[layer, side, :, :kept] = piece
 
     def rows_of(self, slot: int, base: torch.Tensor) -> tuple[int, int, int, int]:
         """Where `slot` is in `base` [rows, head_dim], the memory that this span is part of.
@@ -66,9 +94,31 @@ class KVSpan:
         Returns the row of layer 0's first key head, and the steps to the next head, to values, and
         to the next layer.
         """
-        to_head, to_value, to_layer = self._steps
+        assert not self._shared, "a decode step reads one place for each sequence"
+        _, heads, capacity, _ = self._data.shape
         first = (self._start - base.data_ptr()) // self._row_bytes
-        return first + slot, to_head, to_value, to_layer
+        return first + slot, capacity, heads * capacity, 2 * heads * capacity
+
+    def _store(self, row: int, start: int, numbers: torch.Tensor) -> None:
+        low = start - self._num_shared
+        assert low >= 0, "shared tokens are not written to"
+        self._rows[row][:, low : low + numbers.shape[1]] = numbers
+
+    def _views(self, row: int, stop: int, first: int = 0) -> list[torch.Tensor]:
+        views: list[torch.Tensor] = []
+        begin = 0
+        for part in (*(part[row] for part in self._shared), self._rows[row]):
+            low, high = max(first, begin), min(stop, begin + part.shape[1])
+            if low < high:
+                views.append(part[:, low - begin : high - begin])
+            begin += part.shape[1]
+        return views
+
+    def _joined(self, row: int, first: int, stop: int) -> torch.Tensor:
+        if not self._shared:
+            return self._rows[row][:, first:stop]
+        views = self._views(row, stop, first)
+        return views[0] if len(views) == 1 else torch.cat(views, dim=1)
 
     def _overlaps(self, other: KVSpan) -> bool:
         (low, high), (other_low, other_high) = (
@@ -84,7 +134,7 @@ class ReadOnlyKV(KVSpan):
     def __init__(self, source: KVSpan) -> None:
         self.__dict__.update(source.__dict__)
 
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    def _store(self, row: int, start: int, numbers: torch.Tensor) -> None:
         pass
 
 
@@ -197,9 +247,15 @@ class Memory:
         self._units(start, size).zero_()
 
     def kv(self, start: int, *, num_layers: int, capacity: int) -> KVSpan:
-        """Keys and values from unit `start` on."""
-        units = self._units(start, 2 * num_layers * capacity)
-        return KVSpan(units, self._shape, num_layers=num_layers, capacity=capacity)
+        """Keys and values of layers 0..num_layers−1 from unit `start` on."""
+        return self.pass_kv(start, num_units=2 * num_layers, capacity=capacity)
+
+    def pass_kv(
+        self, start: int, *, num_units: int, capacity: int, shared: Sequence[torch.Tensor] = ()
+    ) -> KVSpan:
+        """The keys and values of a pass that has `num_units` of each token: see `KVSpan`."""
+        units = self._units(start, num_units * capacity)
+        return KVSpan(units, self._shape, num_units=num_units, capacity=capacity, shared=shared)
 
     def layers(self, start: int, *, num_units: int, capacity: int) -> torch.Tensor:
         """Keys and values in turn from unit `start` on: [num_units, kv_heads, capacity, head_dim].
@@ -208,11 +264,6 @@ class Memory:
         """
         heads, dim = self._shape.num_kv_heads, self._shape.head_dim
         return self._units(start, num_units * capacity).view(num_units, heads, capacity, dim)
-
-    def keys(self, start: int, num_tokens: int) -> torch.Tensor:
-        """Keys of one layer from unit `start` on: [kv_heads, num_tokens, head_dim]."""
-        heads, dim = self._shape.num_kv_heads, self._shape.head_dim
-        return self._units(start, num_tokens).view(heads, num_tokens, dim)
 
     def _units(self, start: int, count: int) -> torch.Tensor:
         return self._flat[start * self._width : (start + count) * self._width]

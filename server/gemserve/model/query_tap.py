@@ -1,4 +1,4 @@
-"""Records what a filter needs from a pass: queries of some rows, and keys of one layer."""
+"""Records the queries that a filter needs from a pass, and ends the pass at a layer."""
 
 from __future__ import annotations
 
@@ -46,36 +46,13 @@ class QueryTap:
         return self.queries[self.layers.index(layer)]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterTap:
-    """Ends a filter pass at layer `layer`, where it collects the key of every token.
+    """Ends a pass at layer `layer`, whose keys go where the pass keeps its keys and values.
 
-    `keys`: [kv_heads, num_tokens, head_dim], after RoPE, filled as chunks arrive. `queries` records
-    that layer and perhaps lower ones.
+    `queries` records that layer and perhaps lower ones. `num_tokens`: of the whole pass.
     """
 
     layer: int
-    keys: torch.Tensor
     queries: QueryTap
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.keys.shape[1])
-
-    def record(self, key: torch.Tensor, start: int) -> None:
-        """Store a chunk's keys [kv_heads, tokens, head_dim], from `start` on."""
-        self.keys[:, start : start + key.shape[1]] = key
-
-
-@dataclass(slots=True, kw_only=True)
-class QueriesOnly(FilterTap):
-    """Ends a pass at a layer as well, but collects no keys. `length`: of the whole sequence."""
-
-    length: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.length
-
-    def record(self, key: torch.Tensor, start: int) -> None:
-        """Store nothing."""
+    num_tokens: int

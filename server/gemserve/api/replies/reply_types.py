@@ -5,17 +5,31 @@ Nothing is checked with these types while serving: mypy checks the code that bui
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, GetPydanticSchema
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
+from gemserve import types
+from gemserve.api.requests.base_bodies import ServedMethod
 from gemserve.scores import AnswerAttention
-from gemserve.types import FilterReport
 
 NonNegative = Annotated[int, Field(ge=0)]
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterReport(types.FilterReport):
+    """What the filter did; the `filter` object of every response.
+
+    `coverage`: see `filtering.selector.Choice`. None if the method does not measure it.
+    """
+
+    method: ServedMethod
+
+
 # a `FilterReport` as a dictionary
 FilterObject = Annotated[
     dict[str, Any], GetPydanticSchema(lambda _, handler: handler(FilterReport))

@@ -13,11 +13,13 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetPydanticSchema,
     Tag,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.integers import (
@@ -27,14 +29,8 @@ from gemserve.api.requests.integers import (
     Seed,
     TokenId,
 )
-from gemserve.types import (
-    ADAPTER_NAME,
-    FILTER_METHODS,
-    FilterOptions,
-    Keep,
-    ServedMethod,
-    parse_keep,
-)
+from gemserve.filtering.methods import SERVED_METHODS
+from gemserve.types import ADAPTER_NAME, FilterOptions, Keep, parse_keep
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000  # of each stop string
@@ -44,6 +40,9 @@ MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL]
+ServedMethod = Annotated[
+    str, GetPydanticSchema(lambda *_: core_schema.literal_schema([*SERVED_METHODS]))
+]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 T = TypeVar("T")
 # A value that is no text is checked as T only, so that errors do not mention texts.
@@ -136,8 +135,8 @@ class FilteringBody(FieldsWithoutEffect):
 def _expanded(value: object) -> object:
     """The `filter` object that a bare name of a method stands for."""
     if isinstance(value, str):
-        if value not in FILTER_METHODS:
-            raise ValueError(f"must be an object or one of {', '.join(FILTER_METHODS)}")
+        if value not in SERVED_METHODS:
+            raise ValueError(f"must be an object or one of {', '.join(SERVED_METHODS)}")
         return {"method": value}
     return value
 

@@ -48,7 +48,8 @@ def warming_request(
     params = request.filter
     if params.method != "none":
         params = replace(params, keep=MIN_KEEP, fallback=False)
-    return replace(request, filter=params, protected=(), question=())
+    warming = replace(request, filter=params, protected=(), question=())
+    return builder.planner.planned(warming)
 
 
 def _messages(body: DocumentBody) -> list[Message]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gemserve.api.requests.base_bodies import MAX_CHOICES
 from gemserve.errors import RequestError
+from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import Request
 
 # Each takes half a kilobyte of memory until the reply is written. 20 for each of 128K tokens fit.
@@ -29,22 +30,26 @@ class EngineRequests:
 
 
 def repeat_for_choices(
-    requests: Sequence[Request], n: int, echoes: Sequence[str] = ()
+    planner: FilterPlanner, requests: Sequence[Request], n: int, echoes: Sequence[str] = ()
 ) -> EngineRequests:
-    """`n` choices of each request, each with its own id and seed. Raises `RequestError`."""
+    """`n` choices of each request, each with its own id and seed, and planned.
+
+    Raises `RequestError`.
+    """
     if len(requests) * n > MAX_CHOICES:
         raise RequestError(
             f"n={n}: with {len(requests)} prompts more than {MAX_CHOICES} choices", param="n"
         )
     _check_scores(requests, n)
     if len(requests) * n == 1:
-        return EngineRequests(requests=tuple(requests), echoes=tuple(echoes))
+        return EngineRequests(requests=planner.planned_choices(requests), echoes=tuple(echoes))
     choices = [_with_seed(request, place) for request in requests for place in range(n)]
     with_ids = [
         replace(request, request_id=f"{request.request_id}-{index}")
         for index, request in enumerate(choices)
     ]
-    return EngineRequests(requests=tuple(with_ids), n=n, echoes=tuple(echoes))
+    planned = planner.planned_choices(with_ids)
+    return EngineRequests(requests=planned, n=n, echoes=tuple(echoes))
 
 
 def count_scores(requests: Sequence[Request]) -> int:

@@ -81,7 +81,7 @@ class RequestBuilder:
                 )
             )
         echoes = [self._text_of(prompt) for prompt in prompts] if body.echo else []
-        return repeat_for_choices(requests, body.n or 1, echoes)
+        return repeat_for_choices(self.planner, requests, body.n or 1, echoes)
 
     def build_chat(
         self, body: ChatBody, request_id: str, adapter: LoadedAdapter | None = None
@@ -107,7 +107,7 @@ class RequestBuilder:
                 answer_format(body.response_format), body.tools or (), rules, self.grammars
             ),
         )
-        return repeat_for_choices([request], body.n or 1)
+        return repeat_for_choices(self.planner, [request], body.n or 1)
 
     def build_as_chat(
         self, body: HasForm, request_id: str, adapter: LoadedAdapter | None = None
@@ -146,7 +146,7 @@ class RequestBuilder:
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
         params = replace(self._check_filter(body, prompt, field, adapter), return_selection=True)
-        if METHODS[params.method].evictor is not None:
+        if not METHODS[params.method].has_selection:
             raise RequestError(
                 f"filter.method={params.method}: keeps other tokens in every layer, so there is no "
                 "selection",
@@ -163,7 +163,7 @@ class RequestBuilder:
             question=prompt.question,
             adapter=adapter,
         )
-        return repeat_for_choices([request], 1)
+        return repeat_for_choices(self.planner, [request], 1)
 
     def _plain_prompt(self, prompt: PlainPrompt, field: str) -> Prompt:
         if not prompt:

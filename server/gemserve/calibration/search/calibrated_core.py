@@ -21,8 +21,8 @@ from gemserve.calibration.search.result import CalibrationResult
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble, calibration_path, load_for
 from gemserve.engine.core import Core
-from gemserve.errors import ConfigError
-from gemserve.filtering.methods import METHODS
+from gemserve.errors import ConfigError, shown
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.base_model import hash_weights
 from gemserve.model.loader import LoadedModel
 
@@ -40,12 +40,17 @@ def build_calibrated_core(
     calibrate "off". Progress is printed on standard error. If the calibration fails, a warning is
     printed and the filter layer is guessed.
     """
+    if engine.filter_method not in METHODS:
+        raise ConfigError(
+            f"filter_method={shown(engine.filter_method)}: must be one of "
+            f"{', '.join(SERVED_METHODS)}"
+        )
     loaded = load_for(model, engine)
     needs_one = (
         engine.calibrate == "auto"
         and engine.filter_layer is None
         and engine.offload_layers == 0  # the guessed layer decided how many layers are on the host
-        and METHODS[engine.filter_method].selector is not None
+        and METHODS[engine.filter_method].has_layer
         and calibration_path(loaded, engine) is None
     )
     calibration = None
@@ -54,7 +59,7 @@ def build_calibrated_core(
         calibration = _calibrate_now(loaded, engine)
     core = assemble(loaded, engine, calibration)
     calibration = core.calibration
-    if METHODS[core.config.filter_method].selector is not None and not calibration.is_measured:
+    if METHODS[core.config.filter_method].has_layer and not calibration.is_measured:
         _say(
             f"warning: filter layer {calibration.layer} is not calibrated ({calibration.source}); "
             "gemserve calibrate finds the layer and the heads that look at what is asked for"

@@ -4,22 +4,27 @@ The keys and values of a token depend on the tokens before it alone. So a prompt
 earlier one goes on where the two part, and a filter selects anew: the answer is the one that it
 would get without the cache. A filter pass leaves its lower layers, a prompt that is read whole all.
 
-The cache holds spans of the pool that all requests share, at most `limit` units. They are given up
-when a request needs the memory, first the least recently used of the tenant that holds most.
-Pinned documents stay, at most half of `limit`, unless a request does not fit in beside them.
+The cache is one of the owners of spans of the pool: of at most `limit` units. A filter pass that
+begins like a cached document owns that document's spans, too, as long as it runs, and what it adds
+becomes a document that begins in the same spans. A document is given up when a request needs the
+memory, first the least recently used of the tenant that holds most: if the one that was used
+longest ago went, whoever it is of, a tenant could flood the cache, and nobody else's documents
+would be found again. Pinned documents stay, at most half of `limit`, unless a request does not fit
+in beside them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
+from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, num_common
-from gemserve.engine.cache.shares import Coming, Spared, first_to_go
 from gemserve.engine.cache.state import CacheCounts, StoredDocument
-from gemserve.engine.memory import MemoryPool, Span
+from gemserve.engine.memory import MemoryPool, Share, Span
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
@@ -44,12 +49,12 @@ class CacheKey:
 
     def token_units(self, num_layers: int) -> int:
         """Units of one token: K and V of each layer, but only the keys of a filter layer."""
-        return 2 * num_layers if self.layer is None else 2 * self.layer + 1
+        return 2 * num_layers if self.layer is None else filter_units(self.layer)
 
 
 @dataclass(slots=True, eq=False)
 class CachedDocument:
-    """The memory of one pass over `tokens`, with room for these and no more.
+    """What one pass or several have computed of `tokens`, which are in `shares` in their order.
 
     `ids`: those of the stored documents that `tokens` contain; see `Request.documents`. `used_s`:
     when it was last used (`time.monotonic()`).
@@ -57,13 +62,53 @@ class CachedDocument:
 
     key: CacheKey
     tokens: Tokens
-    span: Span
+    shares: tuple[Share, ...]
     ids: frozenset[str] = frozenset()
     is_pinned: bool = False
     is_saved: bool = False  # on the disk, as far as it should be
     is_dropped: bool = False
     last_used: int = 0
     used_s: float = 0.0
+
+    @property
+    def spans(self) -> list[Span]:
+        return [share.span for share in self.shares]
+
+    @property
+    def units(self) -> int:
+        """Units of all its spans, some of which other documents may own, too."""
+        return sum(span.size for span in self.spans)
+
+
+class _Holdings:
+    """The spans that some documents own, and how many of these documents own each."""
+
+    def __init__(self) -> None:
+        self.units = 0  # each span counts once
+        self._spans: dict[int, tuple[Span, int]] = {}
+
+    def count(self, span: Span) -> int:
+        return self._spans[id(span)][1] if id(span) in self._spans else 0
+
+    def add(self, document: CachedDocument) -> None:
+        for span in document.spans:
+            count = self.count(span)
+            self._spans[id(span)] = span, count + 1
+            self.units += 0 if count else span.size
+
+    def remove(self, document: CachedDocument) -> None:
+        for span in document.spans:
+            count = self.count(span) - 1
+            self._spans[id(span)] = span, count
+            if not count:
+                del self._spans[id(span)]
+                self.units -= span.size
+
+    def without(self, kept: Iterable[CachedDocument]) -> list[Span]:
+        """The spans that no document of `kept` and nobody else owns."""
+        owned = {id(span) for document in kept for span in document.spans}
+        spans = self._spans.values()
+        return [s for s, count in spans if id(s) not in owned and s.references == count]
 
 
 class DocumentCache:
@@ -75,15 +120,17 @@ class DocumentCache:
         self._pool = pool
         self._limit = limit
         self._documents: list[CachedDocument] = []
+        self._held, self._held_pinned = _Holdings(), _Holdings()
         self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
-        self._used = 0
-        self._pinned = 0
+        # results of `available`, as long as neither documents nor owners of spans change
+        self._available: dict[tuple[object, ...], int] = {}
+        self._available_at = 0, 0
 
     @property
     def used(self) -> int:
-        """Units that it holds."""
-        return self._used
+        """Units of the spans that it owns, alone or with others."""
+        return self._held.units
 
     @property
     def documents(self) -> Ids[CachedDocument]:
@@ -92,7 +139,7 @@ class DocumentCache:
     @property
     def pinned(self) -> int:
         """Units of pinned documents."""
-        return self._pinned
+        return self._held_pinned.units
 
     @property
     def pin_limit(self) -> int:
@@ -110,15 +157,23 @@ class DocumentCache:
         return self._limit > 0
 
     def has_room(self, size: int) -> bool:
-        """May a document of `size` units be kept, if others give way?"""
+        """May `size` units more be kept, if others give way?"""
         return size <= self._limit - self.pinned
 
-    def available(self, size: int, spared: Spared = ()) -> int:
-        """Units that a request for `size` can have now, if all documents but `spared` give way."""
-        gives_way = self._gives_way(size)
-        able = self._used if gives_way else self._used - self._pinned
-        kept = (d.span.size for d in spared if gives_way or not d.is_pinned)
-        return self._pool.free + able - sum(kept)
+    def available(self, size: int, spared: Collection[CachedDocument] = ()) -> int:
+        """Units that a request for `size` can have now, if all documents but `spared` give way.
+
+        What requests own as well stays.
+        """
+        gives_way, now = self._gives_way(size), (self.num_changes, self._pool.num_changes)
+        if self._available_at != now:
+            self._available, self._available_at = {}, now
+        key = gives_way, *map(id, spared)
+        if key not in self._available:
+            kept = [*spared, *(d for d in self._documents if d.is_pinned and not gives_way)]
+            free = sum(span.size for span in self._held.without(kept))
+            self._available[key] = self._pool.free + free
+        return self._available[key]
 
     def find(self, key: CacheKey, tokens: Tokens, limit: int) -> tuple[CachedDocument | None, int]:
         """The document with the most tokens in common, and how many, at most `limit`."""
@@ -151,7 +206,7 @@ class DocumentCache:
         ids: Collection[str] = (),
         is_pinned: bool = False,
     ) -> bool:
-        """Whether a pass over `tokens`, in `size` units, adds enough to what is there.
+        """Whether a pass over `tokens`, which computed `size` units, adds enough to what is there.
 
         If it does not, what is there is also that of `ids`, and is pinned if this one should be.
         """
@@ -168,31 +223,34 @@ class DocumentCache:
         self,
         key: CacheKey,
         tokens: Tokens,
-        span: Span,
+        shares: tuple[Share, ...],
         ids: Collection[str] = (),
         is_pinned: bool = False,
     ) -> None:
-        """Take over `span`. Documents that are the beginning of this one are dropped.
+        """Take over the caller's `shares`. Documents that this one begins with are dropped.
 
         A pinned one is dropped only for another that should be pinned.
         """
-        all_ids = set(ids)
-        for other in list(self._documents):
-            if other.key == key:
-                rest = len(other.tokens) - num_common(other.tokens, tokens)
-                if rest < FEWEST_TOKENS:
-                    all_ids |= other.ids
-                    if is_pinned or not other.is_pinned:
-                        self._drop(other)
-        while self._used + span.size > self._limit:
-            was_evicted = self._evict_oldest(coming=(key.tenant, span.size))
-            assert was_evicted, "a document that has no room must not be added"
-        document = CachedDocument(key, tokens, span)
-        self._touch(document)
+        all_ids = frozenset(ids)
+        beginnings = [d for d in self._documents if d.key == key and _is_beginning(d, tokens)]
+        for beginning in beginnings:
+            all_ids |= beginning.ids
+        for share in shares:
+            share.span.is_private |= bool(all_ids)
+        document = CachedDocument(key, tokens, shares, all_ids)
         self._documents.append(document)
-        self._used += span.size
+        self._held.add(document)
+        self._touch(document)
         self.num_changes += 1
-        self._mark(document, all_ids, is_pinned)
+        for beginning in beginnings:
+            if is_pinned or not beginning.is_pinned:
+                self._drop(beginning)
+        while self._held.units > self._limit and self._evict_oldest([document]):
+            pass
+        if self._held.units > self._limit:  # requests own the rest of it, which counts here, too
+            self._drop(document)
+            return
+        self._mark(document, (), is_pinned)
 
     def forget(self, ids: Collection[str]) -> None:
         """Drop everything that contains these documents; what contains them is not added again."""
@@ -214,13 +272,15 @@ class DocumentCache:
             for name in document.ids:
                 before = held.get(name, StoredDocument(0, 0, False))
                 held[name] = StoredDocument(
-                    before.units + document.span.size,
+                    before.units + document.units,
                     before.num_tokens + len(document.tokens),
                     before.is_pinned or document.is_pinned,
                 )
         return held
 
-    def make_room(self, needed: int, spared: Spared = (), tenant: bytes = b"") -> None:
+    def make_room(
+        self, needed: int, spared: Collection[CachedDocument] = (), tenant: bytes = b""
+    ) -> None:
         """Evict until `needed` units of the pool are free for `tenant`, or only `spared` is left.
 
         Pinned documents are evicted last, and only if the request does not fit beside them.
@@ -232,23 +292,31 @@ class DocumentCache:
             while self._pool.free < needed and self._evict_oldest(spared, True, coming):
                 pass
 
-    def spare_moves(self, needed: int, spared: Spared = (), tenant: bytes = b"") -> None:
+    def spare_moves(
+        self, needed: int, spared: Collection[CachedDocument] = (), tenant: bytes = b""
+    ) -> None:
         """Evict while the pool would move too much to have `needed` free units in one place."""
         while self._pool.free >= needed:
             oldest = self._oldest(spared, coming=(tenant, needed))
-            if oldest is None or self._pool.num_moved(needed) <= MOST_MOVED * oldest.span.size:
+            if oldest is None or self._pool.num_moved(needed) <= MOST_MOVED * oldest.units:
                 return
             self._evict_oldest(spared, coming=(tenant, needed))
 
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""
-        held = sum(document.span.size for document in self._documents)
-        pinned = sum(document.span.size for document in self._documents if document.is_pinned)
-        assert pinned == self._pinned, (pinned, self._pinned)
-        assert held == self._used <= self._limit, (held, self._used, self._limit)
+        for held, documents in (
+            (self._held, self._documents),
+            (self._held_pinned, [d for d in self._documents if d.is_pinned]),
+        ):
+            counts = Counter(id(span) for document in documents for span in document.spans)
+            units = {id(span): span.size for document in documents for span in document.spans}
+            assert sum(units.values()) == held.units, (units, held.units)
+            assert counts == {at: count for at, (_, count) in held._spans.items()}
+        assert self.used <= self._limit, (self.used, self._limit)
         assert self.pinned <= self.pin_limit, (self.pinned, self.pin_limit)
         for document in self._documents:
-            assert document.span.is_private or not document.ids
+            assert sum(share.count for share in document.shares) == len(document.tokens)
+            assert all(span.is_private for span in document.spans) or not document.ids
             assert document.ids.isdisjoint(self._forgotten)
 
     def _gives_way(self, size: int) -> bool:
@@ -256,7 +324,10 @@ class DocumentCache:
         return size > self._pool.capacity - self.pinned
 
     def _evict_oldest(
-        self, spared: Spared = (), is_pinned: bool = False, coming: Coming = None
+        self,
+        spared: Collection[CachedDocument] = (),
+        is_pinned: bool = False,
+        coming: tuple[bytes, int] | None = None,
     ) -> bool:
         oldest = self._oldest(spared, is_pinned, coming)
         if oldest is None:
@@ -267,32 +338,68 @@ class DocumentCache:
         return True
 
     def _oldest(
-        self, spared: Spared = (), is_pinned: bool = False, coming: Coming = None
+        self,
+        spared: Collection[CachedDocument] = (),
+        is_pinned: bool = False,
+        coming: tuple[bytes, int] | None = None,
     ) -> CachedDocument | None:
-        able = [d for d in self._documents if d not in spared and d.is_pinned == is_pinned]
+        """The document that gives way next, of those that only the cache owns some memory of."""
+        able = [
+            d
+            for d in self._documents
+            if d not in spared
+            and d.is_pinned == is_pinned
+            and any(span.references == self._held.count(span) for span in d.spans)
+        ]
         return first_to_go(self._documents, able, coming)
 
     def _mark(self, document: CachedDocument, ids: Collection[str], is_pinned: bool) -> None:
         """Note the stored documents that it contains, and pin it if pins have room for it."""
         if not document.ids.issuperset(ids):
             document.ids |= frozenset(ids)
-            document.span.is_private, document.is_saved = True, False
+            document.is_saved = False
+            for span in document.spans:
+                span.is_private = True
             self.num_changes += 1
-        is_fitting = self.pinned + document.span.size <= self.pin_limit
-        if is_pinned and not document.is_pinned and is_fitting:
-            document.is_pinned = True
-            self._pinned += document.span.size
+        if is_pinned and not document.is_pinned:
+            self._held_pinned.add(document)
+            document.is_pinned = self.pinned <= self.pin_limit
+            if not document.is_pinned:
+                self._held_pinned.remove(document)
             self.num_changes += 1
 
     def _drop(self, document: CachedDocument) -> None:
         document.is_dropped = True
         self._documents.remove(document)
-        self._used -= document.span.size
-        self._pinned -= document.span.size if document.is_pinned else 0
-        self._pool.release(document.span)
+        self._held.remove(document)
+        if document.is_pinned:
+            self._held_pinned.remove(document)
+        for span in document.spans:
+            self._pool.release(span)
         self.num_changes += 1
 
     def _touch(self, document: CachedDocument) -> None:
         self._clock += 1
         document.last_used = self._clock
         document.used_s = time.monotonic()
+
+
+def first_to_go(
+    documents: Collection[CachedDocument],
+    able: Collection[CachedDocument],
+    coming: tuple[bytes, int] | None = None,
+) -> CachedDocument | None:
+    """Of those that are `able`, the least recently used one of the tenant that holds most.
+
+    `documents`: all that are held. `coming`: a tenant, and how many units it is about to get.
+    """
+    held: Counter[bytes] = Counter()
+    spans = {id(s): (d.key.tenant, s.size) for d in documents for s in d.spans}
+    for tenant, size in [*spans.values(), *([] if coming is None else [coming])]:
+        held[tenant] += size
+    return max(able, key=lambda d: (held[d.key.tenant], -d.last_used), default=None)
+
+
+def _is_beginning(document: CachedDocument, tokens: Tokens) -> bool:
+    """Does a pass over `tokens` leave out less of the document than is worth keeping?"""
+    return len(document.tokens) - num_common(document.tokens, tokens) < FEWEST_TOKENS

@@ -11,11 +11,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Ids
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty
 from typing import Protocol
 
-from gemserve.cost import ModelShape
+from gemserve.cost import ModelShape, filter_units
 from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import (
     FEWEST_TOKENS,
@@ -25,7 +27,8 @@ from gemserve.engine.cache.document_cache import (
 )
 from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, hash_chain
 from gemserve.engine.cache.folder import CacheFolder
-from gemserve.engine.cache.state import DiskCounts
+from gemserve.engine.cache.state import CacheState, DiskCounts
+from gemserve.engine.memory import Place, Segment
 from gemserve.engine.reuse.disk_threads import CacheThreads, Load, Save
 from gemserve.engine.sequence.sequence import Sequence, State
 
@@ -38,12 +41,17 @@ _LONGEST_TURN_S = 0.5  # that counts as waiting: a process that was stopped has 
 
 
 class HostCopies(Protocol):
-    """Copies between the pool and host memory. `start`: a token, or a unit of the pool."""
+    """Copies `num_units` of each of some tokens between the pool and the host, for filter passes.
 
-    dtype: str
+    `dtype`: of the numbers, as a safetensors file names it.
+    """
 
-    def take(self, document: CachedDocument, start: int, count: int) -> memoryview: ...
-    def put(self, sequence: Sequence, start: int, count: int, data: bytearray) -> None: ...
+    @property
+    def dtype(self) -> str: ...
+    def take(
+        self, segments: Ids[Segment], num_units: int, start: int, count: int
+    ) -> memoryview: ...
+    def put(self, place: Place, num_units: int, start: int, data: bytes | bytearray) -> None: ...
 
 
 class DiskCache:
@@ -175,7 +183,7 @@ class DiskCache:
                 return
             start, count = load.info.tokens_of(load.segment)
             try:
-                self._copies.put(sequence, start, count, item)
+                self._put(sequence, start, item)
             except Exception as error:
                 load.is_cancelled = True
                 self._end_load(load, error)
@@ -183,6 +191,11 @@ class DiskCache:
             load.segment += 1
             load.num_bytes += len(item)
             sequence.done = max(sequence.done, start + count)
+
+    def _put(self, sequence: Sequence, start: int, data: bytearray) -> None:
+        """Write tokens `start`… of a filter pass into its memory, but those that it shares."""
+        assert sequence.filter_layer is not None
+        self._copies.put(sequence.place, filter_units(sequence.filter_layer), start, data)
 
     def _end_load(self, load: Load, error: Exception | None) -> None:
         sequence = load.sequence
@@ -250,7 +263,7 @@ class DiskCache:
         info = FileInfo(
             path=self.folder.path / f"kv-{chain[-1].hex()}.safetensors",
             chain=chain,
-            shape=(2 * layer + 1, shape.num_kv_heads, shape.head_dim),
+            shape=(filter_units(layer), shape.num_kv_heads, shape.head_dim),
             dtype=self._copies.dtype,
             element_bytes=shape.element_bytes,
             segment_tokens=CHAIN_TOKENS,
@@ -271,12 +284,17 @@ class DiskCache:
         if save.segment < save.info.num_segments and not save.given.full():
             start, count = save.info.tokens_of(save.segment)
             try:
-                save.given.put_nowait(self._copies.take(save.document, start, count))
+                save.given.put_nowait(self._take(save.document, start, count))
             except Exception as error:
                 log.warning("document cache: a document is not written: %s", error)
                 self._cancel(save)
                 return
             save.segment += 1
+
+    def _take(self, document: CachedDocument, start: int, count: int) -> memoryview:
+        assert document.key.layer is not None, "prompts read whole are not written to disk"
+        segments = [share.segment for share in document.shares]
+        return self._copies.take(segments, filter_units(document.key.layer), start, count)
 
     def _end_save(self, save: Save) -> None:
         self._save = None
@@ -297,3 +315,15 @@ class DiskCache:
         with suppress(OSError):
             save.info.path.with_suffix(".tmp").unlink()
         self._save = None
+
+
+def state_of(cache: DocumentCache, disk: DiskCache | None, shape: ModelShape) -> CacheState:
+    """The document cache at this moment: a copy that stays as it is."""
+    return CacheState(
+        counts=replace(cache.counts),
+        disk=DiskCounts() if disk is None else replace(disk.counts),
+        memory_bytes=cache.used * shape.unit_bytes,
+        pinned_bytes=cache.pinned * shape.unit_bytes,
+        disk_bytes=0 if disk is None else disk.folder.num_bytes,
+        oldest_s=cache.oldest_s,
+    )

@@ -16,11 +16,9 @@ import transformers
 from gemserve.config import ResolvedEngineConfig
 from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.cache.folder import CacheFolder
-from gemserve.engine.reuse.disk import DiskCache
-from gemserve.engine.running.document_copy import HostCopies
+from gemserve.engine.reuse.disk import DiskCache, HostCopies
 from gemserve.engine.scheduling.pace import Pace
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import Memory
 
 log = logging.getLogger("gemserve.engine")
 
@@ -28,7 +26,7 @@ log = logging.getLogger("gemserve.engine")
 def open_disk_cache(
     config: ResolvedEngineConfig,
     model: CausalModel,
-    memory: Memory,
+    copies: HostCopies,
     cache: DocumentCache,
     pace: Pace,
 ) -> DiskCache | None:
@@ -41,7 +39,7 @@ def open_disk_cache(
     return DiskCache(
         CacheFolder(Path(config.cache_dir), config.cache_disk_bytes),
         cache,
-        HostCopies(memory, model.dtype),
+        copies,
         model.shape,
         identity_of(model, config),
         lambda: pace.seconds_per_cost,

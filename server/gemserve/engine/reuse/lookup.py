@@ -1,7 +1,9 @@
-"""What a waiting prompt can take over: of a cached document, or of a request that is running.
+"""Where sequences meet the document cache: what a prompt takes over, and what it leaves. No torch.
 
-A filter pass is taken over once it has ended and the cache has it. A prompt that was read whole has
-its keys and values in its request's memory until the answer has ended, and is copied from there.
+A filter pass shares the keys and values of a cached document: it reads them where they are, and its
+own memory has room for the other tokens only. A decode step reads one place for each sequence. So
+what a prompt that is read whole takes over is copied into its own memory: from a cached prompt, or
+from a request whose answer has not ended.
 """
 
 from __future__ import annotations
@@ -9,46 +11,68 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, DocumentCache
-from gemserve.engine.memory import Span
+from gemserve.cost import ModelShape
+from gemserve.engine.cache.common_tokens import Tokens
+from gemserve.engine.cache.document_cache import (
+    FEWEST_TOKENS,
+    CachedDocument,
+    CacheKey,
+    DocumentCache,
+)
+from gemserve.engine.memory import MemoryPool, Share, first_tokens
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Copy
+from gemserve.errors import RequestError
 
 # Once this many later requests have overtaken a waiting request, no further one may.
 MAX_TIMES_PASSED = 64
+# A pass attends to each share on its own. What is in more of them is copied, into one place.
+MOST_SHARES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where `count` tokens that a pass begins with are: in `span`, which has room for `capacity`.
+    """Where `count` tokens that a pass begins with are: in `shares`.
 
-    `document`: whose span that is. None: it is a running request's.
+    `document`: whose shares these are. None: they are a running request's. `is_shared`: the pass
+    reads them there; else they are copied.
     """
 
-    span: Span
-    capacity: int
+    shares: tuple[Share, ...]
     count: int
     document: CachedDocument | None
+    is_shared: bool = False
+
+    @property
+    def num_shared(self) -> int:
+        return self.count if self.is_shared else 0
+
+    @property
+    def is_private(self) -> bool:
+        return any(share.span.is_private for share in self.shares)
 
     def copy_to(self, sequence: Sequence, num_layers: int) -> Copy:
-        """The copy to an admitted sequence's memory, which is private from now on if this is."""
+        """The copy to an admitted sequence's memory."""
         key = sequence.cache_key
         assert key is not None
-        sequence.memory.is_private |= self.span.is_private
-        return Copy(self.span, self.capacity, sequence, self.count, key.token_units(num_layers))
+        source = tuple(share.segment for share in self.shares)
+        return Copy(sequence.order, source, sequence.place, key.token_units(num_layers))
 
 
 def find_source(
     cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence]
 ) -> Source | None:
-    """Where most of what the sequence's pass begins with can be copied from."""
+    """Where most of what the sequence's pass begins with is."""
     document, count = find_cached(cache, sequence)
     other, other_count = find_answering(cache, sequence, running)
     if other is not None and other_count > count:
-        return Source(other.memory, other.capacity, other_count, None)
-    if document is not None:
-        return Source(document.span, len(document.tokens), count, document)
-    return None
+        share = Share(other.memory, other.capacity, other_count)
+        return Source((share,), other_count, None)
+    if document is None:
+        return None
+    shares = first_tokens(document.shares, count)
+    is_shared = document.key.layer is not None and len(shares) <= MOST_SHARES
+    return Source(shares, count, document, is_shared)
 
 
 def find_cached(cache: DocumentCache, sequence: Sequence) -> tuple[CachedDocument | None, int]:
@@ -88,6 +112,70 @@ def find_answering(
             if count > most and not cache.has_forgotten(other.request.documents):
                 best, most = other, count
     return (None, 0) if best is None else (best, most)
+
+
+def leave_filter_pass(
+    cache: DocumentCache,
+    pool: MemoryPool,
+    sequence: Sequence,
+    key: CacheKey,
+    tokens: Tokens,
+    *,
+    pass_units: int,
+    needed: int | None,
+) -> None:
+    """Let the cache have a filter pass's memory, if the sequence can get `needed` units anew.
+
+    `needed` None: it waits for more than it has. In both cases it may keep what it had instead.
+    """
+    ids, is_pinned = sequence.request.documents, sequence.request.pin
+    if not cache.wants(key, tokens, pass_units, ids, is_pinned):
+        return
+    span, sequence.span = sequence.memory, None
+    if needed is not None:
+        # else nothing is evicted in vain; what the pass shares stays, because it owns that, too
+        if needed <= cache.available(needed):
+            cache.make_room(needed, tenant=key.tenant)
+            sequence.span = pool.allocate(needed)
+        if sequence.span is None:
+            sequence.span = span
+            return
+        sequence.span.is_private = span.is_private
+    pool.shrink(span, pass_units)
+    count = len(tokens) - sequence.num_shared
+    shares, sequence.shared = (*sequence.shared, Share(span, count, count)), ()
+    cache.add(key, tokens, shares, ids, is_pinned)
+
+
+def leave_whole_prompt(
+    cache: DocumentCache, pool: MemoryPool, sequence: Sequence, num_layers: int
+) -> None:
+    """Let the cache have the memory of an answered prompt that was read whole, if it wants it.
+
+    It keeps the prompt's keys and values alone. Those of the answer were computed token by token,
+    and may differ in the last digit from what reading them as a prompt gives.
+    """
+    key, tokens = sequence.cache_key, sequence.tokens
+    if key is None or not sequence.is_whole:
+        return
+    ids, is_pinned = sequence.request.documents, sequence.request.pin
+    if not cache.wants(key, tokens, sequence.document_units(num_layers), ids, is_pinned):
+        return
+    span, sequence.span = sequence.memory, None
+    pool.repack(span, key.token_units(num_layers), len(tokens))
+    cache.add(key, tokens, (Share(span, len(tokens), len(tokens)),), ids, is_pinned)
+
+
+def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> None:
+    """Raise `RequestError` if what is kept of a prompt could never be pinned."""
+    unit, limit = shape.unit_bytes, cache.pin_limit
+    size = sequence.reading_units(shape.num_layers)
+    if sequence.filter_layer is not None and size > limit:
+        raise RequestError(
+            f"pin: {sequence.num_read} tokens take {size * unit:,} bytes; pinned documents may "
+            f"take {limit * unit:,} bytes in all, half of what the server keeps documents in",
+            param="pin",
+        )
 
 
 def _is_worth_waiting(

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gemserve.engine.sequence.sequence import Sequence
 from gemserve.filtering.passages import number_passages
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.scores import MOST_ANSWER_TOKENS, MOST_LEANED, AnswerAttention
-from gemserve.types import TextBreaks
+from gemserve.types import Request, TextBreaks
 
 EVERY = 16  # tokens from one look to the next: a look costs less than a decode step then
 PASSAGE_TOKENS = 64  # most tokens of a passage
@@ -27,42 +26,52 @@ _LEAST_WEIGHT = 0.001
 
 
 class AnswerWatch:
-    """Looks at one sequence's answer. `model`: with the sequence's adapter."""
+    """Looks at one request's answer. `model`: with the request's adapter.
 
-    def __init__(self, sequence: Sequence, model: CausalModel, adapter: Adapter) -> None:
-        plan = sequence.plan
+    `kept`: the positions that the answer is generated from; None: all of the prompt's.
+    """
+
+    def __init__(
+        self, request: Request, kept: Ids[int] | None, model: CausalModel, adapter: Adapter
+    ) -> None:
+        plan = request.plan
+        assert plan is not None
         assert plan.answer_layer is not None
-        self._sequence, self._model, self._adapter = sequence, model, adapter
+        self._model, self._adapter = model, adapter
+        positions = range(len(request.prompt_ids)) if kept is None else kept
+        self._num_kept = len(positions)
+        self._last = request.prompt_ids[positions[-1]]  # its row is where the first token is from
+        self._length = self._num_kept + request.sampling.max_tokens
         every = [(plan.answer_layer, head) for head in range(model.shape.num_heads)]
         self._heads = plan.answer_heads or tuple(every)
-        self._passages, slots = _passages_of(sequence)
+        self._passages, slots = _passages_of(request, positions)
         self._slots = torch.from_numpy(slots).to(model.device)
         self._found: list[tuple[tuple[int, float], ...]] = []
 
-    def look(self, num_drawn: int, kv: KVSpan, *, least: int = 1) -> None:
-        """Look at what has been drawn, if at least `least` tokens are new.
+    def look(self, count: int, drawn: Ids[int], kv: KVSpan, *, least: int = 1) -> None:
+        """Look at the first `count` tokens of an answer, if at least `least` of them are new.
 
-        A token is drawn from the row before it, so the first one from the prompt's last row. `kv`
-        has the keys and values of all rows that tokens were drawn from.
+        A token is drawn from the row before it, so the first one from the prompt's last row. So
+        `drawn` has all tokens but perhaps the last one. `kv` has the keys and values of all rows
+        that they were drawn from.
         """
-        sequence = self._sequence
-        done, stop = len(self._found), min(num_drawn, MOST_ANSWER_TOKENS)
+        done, stop = len(self._found), min(count, MOST_ANSWER_TOKENS)
         while stop - done >= max(1, least):
-            count = min(stop - done, EVERY)
-            first = sequence.num_kept - 1 + done
-            before = [sequence.ids[sequence.num_kept - 1], *sequence.generated]
+            some = min(stop - done, EVERY)
+            first = self._num_kept - 1 + done
+            before = [self._last, *drawn]
             layers = sorted({layer for layer, _ in self._heads})
             queries = self._model.queries_of(
-                before[done : done + count],
+                before[done : done + some],
                 start=first,
                 kv=kv,
                 layers=layers,
-                length=sequence.max_length,
+                length=self._length,
                 adapter=self._adapter,
             )
-            weights = torch.zeros(count, len(self._passages), device=self._model.device)
+            weights = torch.zeros(some, len(self._passages), device=self._model.device)
             for layer, head in self._heads:
-                keys = kv.read(layer, first + count)[0]
+                keys = kv.keys(layer, first + some)
                 attention = attention_of(
                     queries.of(layer)[head],
                     keys[head * keys.shape[0] // queries.queries.shape[1]],
@@ -70,9 +79,9 @@ class AnswerWatch:
                     softcap=queries.softcaps[layer],
                 )
                 attention[:, 0] = 0  # an attention sink
-                weights.index_add_(1, self._slots, attention[:, : sequence.num_kept])
+                weights.index_add_(1, self._slots, attention[:, : self._num_kept])
             self._found += _strongest(weights / len(self._heads))
-            done += count
+            done += some
 
     def report(self, offsets: Ids[int]) -> AnswerAttention:
         """What was found. `offsets`: where each token of the answer begins in its text."""
@@ -115,14 +124,14 @@ def _strongest(weights: torch.Tensor) -> list[tuple[tuple[int, float], ...]]:
     ]
 
 
-def _passages_of(sequence: Sequence) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
+def _passages_of(
+    request: Request, kept: Ids[int]
+) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
     """The prompt's passages that are kept at least in part, and the one of each kept token."""
-    starts = _starts(sequence.num_prompt, sequence.request.breaks)
-    chosen = sequence.chosen
-    kept = np.arange(sequence.num_kept) if chosen is None else np.asarray(chosen, dtype=np.int64)
-    of_slot = np.searchsorted(starts, kept, side="right") - 1
+    starts = _starts(len(request.prompt_ids), request.breaks)
+    of_slot = np.searchsorted(starts, np.asarray(kept, dtype=np.int64), side="right") - 1
     numbers, slots = np.unique(of_slot, return_inverse=True)
-    stops = np.append(starts[1:], sequence.num_prompt)
+    stops = np.append(starts[1:], len(request.prompt_ids))
     passages = zip(starts[numbers].tolist(), stops[numbers].tolist(), strict=True)
     return list(passages), slots.astype(np.int64)
 

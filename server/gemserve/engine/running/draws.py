@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Sequence
 
 import torch
 
 from gemserve.decoding.sampling import Draw, SamplerState, draw
-from gemserve.engine.running.results import RunOutput
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.step_plan import DrawnToken, RunOutput
 
-Logits = list[tuple[list[Sequence], torch.Tensor]]  # [sequences, vocab] of each, float32
+Logits = list[tuple[list[int], torch.Tensor]]  # numbers of sequences, [sequences, vocab] float32
 
 
-def draw_tokens(logits: Logits, samplers: Mapping[Sequence, SamplerState], out: RunOutput) -> None:
+def draw_tokens(logits: Logits, samplers: Sequence[SamplerState], out: RunOutput) -> None:
     """Draw a token for each row of logits. A sequence whose draw fails does not stop the others."""
-    sequences = [sequence for some, _ in logits for sequence in some]
+    numbers = [number for some, _ in logits for number in some]
     drawn: list[Draw | Exception] | None = None
-    with suppress(Exception):
+    try:
         matrices = [rows for _, rows in logits]
         rows = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-        drawn = draw(rows, [samplers[sequence] for sequence in sequences])
+        drawn = draw(rows, samplers)
+    except Exception as error:
+        if len(numbers) > 1:
+            out.retried.append(("draw_batch", f"{type(error).__name__}: {error}"))
     if drawn is None:
         alone = [row for _, some in logits for row in some.split(1)]
-        drawn = [
-            _draw_alone(row, samplers[sequence])
-            for row, sequence in zip(alone, sequences, strict=True)
-        ]
-    for sequence, result in zip(sequences, drawn, strict=True):
+        drawn = [_draw_alone(row, state) for row, state in zip(alone, samplers, strict=True)]
+    for number, state, result in zip(numbers, samplers, drawn, strict=True):
         if isinstance(result, Exception):
-            out.failures[sequence] = result
+            out.failures[number] = f"{type(result).__name__}: {result}"
         else:
-            out.draws[sequence] = result
+            is_complete = state.matcher is not None and state.matcher.is_complete
+            out.drawn[number] = DrawnToken(result.token, result.logprob, is_complete)
 
 
 def _draw_alone(row: torch.Tensor, sampler: SamplerState) -> Draw | Exception:

@@ -1,33 +1,35 @@
-"""Turns plans into tensor work: decode steps, and chunks of filter and prefill passes."""
+"""Turns plans into tensor work: decode steps, and chunks of filter and prefill passes.
+
+A plan says what to run by sequences' numbers, offsets and places in memory. The runner has the
+tensors, and of each sequence what a `Task` says; it knows nothing of the scheduler's objects.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
-from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 import torch
 
+from gemserve.cost import filter_units
+from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState, score_tokens
-from gemserve.engine.memory import Change, Move
+from gemserve.engine.memory import Change, Move, Place
 from gemserve.engine.running.answer_attention import EVERY, AnswerWatch
-from gemserve.engine.running.document_copy import copy_documents
 from gemserve.engine.running.draws import Logits, draw_tokens
-from gemserve.engine.running.memory_changes import apply_changes
 from gemserve.engine.running.passes import Pass, device_queue
-from gemserve.engine.running.results import RunOutput
-from gemserve.engine.running.runner_state import ChunkPass, RunnerState
+from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_tokens, pass_kv
 from gemserve.engine.running.selection import choose_positions
 from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.engine.scheduling.pace import StepLimits
-from gemserve.engine.sequence.sequence import Sequence
-from gemserve.engine.sequence.step_plan import Chunk, Plan
+from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, Plan, RunOutput, Task
+from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.methods import METHODS
-from gemserve.filtering.selector import Choice
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
@@ -35,74 +37,151 @@ from gemserve.model.graphs import build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.scores import AnswerAttention
-from gemserve.types import Switch
+from gemserve.types import Request, Switch, TokenLogprob
 
 log = logging.getLogger("gemserve.engine")
 T = TypeVar("T")
 Forward = Callable[..., torch.Tensor | None]
 
 
-class Runner:
-    """Owns the bytes of the memory pool, and a `RunnerState` for each sequence."""
+@dataclass(slots=True)
+class ChunkPass:
+    """A chunk's pass that has begun. Without a `filter_tap` it is a prefill pass."""
 
-    def __init__(self, model: CausalModel, num_units: int, cuda_graphs: Switch) -> None:
+    forward: Pass
+    kv: KVSpan
+    filter_tap: FilterTap | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RunnerState:
+    """What the runner keeps of one sequence: its task, and what its passes have left.
+
+    `model` runs it, as its adapter demands. `kept`: positions that its prefill pass reads; None:
+    all of the prompt's. `query_tap` collects queries until a filter or an evictor has chosen.
+    `scores` are the log-probabilities of the prompt so far. `kv` has the keys and values of all
+    layers. It is valid while the sequence's memory is at `kv_place`. `watch` looks at the answer,
+    if that is wanted; `drawn` has the answer's tokens for it.
+    """
+
+    request: Request
+    adapter: Adapter
+    model: CausalModel
+    sampler: SamplerState
+    kept: Ids[int] | None = None
+    chunk_pass: ChunkPass | None = None
+    query_tap: QueryTap | None = None
+    scores: list[TokenLogprob] = field(default_factory=list)
+    kv: KVSpan | None = None
+    kv_place: Place | None = None
+    watch: AnswerWatch | None = None
+    drawn: list[int] = field(default_factory=list)
+
+    @property
+    def plan(self) -> FilterPlan:
+        assert self.request.plan is not None
+        return self.request.plan
+
+    def kept_ids(self, start: int, count: int) -> Ids[int]:
+        """Tokens start..start+count−1 of the prefill pass, or fewer at its end."""
+        prompt = self.request.prompt_ids
+        if self.kept is None:
+            return prompt[start : start + count]
+        return [prompt[position] for position in self.kept[start : start + count]]
+
+
+class Runner:
+    """Owns the bytes of the memory pool, and a `RunnerState` for each sequence.
+
+    `copies` copies between these bytes and the host.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        num_units: int,
+        *,
+        grammars: Grammars,
+        end_ids: frozenset[int],
+        cuda_graphs: Switch,
+    ) -> None:
         """Raises `ConfigError` if `cuda_graphs` is "on" and graphs cannot be used."""
-        self._model = model
+        self._model, self._grammars, self._end_ids = model, grammars, end_ids
         self.memory = model.new_memory(num_units)
+        self.copies = PoolCopies(self.memory, model.dtype)
         self._graphs = build_graphs(model, self.memory, cuda_graphs)
-        self._states: dict[Sequence, RunnerState] = {}
+        self._states: dict[int, RunnerState] = {}
 
     @property
     def has_graphs(self) -> bool:
         return self._graphs is not None
 
+    def begin(self, task: Task, adapter: Adapter = NO_ADAPTER) -> None:
+        """Take up a sequence. Raises `InvalidGrammar`."""
+        request = task.request
+        grammar = request.grammar
+        matcher = None if grammar is None else self._grammars.matcher(grammar)
+        sampler = SamplerState(request.sampling, request.prompt_ids, self._end_ids, matcher)
+        assert request.plan is not None
+        adapted: CausalModel | None = adapter.replacement
+        self._states[task.sequence] = RunnerState(
+            request=request,
+            adapter=adapter,
+            model=self._model if adapted is None else adapted,
+            sampler=sampler,
+            kept=request.plan.chosen,
+        )
+
     # one inference mode around all passes, because a pass pauses and resumes in the middle
     @torch.inference_mode()
-    def run(
-        self, plan: Plan, samplers: Mapping[Sequence, SamplerState], limits: StepLimits
-    ) -> RunOutput:
+    def run(self, plan: Plan, limits: StepLimits) -> RunOutput:
         """Advance every sequence of the plan. A sequence that fails does not stop the others."""
         self.change_memory(plan.moves)
         out = RunOutput(started_s=time.monotonic())
         for copy in plan.copies:
-            self._try(copy.sequence, out, copy_documents, [copy], self.memory)
+            self._try(copy.sequence, out, copy_tokens, copy, self.memory)
         logits: Logits = []
-        self._decode(plan, logits, out)
+        self._decode(plan.decodes, logits, out)
         if plan.chunk is not None and plan.chunk.sequence not in out.failures:
-            sequence = plan.chunk.sequence
-            self._try(sequence, out, self._read, plan.chunk, limits, logits, out)
-            if plan.chunk.is_filter and sequence.plan.fails_open:
-                self._keep_all_after_failure(sequence, out)
+            chunk, state = plan.chunk, self._states[plan.chunk.sequence]
+            self._try(chunk.sequence, out, self._read, chunk, state, limits, logits, out)
+            if chunk.is_filter and state.plan.fails_open:
+                self._keep_all_after_failure(chunk.sequence, state, out)
         if logits:
-            draw_tokens(logits, samplers, out)
+            numbers = [number for some, _ in logits for number in some]
+            draw_tokens(logits, [self._states[number].sampler for number in numbers], out)
+        for number, drawn in out.drawn.items():
+            if (state := self._states[number]).plan.answer_layer is not None:
+                state.drawn.append(drawn.token)
         # drawing tokens waits until the GPU has finished decoding
         out.taken_s = time.monotonic() - out.started_s
         return out
 
     @torch.inference_mode()
-    def watched_answer(self, sequence: Sequence, offsets: Ids[int]) -> AnswerAttention | None:
-        """What the answer attended to, when its last token has been drawn; see `AnswerWatch`."""
+    def watched_answer(self, number: int, offsets: Ids[int]) -> AnswerAttention | None:
+        """What an answer attended to, when its last token has been drawn; see `AnswerWatch`."""
+        state = self._states[number]
         try:
-            return self._watch(sequence, 1).report(offsets)
+            return self._watch(state, len(state.drawn), 1).report(offsets)
         except Exception as error:
-            request_id = sequence.request.request_id
+            request_id = state.request.request_id
             log.warning("request %s: no attention of its answer: %s", request_id, error)
             return None
 
-    def _watch(self, sequence: Sequence, least: int) -> AnswerWatch:
-        """Look at the answer, if at least `least` tokens are new. The newest one is being drawn."""
-        state = self._state_of(sequence)
+    def _watch(self, state: RunnerState, count: int, least: int) -> AnswerWatch:
+        """Look at the first `count` tokens of an answer, if at least `least` are new."""
         if state.watch is None:
-            model, adapter = self._model_of(sequence), _adapter_of(sequence)
-            state.watch = AnswerWatch(sequence, model, adapter)
-        state.watch.look(len(sequence.generated) + 1, self._kept_kv(sequence), least=least)
+            state.watch = AnswerWatch(state.request, state.kept, state.model, state.adapter)
+        assert state.kv is not None
+        state.watch.look(count, state.drawn, state.kv, least=least)
         return state.watch
 
-    def forget(self, sequence: Sequence) -> None:
-        """Drop all state of a sequence that has ended. Idempotent."""
-        state = self._states.pop(sequence, None)
-        if state is not None and state.chunk_pass is not None:
-            state.chunk_pass.forward.abandon()
+    def forget(self, numbers: Collection[int]) -> None:
+        """Drop all state of sequences that have ended. Idempotent."""
+        for number in numbers:
+            state = self._states.pop(number, None)
+            if state is not None and state.chunk_pass is not None:
+                state.chunk_pass.forward.abandon()
 
     def change_memory(self, changes: Collection[Change]) -> None:
         """Carry out what the pool has decided."""
@@ -111,201 +190,192 @@ class Runner:
             assert not unfinished, "a pass that has begun holds views of memory that moves"
         apply_changes(changes, self.memory)
 
-    def _decode(self, plan: Plan, logits: Logits, out: RunOutput) -> None:
+    def _decode(self, rows: Ids[DecodeRow], logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
-        by_model: dict[CausalModel, list[Sequence]] = {}
-        for sequence in plan.decodes:
-            by_model.setdefault(self._model_of(sequence), []).append(sequence)
-        watched = [s for s in plan.decodes if s.plan.answer_layer is not None]
-        for sequences in by_model.values():
-            with suppress(Exception):
-                logits.append((sequences, self._decode_rows(sequences)))
+        by_model: dict[CausalModel, list[DecodeRow]] = {}
+        for row in rows:
+            by_model.setdefault(self._states[row.sequence].model, []).append(row)
+        for some in by_model.values():
+            numbers = [row.sequence for row in some]
+            try:
+                logits.append((numbers, self._decode_rows(some)))
                 continue
+            except Exception as error:
+                if len(some) > 1:
+                    out.retried.append(("decode_batch", described(error)))
             # outside of the exception handler, which would keep the failed step's tensors alive
-            for sequence in sequences:
+            for row in some:
                 # without graphs, because the next replay would overwrite the logits
-                row = self._try(sequence, out, self._decode_rows, [sequence], False)
-                if row is not None:
-                    logits.append(([sequence], row))
-        for sequence in watched:
-            if sequence not in out.failures:
-                self._try(sequence, out, self._watch, sequence, EVERY)
+                of_row = self._try(row.sequence, out, self._decode_rows, [row], False)
+                if of_row is not None:
+                    logits.append(([row.sequence], of_row))
+        for row in rows:
+            state = self._states[row.sequence]
+            if state.plan.answer_layer is not None and row.sequence not in out.failures:
+                # with the token that is about to be drawn
+                self._try(row.sequence, out, self._watch, state, len(state.drawn) + 1, EVERY)
 
-    def _decode_rows(self, sequences: list[Sequence], may_replay: bool = True) -> torch.Tensor:
+    def _decode_rows(self, rows: Ids[DecodeRow], may_replay: bool = True) -> torch.Tensor:
         """Logits of sequences that run on one model: [sequences, vocab], float32."""
+        states = [self._states[row.sequence] for row in rows]
         batch = DecodeBatch(
             self.memory,
-            [self._kept_kv(s) for s in sequences],
-            slots=[s.next_slot for s in sequences],
-            positions=[s.next_slot + s.num_evicted for s in sequences],
+            [self._kept_kv(state, row.place) for state, row in zip(states, rows, strict=True)],
+            slots=[row.slot for row in rows],
+            positions=[row.position for row in rows],
         )
-        ids = [s.generated[-1] for s in sequences]
-        adapters = [_adapter_of(s) for s in sequences]
+        ids, adapters = [row.token for row in rows], [state.adapter for state in states]
         is_plain = all(adapter is NO_ADAPTER for adapter in adapters)
         graphs = self._graphs
         if graphs is not None and may_replay and is_plain and graphs.takes(len(ids)):
             return graphs.decode(ids, batch)
-        model = self._model_of(sequences[0])
-        return model.decode(ids, batch, [s.rope_length for s in sequences], adapters)
+        return states[0].model.decode(ids, batch, [row.rope_tokens for row in rows], adapters)
 
-    def _read(self, chunk: Chunk, limits: StepLimits, logits: Logits, out: RunOutput) -> None:
+    def _read(
+        self, chunk: Chunk, state: RunnerState, limits: StepLimits, logits: Logits, out: RunOutput
+    ) -> None:
         """Continue a chunk's pass. After a sequence's last chunk, use the results of the pass."""
-        sequence, state = chunk.sequence, self._state_of(chunk.sequence)
         if state.chunk_pass is None:
             state.chunk_pass = self._begin(chunk, limits.piece, state)
-        forward, filter_tap = state.chunk_pass.forward, state.chunk_pass.filter_tap
-        out.is_chunk_done = forward.run(limits.slice_s)
+        chunk_pass = state.chunk_pass
+        out.is_chunk_done = chunk_pass.forward.run(limits.slice_s)
         if not out.is_chunk_done:
             return
         state.chunk_pass = None
-        out.pass_s = forward.spent_s
-        if filter_tap is not None:
+        out.pass_s = chunk_pass.forward.spent_s
+        if chunk_pass.filter_tap is not None:
             if chunk.is_last:
                 state.query_tap = None
-                out.chosen[sequence] = self._choose(sequence, filter_tap)
+                out.kept[chunk.sequence] = self._choose(chunk, state, chunk_pass)
             return
-        if forward.result is None:  # not the last chunk, and not scored
+        result = chunk_pass.forward.result
+        if result is None:  # not the last chunk, and not scored
             return
-        count = sequence.request.prompt_logprobs
+        count = state.request.prompt_logprobs
         if count is not None:
-            following = list(sequence.ids[chunk.start + 1 : chunk.start + chunk.count + 1])
-            state.scores += score_tokens(forward.result[: len(following)], following, count)
+            following = list(state.kept_ids(chunk.start + 1, chunk.count))
+            state.scores += score_tokens(result[: len(following)], following, count)
         if not chunk.is_last:
             return
         if state.query_tap is not None:  # evict first: if it fails, no token has been drawn
-            self._evict(sequence, state, state.query_tap)
-            out.evicted.append(sequence)
+            self._evict(chunk, state, state.query_tap)
+            out.evicted.append(chunk.sequence)
         if count is not None:
-            out.scored[sequence] = tuple(state.scores)
+            out.scored[chunk.sequence] = tuple(state.scores)
             state.scores = []
-        logits.append(([sequence], forward.result[-1:]))
+        logits.append(([chunk.sequence], result[-1:]))
 
-    def _keep_all_after_failure(self, sequence: Sequence, out: RunOutput) -> None:
+    def _keep_all_after_failure(self, number: int, state: RunnerState, out: RunOutput) -> None:
         """Let a sequence whose filter pass failed continue with its whole prompt."""
-        error = out.failures.pop(sequence, None)
+        error = out.failures.pop(number, None)
         if error is None:
             return
         log.warning(
-            "request %s: read whole, its filter failed: %s: %s",
-            sequence.request.request_id,
-            type(error).__name__,
+            "request %s: read whole, its filter failed: %s",
+            state.request.request_id,
             error,
-            extra={"request_id": sequence.request.request_id},
+            extra={"request_id": state.request.request_id},
         )
-        self.forget(sequence)
-        out.chosen[sequence] = Choice(positions=torch.arange(sequence.num_prompt), has_failed=True)
+        if state.chunk_pass is not None:
+            state.chunk_pass.forward.abandon()
+        state.chunk_pass = state.query_tap = None
+        everything = range(len(state.request.prompt_ids))
+        state.kept = None
+        out.kept[number] = Kept(positions=everything, has_failed=True)
         out.is_chunk_done = True
 
     def _begin(self, chunk: Chunk, piece: int, state: RunnerState) -> ChunkPass:
         tap: FilterTap | None = None
         if chunk.filter_layer is None:
-            forward = self._prefilling(chunk, state)
+            kv = self._kept_kv(state, chunk.place)
+            forward = self._prefilling(chunk, state, kv)
         else:
-            tap = self._filter_tap(chunk.sequence, chunk.filter_layer, state)
-            forward = self._filtering(chunk, tap)
+            # made anew for each chunk, because memory may move between chunks
+            kv = pass_kv(chunk.place, filter_units(chunk.filter_layer), self.memory)
+            if state.query_tap is None:
+                plan = state.plan
+                state.query_tap = self._model.new_query_tap(plan.tapped, plan.rows)
+            tap = FilterTap(
+                layer=chunk.filter_layer, queries=state.query_tap, num_tokens=state.request.num_read
+            )
+            forward = self._filtering(chunk, state, kv, tap)
         catch_up = device_queue(self._model.device)
-        return ChunkPass(Pass(lambda breaks: forward(breaks=breaks), piece, catch_up), tap)
+        return ChunkPass(Pass(lambda breaks: forward(breaks=breaks), piece, catch_up), kv, tap)
 
-    def _prefilling(self, chunk: Chunk, state: RunnerState) -> Forward:
-        sequence = chunk.sequence
-        if sequence.evicts and state.query_tap is None:
-            rows = _evictor_of(sequence).rows(sequence.num_prompt)
+    def _prefilling(self, chunk: Chunk, state: RunnerState, kv: KVSpan) -> Forward:
+        if state.plan.evicts and state.query_tap is None:
+            rows = _evictor_of(state).rows(len(state.request.prompt_ids))
             state.query_tap = self._model.new_query_tap(range(self._model.num_layers), rows)
         return partial(
-            self._model_of(sequence).prefill_chunk,
-            sequence.ids[chunk.start : chunk.start + chunk.count],
+            state.model.prefill_chunk,
+            state.kept_ids(chunk.start, chunk.count),
             start=chunk.start,
-            kv=self._kept_kv(sequence),
-            rope_tokens=sequence.rope_length,
+            kv=kv,
+            rope_tokens=chunk.rope_tokens,
             is_last=chunk.is_last,
-            is_scored=sequence.request.prompt_logprobs is not None,
+            is_scored=state.request.prompt_logprobs is not None,
             query_tap=state.query_tap,
-            adapter=_adapter_of(sequence),
+            adapter=state.adapter,
         )
 
-    def _filter_tap(self, sequence: Sequence, layer: int, state: RunnerState) -> FilterTap:
-        """A tap for one chunk. It is made anew, because memory and keys may move between chunks."""
-        if state.query_tap is None:
-            state.query_tap = self._model.new_query_tap(sequence.plan.tapped, sequence.plan.rows)
-        num_tokens = sequence.num_read
-        start = sequence.memory.start + 2 * layer * num_tokens
-        keys = self.memory.keys(start, num_tokens)
-        return FilterTap(layer=layer, keys=keys, queries=state.query_tap)
-
-    def _filtering(self, chunk: Chunk, tap: FilterTap) -> Forward:
-        sequence = chunk.sequence
-        start, capacity = sequence.memory.start, sequence.num_read
+    def _filtering(self, chunk: Chunk, state: RunnerState, kv: KVSpan, tap: FilterTap) -> Forward:
         return partial(
-            self._model_of(sequence).filter_chunk,
-            sequence.read_ids(chunk.start, chunk.count),
+            state.model.filter_chunk,
+            state.request.read_ids(chunk.start, chunk.count),
             start=chunk.start,
-            kv=self.memory.kv(start, num_layers=tap.layer, capacity=capacity),
+            kv=kv,
             tap=tap,
-            adapter=_adapter_of(sequence),
+            adapter=state.adapter,
         )
 
-    def _choose(self, sequence: Sequence, tap: FilterTap) -> Choice:
-        return choose_positions(sequence, tap, self.memory, self._model)
+    def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept:
+        tap = chunk_pass.filter_tap
+        assert tap is not None
+        kept = choose_positions(state.request, chunk_pass.kv, tap, chunk.num_cached, self._model)
+        state.kept = kept.positions
+        return kept
 
-    def _evict(self, sequence: Sequence, state: RunnerState, query_tap: QueryTap) -> None:
+    def _evict(self, chunk: Chunk, state: RunnerState, query_tap: QueryTap) -> None:
         """Pack each layer's kept keys and values without gaps."""
-        start, capacity = sequence.memory.start, sequence.max_length
-        target = self.memory.kv(start, num_layers=self._model.num_layers, capacity=capacity)
+        num_kept = state.plan.num_kept
+        capacity = num_kept + state.request.sampling.max_tokens
+        place = Place(chunk.place.start, capacity)
+        target = pass_kv(place, 2 * self._model.num_layers, self.memory)
         evict(
-            _evictor_of(sequence),
+            _evictor_of(state),
             query_tap,
-            self._kept_kv(sequence),
-            sequence.num_prompt,
-            sequence.num_kept,
+            self._kept_kv(state, chunk.place),
+            len(state.request.prompt_ids),
+            num_kept,
             target,
             self._model.backend,
         )
-        state.query_tap, state.kv = None, target
+        state.query_tap, state.kv, state.kv_place = None, target, place
 
-    def _state_of(self, sequence: Sequence) -> RunnerState:
-        state = self._states.get(sequence)
-        if state is None:
-            state = self._states[sequence] = RunnerState()
-        return state
-
-    def _kept_kv(self, sequence: Sequence) -> KVSpan:
-        """All layers' keys and values.
-
-        They are looked up again only after compaction moved them.
-        """
-        state, start = self._state_of(sequence), sequence.memory.start
-        if state.kv is None or state.kv_start != start:
-            layers, capacity = self._model.num_layers, sequence.capacity
-            state.kv = self.memory.kv(start, num_layers=layers, capacity=capacity)
-            state.kv_start = start
+    def _kept_kv(self, state: RunnerState, place: Place) -> KVSpan:
+        """All layers' keys and values. They are looked up again only when they are elsewhere."""
+        if state.kv is None or state.kv_place != place:
+            state.kv = pass_kv(place, 2 * self._model.num_layers, self.memory)
+            state.kv_place = place
         return state.kv
 
-    def _model_of(self, sequence: Sequence) -> CausalModel:
-        """The model, or the variant that the sequence's adapter makes of it."""
-        adapted: CausalModel | None = _adapter_of(sequence).replacement
-        return self._model if adapted is None else adapted
-
     def _try(
-        self, sequence: Sequence, out: RunOutput, act: Callable[..., T], *arguments: object
+        self, number: int, out: RunOutput, act: Callable[..., T], *arguments: object
     ) -> T | None:
         """Do one sequence's work. An error ends that sequence alone."""
         try:
             return act(*arguments)
         except Exception as error:
-            # the traceback's frames would hold the request and its tensors until garbage collection
-            out.failures[sequence] = error.with_traceback(None)
+            out.failures[number] = described(error)
             return None
 
 
-def _evictor_of(sequence: Sequence) -> SnapKV:
-    evictor = METHODS[sequence.request.filter.method].evictor
+def described(error: Exception) -> str:
+    """An error's kind and message, without its frames, which hold requests and tensors."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _evictor_of(state: RunnerState) -> SnapKV:
+    evictor = METHODS[state.request.filter.method].evictor
     assert evictor is not None
     return evictor
-
-
-def _adapter_of(sequence: Sequence) -> Adapter:
-    adapter = sequence.request.adapter
-    if adapter is None:
-        return NO_ADAPTER
-    assert isinstance(adapter, Adapter)
-    return adapter

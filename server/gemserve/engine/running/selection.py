@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gemserve.cost import ModelShape
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.step_plan import Kept
 from gemserve.filtering.methods import selector_of
 from gemserve.filtering.score_report import report_scores
-from gemserve.filtering.selector import Choice, Evidence, LayerEvidence
+from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import Memory
+from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
+from gemserve.types import Request
 
 
 def choose_positions(
-    sequence: Sequence, tap: FilterTap, memory: Memory, model: CausalModel
-) -> Choice:
-    """The positions that the sequence's method keeps. Raises `ValueError` for a bad choice."""
-    request, plan = sequence.request, sequence.plan
-    num_read = sequence.num_read
-    kv = memory.kv(sequence.memory.start, num_layers=tap.layer, capacity=num_read)
-    queries, rope_tokens = tap.queries, num_read + request.adapter_positions
+    request: Request, kv: KVSpan, tap: FilterTap, num_cached: int, model: CausalModel
+) -> Kept:
+    """The positions that the request's method keeps. Raises `ValueError` for a bad choice.
+
+    `kv` and `tap` are those of the filter pass, which has taken over `num_cached` tokens.
+    """
+    plan = request.plan
+    assert plan is not None
+    queries, num_read = tap.queries, tap.num_tokens
+    rope_tokens = num_read + request.adapter_positions
     evidence = Evidence(
-        num_tokens=sequence.num_prompt,
+        num_tokens=len(request.prompt_ids),
         layers={
             layer: LayerEvidence(
                 queries=queries.of(layer),
-                keys=tap.keys if layer == tap.layer else kv.read(layer, num_read)[0],
+                keys=kv.keys(layer, num_read),
                 scale=queries.scales[layer],
                 softcap=queries.softcaps[layer],
                 move_keys=model.key_mover(layer, rope_tokens),
@@ -47,15 +49,21 @@ def choose_positions(
     count, budget = len(choice.positions), plan.budget
     if not (min(budget.low, budget.high) <= count <= budget.limit):
         raise ValueError(f"{method} kept {count} tokens of a budget of {budget}")
-    report = None
+    scores = None
     if request.filter.return_scores and choice.scores is not None:
-        ratio = _whole_ratio(sequence, tap.layer, model.shape)
-        report = report_scores(choice.scores, selector, evidence, budget, request.filter, ratio)
-    return replace(choice, scores=None, report=report)
+        ratio = _whole_ratio(model.shape, len(request.prompt_ids), num_cached, num_read, tap.layer)
+        scores = report_scores(choice.scores, selector, evidence, budget, request.filter, ratio)
+    return Kept(
+        positions=choice.positions.tolist(),
+        coverage=choice.coverage,
+        is_diffuse=choice.is_diffuse,
+        scores=scores,
+    )
 
 
-def _whole_ratio(sequence: Sequence, layer: int, shape: ModelShape) -> float:
+def _whole_ratio(
+    shape: ModelShape, num_prompt: int, num_cached: int, num_read: int, layer: int
+) -> float:
     """FLOPs of reading the whole prompt, over those of the filter pass."""
-    whole = shape.prefill_chunk(0, sequence.num_prompt) + shape.head()
-    cached = sequence.num_cached
-    return whole / max(1.0, shape.filter_chunk(cached, sequence.num_read - cached, layer))
+    whole = shape.prefill_chunk(0, num_prompt) + shape.head()
+    return whole / max(1.0, shape.filter_chunk(num_cached, num_read - num_cached, layer))

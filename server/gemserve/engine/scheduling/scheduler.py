@@ -20,13 +20,13 @@ from gemserve.engine.reuse.lookup import (
     MAX_TIMES_PASSED,
     Source,
     awaits_leader,
-    find_cached,
     find_source,
+    leave_filter_pass,
+    leave_whole_prompt,
 )
-from gemserve.engine.reuse.storing import leave_filter_pass, leave_whole_prompt
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import Chunk, Copy, Plan, StepOutput
+from gemserve.engine.sequence.step_plan import Chunk, Copy, DecodeRow, Plan, StepOutput
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
@@ -55,6 +55,7 @@ class Scheduler:
         self._reading = ReadingShares()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.sequences: dict[int, Sequence] = {}  # all that have not ended
 
     @property
     def is_idle(self) -> bool:
@@ -62,11 +63,13 @@ class Scheduler:
 
     def fits_ever(self, sequence: Sequence) -> bool:
         """Could this sequence run if it were alone?"""
-        return sequence.peak_units(self._num_layers) <= self.pool.capacity
+        return sequence.reserved_units(self._num_layers) <= self.pool.capacity
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.state is State.WAITING
         assert self.fits_ever(sequence)
+        assert sequence.order not in self.sequences, "two sequences have one number"
+        self.sequences[sequence.order] = sequence
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
     def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> Plan:
@@ -78,9 +81,10 @@ class Scheduler:
         assert chunk_tokens > 0
         copies = self._admit()
         moves = self.pool.take_changes()
-        decodes = tuple(s for s in self.running if s.state is State.DECODING)
-        chunk = None if decodes and is_decode_due else self._next_chunk(chunk_tokens)
-        return Plan(tuple(moves), tuple(copies), decodes if chunk is None else (), chunk)
+        decoding = [s for s in self.running if s.state is State.DECODING]
+        chunk = None if decoding and is_decode_due else self._next_chunk(chunk_tokens)
+        rows = tuple(map(_decode_row, decoding)) if chunk is None else ()
+        return Plan(tuple(moves), tuple(copies), rows, chunk)
 
     def commit(self, plan: Plan, output: StepOutput) -> None:
         """Advance every sequence of the plan by what its step produced."""
@@ -88,14 +92,14 @@ class Scheduler:
             if output.is_chunk_done:
                 self._advance(plan.chunk, output)
             else:
-                plan.chunk.sequence.open_tokens = plan.chunk.count
-        for sequence in plan.decodes:
-            if sequence not in output.failures:
-                sequence.generated.append(output.tokens[sequence])
-        for sequence in output.finished:
-            self.finish(sequence)
-        for sequence in output.failures:
-            self.finish(sequence, has_failed=True)
+                self.sequences[plan.chunk.sequence].open_tokens = plan.chunk.count
+        for row in plan.decodes:
+            if row.sequence not in output.failures:
+                self.sequences[row.sequence].generated.append(output.tokens[row.sequence])
+        for number in output.finished:
+            self.finish(self.sequences[number])
+        for number in output.failures:
+            self.finish(self.sequences[number], has_failed=True)
 
     def finish(self, sequence: Sequence, has_failed: bool = False) -> None:
         """End a sequence in any state and free its memory. Idempotent.
@@ -111,6 +115,7 @@ class Scheduler:
         else:
             self.running.remove(sequence)
         sequence.state = State.FINISHED
+        del self.sequences[sequence.order]
         self._release(sequence)
 
     def forget_documents(self, ids: Collection[str]) -> None:
@@ -122,24 +127,24 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Check that states, queues and memory agree. Raises `AssertionError`."""
         self.pool.check_integrity()
-        owners = {id(sequence.span) for sequence in self.running}
-        assert len(owners) == len(self.running), "two sequences share one span"
-        held = 0
+        assert {*self.sequences.values()} == {*self.running, *self.waiting}
+        owned = [span for document in self.cache.documents for span in document.spans]
         for sequence in self.running:
             assert sequence.state in (State.FILTERING, State.PREFILLING, State.DECODING)
-            held += sequence.memory.size
+            assert not sequence.shared or sequence.state is State.FILTERING
+            owned += [sequence.memory, *(share.span for share in sequence.shared)]
             needed = sequence.kept_units(self._num_layers)
             if sequence.is_reading:
-                needed = sequence.peak_units(self._num_layers)
+                needed = sequence.reserved_units(self._num_layers, sequence.num_shared)
             assert sequence.memory.size == needed, (sequence.memory, needed)
             assert 0 <= sequence.done <= sequence.pass_length
             assert len(sequence.generated) <= sequence.request.sampling.max_tokens
         for sequence in self.waiting:
             assert sequence.state is State.WAITING
             assert sequence.span is None
+            assert not sequence.shared
         self.cache.check_integrity()
-        held += self.cache.used
-        assert held == self.pool.used, f"sequences and cache hold {held}, the pool {self.pool.used}"
+        self.pool.check_owners(owned)
 
     def _admit(self) -> list[Copy]:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
@@ -159,19 +164,19 @@ class Scheduler:
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
-            size = sequence.reserved_units(self._num_layers)
             can_evict = num_reading < MOST_READING
-            if size <= (self.cache.available(size, copied) if can_evict else self.pool.free):
-                if awaits_leader(self.cache, sequence, self.running, self._num_layers):
-                    continue
-                if copies and find_source(self.cache, sequence, self.running) is not None:
-                    break
-                if can_evict:
-                    self._make_room(sequence, size, copied)
-            if size > self.pool.free:
+            source, size = self._fitting(sequence, copied, can_evict)
+            is_fitting = size <= self._available(size, source, copied, can_evict)
+            if is_fitting and awaits_leader(self.cache, sequence, self.running, self._num_layers):
+                continue
+            if is_fitting and copies and source is not None and not source.is_shared:
+                break
+            if not is_fitting:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
                     break
                 continue
+            if can_evict:
+                self._make_room(sequence, size, _spared(source, copied))
             span = self.pool.allocate(size)
             if span is None:
                 if any(s.open_tokens for s in self.running):
@@ -180,25 +185,54 @@ class Scheduler:
                 self.pool.compact(size)
                 span = self.pool.allocate(size)
                 assert span is not None
-            span.is_private = bool(sequence.request.documents)
             for earlier in order[: order.index(sequence)]:
                 earlier.times_passed += earlier.state is State.WAITING
             slots.take(sequence)
             num_reading += 1
-            source = find_source(self.cache, sequence, self.running)
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.span, sequence.found = span, None
+            span.is_private = bool(sequence.request.documents)
             sequence.most_held = max(sequence.most_held, size)
             self._begin_pass(sequence, source)
-            if source is not None:
+            if source is not None and not source.is_shared:
                 copies.append(source.copy_to(sequence, self._num_layers))
                 copied += [] if source.document is None else [source.document]
         return copies
 
+    def _fitting(
+        self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool
+    ) -> tuple[Source | None, int]:
+        """What a waiting sequence takes over, and the memory that it needs then.
+
+        It takes over nothing if only the memory of that would let it run.
+        """
+        source = find_source(self.cache, sequence, self.running)
+        if source is not None:
+            size = sequence.reserved_units(self._num_layers, source.num_shared)
+            if source.document is None or not can_evict:
+                return source, size
+            if size <= self._available(size, source, copied, can_evict):
+                return source, size
+        return None, sequence.reserved_units(self._num_layers)
+
+    def _available(
+        self, size: int, source: Source | None, copied: list[CachedDocument], can_evict: bool
+    ) -> int:
+        """Units that a sequence which needs `size` can have now."""
+        if size <= self.pool.free or not can_evict:
+            return self.pool.free
+        return self.cache.available(size, _spared(source, copied))
+
     def _begin_pass(self, sequence: Sequence, source: Source | None) -> None:
         """Begin an admitted sequence's pass behind the tokens that it takes over."""
         count = sequence.done = 0 if source is None else source.count
+        if source is not None:
+            sequence.memory.is_private |= source.is_private
+            if source.is_shared:
+                sequence.shared = source.shares
+                for share in source.shares:
+                    self.pool.retain(share.span)
         if sequence.cache_key is not None:
             document = None if source is None else source.document
             self.cache.use(document, len(sequence.tokens), count)
@@ -209,12 +243,10 @@ class Scheduler:
         self.begin_load(sequence, count)
 
     def _make_room(self, sequence: Sequence, size: int, spared: list[CachedDocument]) -> None:
-        """Evict documents until the sequence fits, the one that it begins like last."""
-        document, _ = find_cached(self.cache, sequence)
-        also_spared = spared if document is None else [*spared, document]
-        self.cache.make_room(size, also_spared, sequence.request.tenant)
-        self.cache.spare_moves(size, also_spared, sequence.request.tenant)
-        self.cache.make_room(size, spared, sequence.request.tenant)
+        """Evict documents until the sequence fits."""
+        tenant = sequence.request.tenant
+        self.cache.make_room(size, spared, tenant)
+        self.cache.spare_moves(size, spared, tenant)
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the first unfinished prompt, then of the one nearest its end, in turn.
@@ -237,24 +269,28 @@ class Scheduler:
         if sequence.request.prompt_logprobs is not None:
             chunk_tokens = min(chunk_tokens, MAX_SCORED_TOKENS)
         count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
+        is_filtering = sequence.state is State.FILTERING
         return Chunk(
-            sequence=sequence,
+            sequence=sequence.order,
             start=sequence.done,
             count=count,
-            is_filter=sequence.state is State.FILTERING,
             is_last=sequence.done + count == sequence.pass_length,
+            place=sequence.place,
+            filter_layer=sequence.filter_layer if is_filtering else None,
+            num_cached=sequence.num_cached,
+            rope_tokens=sequence.rope_length,
         )
 
     def _advance(self, chunk: Chunk, output: StepOutput) -> None:
-        sequence = chunk.sequence
+        number, sequence = chunk.sequence, self.sequences[chunk.sequence]
         self._reading.note(sequence, chunk.count)
         sequence.done += chunk.count
         sequence.open_tokens = 0
-        if sequence in output.kept:  # a failed filter ends this even before its last chunk
-            is_complete = chunk.is_last and sequence not in output.failed_filters
-            self._keep(sequence, output.kept[sequence], is_complete)
+        if number in output.kept:  # a failed filter ends this even before its last chunk
+            is_complete = chunk.is_last and number not in output.failed_filters
+            self._keep(sequence, output.kept[number], is_complete)
         elif chunk.is_last:
-            sequence.generated.append(output.tokens[sequence])
+            sequence.generated.append(output.tokens[number])
             sequence.state = State.DECODING
             if sequence.evicts:
                 sequence.done = sequence.num_kept
@@ -274,7 +310,7 @@ class Scheduler:
         needed = sequence.kept_units(self._num_layers)
         is_fitting = needed <= sequence.memory.size
         if is_complete and key is not None:
-            pass_units = sequence.reading_units(self._num_layers)
+            pass_units = sequence.reading_units(self._num_layers, sequence.num_shared)
             leave_filter_pass(
                 self.cache,
                 self.pool,
@@ -285,6 +321,7 @@ class Scheduler:
                 needed=needed if is_fitting else None,
             )
         if is_fitting:
+            self._release_shared(sequence)
             sequence.state = State.PREFILLING
             self.pool.shrink(sequence.memory, needed)
             return
@@ -295,6 +332,31 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Free a sequence's memory, if it has any."""
+        self._release_shared(sequence)
         if sequence.span is not None:
             self.pool.release(sequence.span)
             sequence.span = None
+
+    def _release_shared(self, sequence: Sequence) -> None:
+        """Give up what a filter pass shares with others."""
+        for share in sequence.shared:
+            self.pool.release(share.span)
+        sequence.shared = ()
+
+
+def _decode_row(sequence: Sequence) -> DecodeRow:
+    slot = sequence.next_slot
+    return DecodeRow(
+        sequence=sequence.order,
+        token=sequence.generated[-1],
+        slot=slot,
+        position=slot + sequence.num_evicted,
+        rope_tokens=sequence.rope_length,
+        place=sequence.place,
+    )
+
+
+def _spared(source: Source | None, copied: list[CachedDocument]) -> list[CachedDocument]:
+    """Documents that must not give way to a sequence that takes over `source`."""
+    document = None if source is None else source.document
+    return copied if document is None else [*copied, document]

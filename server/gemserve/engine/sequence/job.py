@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemserve.decoding.detokenize import TextStream
-from gemserve.decoding.sampling import SamplerState
 from gemserve.engine.sequence.sequence import Sequence
-from gemserve.types import Event, FilterReason, Request
+from gemserve.filter_plan import FilterReason
+from gemserve.types import Event, Request
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request with its place in the schedule, its sampler and its text.
+    """A request with its place in the schedule and its text.
 
     `reason` says why its prompt is not filtered, or why more of it is kept than the request wants.
     `started_s` is the time of its first step (`time.monotonic()`).
@@ -20,7 +20,6 @@ class Job:
 
     request: Request
     sequence: Sequence
-    sampler: SamplerState
     text: TextStream
     reason: FilterReason | None
     started_s: float | None = None

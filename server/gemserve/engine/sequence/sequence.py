@@ -1,4 +1,4 @@
-"""One request's progress through the engine."""
+"""One request's progress through the engine, as the scheduler sees it. No torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from enum import Enum
 
 import numpy as np
 
+from gemserve.cost import ModelShape, filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
-from gemserve.engine.memory import Span
+from gemserve.engine.memory import Place, Share, Span
+from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request
 
@@ -30,10 +32,11 @@ class Sequence:
     `num_kept`: tokens the answer is generated from; before a filter has chosen, the plan's number.
     `done`: tokens that the current pass (filter or prefill) has run. `ids`: what the prefill pass
     reads: the prompt, or the tokens chosen from it. `span`: its memory, from admission to its end.
+    `shared`: the first tokens of its filter pass, which others have computed. `order` is its
+    number, too, by which plans mean it.
     """
 
     request: Request
-    plan: FilterPlan
     order: int
     state: State = State.WAITING
     done: int = 0
@@ -44,6 +47,7 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     chosen: Ids[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
     span: Span | None = None
+    shared: tuple[Share, ...] = ()
     is_loading: bool = False  # its filter pass waits for what the disk has of it
     num_cached: int = 0  # tokens of its filter pass that the document cache had
     num_reused: int = 0  # tokens of its prefill pass that were taken over
@@ -58,6 +62,12 @@ class Sequence:
         prompt, chosen = self.request.prompt_ids, self.plan.chosen
         self.num_kept, self.chosen = self.plan.num_kept, chosen
         self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
+
+    @property
+    def plan(self) -> FilterPlan:
+        """How its prompt is filtered."""
+        assert self.request.plan is not None, "a request is planned before it is queued"
+        return self.request.plan
 
     @property
     def memory(self) -> Span:
@@ -82,15 +92,7 @@ class Sequence:
     @property
     def num_read(self) -> int:
         """Tokens of a pass over the whole prompt and a repeated question, if there is one."""
-        return self.num_prompt + len(self.plan.repeated)
-
-    def read_ids(self, start: int, count: int) -> Ids[int]:
-        """Tokens start..start+count−1 of a pass over the whole prompt."""
-        ids = self.request.prompt_ids[start : start + count]
-        if len(ids) == count:
-            return ids
-        behind = max(0, start - self.num_prompt)
-        return [*ids, *self.plan.repeated[behind : behind + count - len(ids)]]
+        return self.request.num_read
 
     @property
     def tokens(self) -> Tokens:
@@ -158,8 +160,19 @@ class Sequence:
 
     @property
     def capacity(self) -> int:
-        """Tokens that each layer of the current pass has room for."""
-        return self.num_read if self.is_reading else self.max_length
+        """Tokens that each layer of the current pass has room for, beside the shared ones."""
+        return self.num_read - self.num_shared if self.is_reading else self.max_length
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens at the beginning of its pass that it shares with others."""
+        return sum(share.count for share in self.shared)
+
+    @property
+    def place(self) -> Place:
+        """Where the keys and values of its current pass are."""
+        shared = tuple(share.segment for share in self.shared)
+        return Place(self.memory.start, self.capacity, shared)
 
     @property
     def is_reading(self) -> bool:
@@ -192,33 +205,47 @@ class Sequence:
         """The slot for the newest token's keys and values, which the next step computes."""
         return self.num_kept + len(self.generated) - 1
 
-    def reading_units(self, num_layers: int) -> int:
+    def reading_units(self, num_layers: int, num_shared: int = 0) -> int:
         """Memory of a pass over the whole prompt, if only a part is kept.
 
-        A filter pass holds K and V of the layers below the filter layer, and that layer's keys. A
-        pass before eviction holds K and V of all layers.
+        A pass before eviction holds K and V of all layers; for a filter pass, see `filter_units`.
+        `num_shared`: tokens that the filter pass shares with others.
         """
         if self.evicts:
             return 2 * num_layers * self.num_prompt
         if self.filter_layer is None:
             return 0
-        return self.num_read * (2 * self.filter_layer + 1)
+        return (self.num_read - num_shared) * filter_units(self.filter_layer)
 
     def kept_units(self, num_layers: int) -> int:
         """Memory of generation: K and V of all layers."""
         return 2 * num_layers * self.max_length
 
     def document_units(self, num_layers: int) -> int:
-        """Memory of what the document cache would keep of the current pass; 0: nothing."""
+        """Memory of what the document cache would keep of the current pass alone; 0: nothing."""
         key = self.cache_key
-        return 0 if key is None else key.token_units(num_layers) * len(self.tokens)
+        if key is None:
+            return 0
+        return key.token_units(num_layers) * (len(self.tokens) - self.num_shared)
 
-    def peak_units(self, num_layers: int) -> int:
-        """The most memory it needs at any time; generation reuses the memory of reading."""
-        return max(self.reading_units(num_layers), self.kept_units(num_layers))
+    def reserved_units(self, num_layers: int, num_shared: int = 0) -> int:
+        """The memory that admission reserves: the most that it needs from here on.
 
-    def reserved_units(self, num_layers: int) -> int:
-        """The memory that admission reserves: the most that it needs from here on."""
+        Generation reuses the memory of reading. `num_shared`: see `reading_units`.
+        """
         if self.chosen is not None:
             return self.kept_units(num_layers)
-        return self.peak_units(num_layers)
+        return max(self.reading_units(num_layers, num_shared), self.kept_units(num_layers))
+
+
+def check_capacity(sequence: Sequence, num_units: int, shape: ModelShape) -> None:
+    """Raise `CapacityExceeded` if a new sequence needs more than all of the KV memory."""
+    needed_units = sequence.reserved_units(shape.num_layers)
+    if needed_units > num_units:
+        raise CapacityExceeded(
+            tokens=sequence.num_prompt,
+            kept=sequence.num_kept,
+            max_tokens=sequence.request.sampling.max_tokens,
+            needed_bytes=needed_units * shape.unit_bytes,
+            limit_bytes=num_units * shape.unit_bytes,
+        )

@@ -1,30 +1,44 @@
-"""What the scheduler plans for one step, and what it is told of the result. No torch."""
+"""What one step runs, and what came of it, as ids, offsets and numbers. No torch.
+
+A sequence has a number, by which scheduler and runner mean the same one. The runner knows what
+`Task` says of it, and else only what plans say. All of it can be pickled, so that a runner may be
+in another process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gemserve.cost import ModelShape
-from gemserve.engine.memory import Change, Span
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.memory import Change, Place, Segment
+from gemserve.scores import FilterScores
+from gemserve.types import Request, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Tokens start..start+count−1 of a sequence's filter or prefill pass."""
+    """Tokens start..start+count−1 of a sequence's filter or prefill pass.
 
-    sequence: Sequence
+    `place`: where the pass's keys and values are. `filter_layer`: the layer at which the pass ends;
+    None: a prefill pass through all layers. `num_cached`: tokens that a filter pass has taken over.
+    `rope_tokens`: positions up to the end of the longest answer, for rope that depends on length.
+    """
+
+    sequence: int
     start: int
     count: int
-    is_filter: bool
     is_last: bool
+    place: Place
+    filter_layer: int | None = None
+    num_cached: int = 0
+    rope_tokens: int = 0
 
     @property
-    def filter_layer(self) -> int | None:
-        """The layer at which this chunk's pass ends. None: a prefill pass through all layers."""
-        return self.sequence.filter_layer if self.is_filter else None
+    def is_filter(self) -> bool:
+        return self.filter_layer is not None
 
     def cost(self, shape: ModelShape) -> float:
         """FLOPs of this chunk's forward pass."""
@@ -33,17 +47,31 @@ class Chunk:
         return shape.prefill_chunk(self.start, self.count)
 
 
+class DecodeRow(NamedTuple):
+    """The newest token of a decoding sequence. Its keys and values go to `slot`.
+
+    `position` is its place in the text, which is larger after an eviction. `rope_tokens`: see
+    `Chunk`. `place`: where the sequence's keys and values are.
+    """
+
+    sequence: int
+    token: int
+    slot: int
+    position: int
+    rope_tokens: int
+    place: Place
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Take over the first `count` of the `capacity` tokens in `source` for a sequence's pass.
+    """Copy the tokens in `source` to the beginning of a sequence's own room, `target`.
 
     `token_units`: units of each token, as in `CacheKey.token_units`.
     """
 
-    source: Span
-    capacity: int
-    sequence: Sequence
-    count: int
+    sequence: int
+    source: tuple[Segment, ...]
+    target: Place
     token_units: int
 
 
@@ -51,10 +79,10 @@ class Copy:
 class Plan:
     """One step: either `decodes` or `chunk`. The changes of memory come first, then the copies."""
 
-    moves: tuple[Change, ...]
-    copies: tuple[Copy, ...]
-    decodes: tuple[Sequence, ...]
-    chunk: Chunk | None
+    moves: tuple[Change, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    decodes: tuple[DecodeRow, ...] = ()
+    chunk: Chunk | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -62,8 +90,62 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """What the runner is told of a sequence before the first plan that names it.
+
+    The request has a filter plan. Its adapter is an `AdapterName`.
+    """
+
+    sequence: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """`is_complete`: with it the answer is all that its grammar allows."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The positions that a filter chose, ascending: see `filtering.selector.Choice`."""
+
+    positions: Ids[int]
+    coverage: float | None = None
+    is_diffuse: bool = False
+    has_failed: bool = False
+    scores: FilterScores | None = None
+
+
+@dataclass(slots=True)
+class RunOutput:
+    """What the runner returns for one step: results of sequences by their numbers.
+
+    `scored` has the log-probabilities of prompts that were read whole. `evicted` lists sequences
+    whose keys and values were partly dropped; each of their layers keeps different positions.
+    `failures` says what went wrong. `is_chunk_done`: the plan's chunk has passed all its layers,
+    which took `pass_s` seconds over all its steps. `taken_s`: seconds of this step. `retried`: what
+    failed for several sequences together, and was done for each alone: a name and the error.
+    """
+
+    started_s: float = 0.0
+    drawn: dict[int, DrawnToken] = field(default_factory=dict)
+    kept: dict[int, Kept] = field(default_factory=dict)
+    scored: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    evicted: list[int] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    is_chunk_done: bool = False
+    pass_s: float = 0.0
+    taken_s: float = 0.0
+    retried: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced. Every sequence in `decodes` advances unless it is in `failures`.
+    """What the scheduler is told of a step. All of its decodes advance but those in `failures`.
 
     `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
     `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: the ascending
@@ -72,8 +154,8 @@ class StepOutput:
     """
 
     is_chunk_done: bool = True
-    tokens: Mapping[Sequence, int] = field(default_factory=dict)
-    kept: Mapping[Sequence, Ids[int]] = field(default_factory=dict)
-    failed_filters: frozenset[Sequence] = frozenset()
-    finished: frozenset[Sequence] = frozenset()
-    failures: frozenset[Sequence] = frozenset()
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    kept: Mapping[int, Ids[int]] = field(default_factory=dict)
+    failed_filters: frozenset[int] = frozenset()
+    finished: frozenset[int] = frozenset()
+    failures: frozenset[int] = frozenset()

@@ -1,0 +1,83 @@
+"""Moves, copies and wipes the bytes of the memory pool, as the scheduler has decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gemserve.engine.memory import Change, Move, Place, Repack, Segment
+from gemserve.engine.sequence.step_plan import Copy
+from gemserve.model.kv import KVSpan, Memory
+
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def apply_changes(changes: Iterable[Change], memory: Memory) -> None:
+    """Carry out the pool's changes in their order."""
+    for change in changes:
+        if isinstance(change, Move):
+            memory.move(change.source, change.target, change.size)
+        elif isinstance(change, Repack):
+            memory.repack(change.start, change.num_rows, change.old, change.new)
+        else:
+            memory.wipe(change.start, change.size)
+
+
+def tokens_of(segment: Segment, num_units: int, memory: Memory) -> torch.Tensor:
+    """A view of a segment's tokens: [num_units, kv_heads, tokens, head_dim]."""
+    rows = memory.layers(segment.start, num_units=num_units, capacity=segment.capacity)
+    return rows[:, :, : segment.count]
+
+
+def pass_kv(place: Place, num_units: int, memory: Memory) -> KVSpan:
+    """The keys and values of a pass with `num_units` of each token, the shared ones first."""
+    shared = [tokens_of(segment, num_units, memory) for segment in place.shared]
+    return memory.pass_kv(place.start, num_units=num_units, capacity=place.capacity, shared=shared)
+
+
+def copy_tokens(copy: Copy, memory: Memory) -> None:
+    """Carry out a plan's copy."""
+    target, units = copy.target, copy.token_units
+    room = memory.layers(target.start, num_units=units, capacity=target.capacity)
+    done = 0
+    for segment in copy.source:
+        room[:, :, done : done + segment.count] = tokens_of(segment, units, memory)
+        done += segment.count
+
+
+class PoolCopies:
+    """Copies between the pool and the host: see `reuse.disk.HostCopies`.
+
+    On the host the tokens are [num_units, kv_heads, tokens, head_dim]. The engine's thread must not
+    be in a step.
+    """
+
+    def __init__(self, memory: Memory, dtype: torch.dtype) -> None:
+        self._memory, self._torch_dtype = memory, dtype
+        self.dtype = _DTYPES[dtype]
+
+    def take(
+        self, segments: Sequence[Segment], num_units: int, start: int, count: int
+    ) -> memoryview:
+        """A copy of tokens start..start+count−1 of those that `segments` have one after another."""
+        parts: list[torch.Tensor] = []
+        for segment in segments:
+            part = tokens_of(segment, num_units, self._memory)
+            low, high = max(0, start), min(segment.count, start + count)
+            if low < high:
+                parts.append(part[:, :, low:high])
+            start -= segment.count
+        whole = torch.cat(parts, dim=2).cpu()
+        assert whole.shape[2] == count
+        return whole.view(torch.uint8).numpy().data.cast("B")
+
+    def put(self, place: Place, num_units: int, start: int, data: bytes | bytearray) -> None:
+        """Write tokens `start`… of a pass, but those that it shares."""
+        room = self._memory.layers(place.start, num_units=num_units, capacity=place.capacity)
+        part = torch.frombuffer(data, dtype=self._torch_dtype)
+        part = part.view(num_units, room.shape[1], -1, room.shape[3])
+        start -= sum(segment.count for segment in place.shared)
+        part = part[:, :, max(0, -start) :]
+        low = max(0, start)
+        room[:, :, low : low + part.shape[2]] = part.to(room.device)

@@ -24,8 +24,9 @@ from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.progress import Progress
-from gemserve.errors import GemserveError, PromptTooLong, RequestError
-from gemserve.filtering.methods import METHODS
+from gemserve.errors import GemserveError, RequestError
+from gemserve.filtering.context_limits import ContextLimits
+from gemserve.filtering.methods import find_method
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message
 from gemserve.types import (
@@ -42,6 +43,7 @@ from gemserve.types import (
 )
 
 _DEFAULT_FILTER = FilterOptions()
+_DEFAULT_MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ class LLM:
         self,
         prompt: str | Sequence[Message] | Prompt,
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         temperature: float = 0.0,
         seed: int | None = None,
         stop: Sequence[str] = (),
@@ -121,12 +123,18 @@ class LLM:
     ) -> Answer:
         """Answer a prompt; greedily, unless `temperature` is above 0.
 
+        `max_tokens` None: 256, or as many as the context leaves room for.
+
         >>> print(llm.generate("What is the capital of France?", max_tokens=8).text)
         >>> llm.generate(long_prompt, filter=FilterOptions(method="none")).filter.reason
         'disabled'
 
         Raises `RequestError`, or `GemserveError` if the model fails.
         """
+        prompt = self.prompt(prompt)
+        if max_tokens is None:
+            room = self._limits(prompt, filter, adapter).room
+            max_tokens = max(1, min(_DEFAULT_MAX_TOKENS, room))
         sampling = SamplingParams(
             max_tokens=max_tokens, temperature=temperature, seed=seed, stop=tuple(stop)
         )
@@ -158,7 +166,7 @@ class LLM:
         Raises `RequestError`, or `GemserveError` if the filter fails.
         """
         method = filter.method or self.core.config.filter_method
-        if METHODS[method].evictor is not None:
+        if not find_method(method).has_selection:
             raise RequestError(
                 f"filter.method={method}: keeps other tokens in every layer, so there is no "
                 "selection",
@@ -203,6 +211,18 @@ class LLM:
             for start, stop in report.selection or ()
         )
 
+    def _limits(
+        self, prompt: Prompt, filter: FilterOptions, adapter: LoadedAdapter | None
+    ) -> ContextLimits:
+        """The limits that a server has, too. Raises `RequestError`."""
+        return ContextLimits(
+            planner=self.core.planner,
+            params=self.core.planner.resolve(filter),
+            num_tokens=len(prompt.ids),
+            longest=self.core.config.max_prompt_tokens,
+            adapter=adapter,
+        )
+
     def _request(
         self,
         prompt: Prompt,
@@ -211,16 +231,14 @@ class LLM:
         adapter: LoadedAdapter | None,
         field: str = "prompt",
     ) -> Request:
-        num_positions = 0 if adapter is None else adapter.num_positions
-        longest = self.core.model.context_tokens - num_positions - 1
-        limit = min(self.core.config.max_prompt_tokens, longest)
-        if len(prompt.ids) > limit:
-            raise PromptTooLong(tokens=len(prompt.ids), limit=limit, param=field)
+        limits = self._limits(prompt, filter, adapter)
+        limits.check_prompt(field)
+        limits.check_answer(sampling.max_tokens, "max_tokens")
         return Request(
             request_id=uuid.uuid4().hex,
             prompt_ids=prompt.ids,
             sampling=sampling,
-            filter=self.core.planner.resolve(filter),
+            filter=limits.params,
             protected=prompt.protected,
             breaks=prompt.breaks,
             question=prompt.question,

@@ -7,6 +7,7 @@ import pytest
 from gemserve.config import EngineConfig
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.llm import LLM
+from gemserve.prompting.prompt import Prompt
 from gemserve.types import FilterOptions, Finished, SamplingParams, TextDelta
 
 KEEP_64 = FilterOptions(keep=64, fallback=False)
@@ -57,3 +58,19 @@ def test_what_cannot_be_done_is_refused(llm: LLM) -> None:
     with pytest.raises(PromptTooLong) as refused:
         llm.generate("word " * (llm.core.config.max_prompt_tokens + 1))
     assert refused.value.param == "prompt"
+    with pytest.raises(
+        RequestError, match=r"max_tokens=\d+: the context of \d+ tokens leaves room"
+    ):
+        llm.generate(PROMPT, max_tokens=llm.core.model.context_tokens)
+
+
+def test_a_filtered_prompt_may_be_longer_than_the_context() -> None:
+    """A server admits it, because only the kept tokens must fit; this refused it."""
+    config = EngineConfig(filter_min_tokens=0, max_prompt_tokens=40_000, kv_memory_bytes=512 << 20)
+    llm = LLM("builtin", config)
+    prompt = Prompt(ids=[300] * 35_000, protected=())
+    assert len(prompt.ids) > llm.core.model.context_tokens
+    sampling = SamplingParams(max_tokens=8)
+    assert llm.stream(prompt, sampling, filter=KEEP_64)  # its events are not read: nothing runs
+    with pytest.raises(PromptTooLong):
+        llm.stream(prompt, sampling, filter=FilterOptions(method="none"))

@@ -19,7 +19,8 @@ from gemserve.api.requests.structured_output import answer_format, answer_gramma
 from gemserve.api.requests.template_variables import check_no_variables
 from gemserve.api.requests.tool_choice import chat_call_rules, prompt_tools
 from gemserve.decoding.grammar import Grammars
-from gemserve.errors import PromptTooLong, RequestError, shown
+from gemserve.errors import PromptTooLong, RequestError
+from gemserve.filtering.context_limits import ContextLimits
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.prompting.encoding import decode
@@ -145,7 +146,8 @@ class RequestBuilder:
             prompt = self._plain_prompt(behind_document(body.prompt, body.document), field)
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
-        params = replace(self._check_filter(body, prompt, field, adapter), return_selection=True)
+        limits = self._limits(body, prompt, field, adapter)
+        params = replace(limits.params, return_selection=True)
         if not METHODS[params.method].has_selection:
             raise RequestError(
                 f"filter.method={params.method}: keeps other tokens in every layer, so there is no "
@@ -198,7 +200,7 @@ class RequestBuilder:
             variables=variables or {},
         )
 
-    def _check_filter(
+    def _limits(
         self,
         body: FilteringBody,
         prompt: Prompt,
@@ -206,21 +208,18 @@ class RequestBuilder:
         adapter: LoadedAdapter | None,
         *,
         is_scored: bool = False,
-    ) -> FilterParams:
-        """How to filter the prompt. Raises `PromptTooLong`, `RequestError`.
-
-        Only the tokens that all layers read must fit the model's context.
-        """
-        params, num_tokens = self._resolve(body.filter), len(prompt.ids)
-        longest = self.max_prompt_tokens
-        left = self.context_tokens - 1 - _positions(adapter)
-        all_are_read = is_scored or self.planner.generated_from(params, num_tokens) == num_tokens
-        limit = min(longest, left) if all_are_read else longest
-        if num_tokens > limit:
-            note = _adapter_note(adapter) if left < longest else ""
-            raise PromptTooLong(tokens=num_tokens, limit=limit, param=field, note=note)
-        self.planner.check_layer_sees(params, num_tokens)
-        return params
+    ) -> ContextLimits:
+        """How to filter the prompt, and what fits beside it. Raises `RequestError`."""
+        limits = ContextLimits(
+            planner=self.planner,
+            params=self._resolve(body.filter),
+            num_tokens=len(prompt.ids),
+            longest=self.max_prompt_tokens,
+            adapter=adapter,
+            is_scored=is_scored,
+        )
+        limits.check_prompt(field)
+        return limits
 
     def _request(
         self,
@@ -235,33 +234,23 @@ class RequestBuilder:
         is_prompt_scored: bool = False,
         grammar: Grammar | None = None,
     ) -> Request:
-        params = self._check_filter(body, prompt, field, adapter, is_scored=is_prompt_scored)
-        num_tokens = len(prompt.ids)
-        read = num_tokens if is_prompt_scored else self.planner.generated_from(params, num_tokens)
-        context = self.context_tokens - _positions(adapter)
-        room = context - read
-        max_tokens = min(default_tokens, room)
-        rest = context - num_tokens
-        if params.fallback and rest >= _LEAST_ANSWER:  # so that the fallback can keep everything
+        limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
+        max_tokens, rest = min(default_tokens, limits.room), limits.context - limits.num_tokens
+        # so that the fallback can keep everything
+        if limits.params.fallback and rest >= _LEAST_ANSWER:
             max_tokens = min(max_tokens, rest)
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):  # newer names win
             given = getattr(body, name, None)
-            if given is None:
-                continue
-            if given > room:
-                raise RequestError(
-                    f"{name}={given}: the context of {context} tokens{_adapter_note(adapter)} "
-                    f"leaves room for {room} after the {read} prompt tokens it is read with",
-                    param=name,
-                )
-            max_tokens = given
+            if given is not None:
+                limits.check_answer(given, name)
+                max_tokens = given
         count = None if logprobs is None else min(logprobs, self.vocab_size)
         sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
             request_id=request_id,
             prompt_ids=prompt.ids,
             sampling=sampling,
-            filter=params,
+            filter=limits.params,
             priority=body.priority or 0,
             prompt_logprobs=count if is_prompt_scored else None,
             protected=prompt.protected,
@@ -285,18 +274,6 @@ class RequestBuilder:
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
             raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field)
-
-
-def _positions(adapter: LoadedAdapter | None) -> int:
-    """How many positions of the context the adapter takes."""
-    return 0 if adapter is None else adapter.num_positions
-
-
-def _adapter_note(adapter: LoadedAdapter | None) -> str:
-    """What an error about a limit says about the adapter."""
-    if adapter is None or adapter.num_positions == 0:
-        return ""
-    return f" with adapter {shown(adapter.name)} (which takes {adapter.num_positions})"
 
 
 def _check_best_of(body: CompletionBody) -> None:

@@ -1,0 +1,69 @@
+"""What fits into the model's context: the checks that a server and `LLM` share. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemserve.errors import PromptTooLong, RequestError, shown
+from gemserve.filtering.planner import FilterPlanner
+from gemserve.types import FilterParams, LoadedAdapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLimits:
+    """The limits of one prompt of `num_tokens` tokens.
+
+    Only the tokens that all layers read must fit the model's context. `longest`: the most tokens of
+    any prompt. `is_scored`: all tokens of the prompt are read, because they are scored.
+    """
+
+    planner: FilterPlanner
+    params: FilterParams
+    num_tokens: int
+    longest: int
+    adapter: LoadedAdapter | None = None
+    is_scored: bool = False
+
+    @property
+    def context(self) -> int:
+        """Tokens of the context that an adapter leaves."""
+        adapter = self.adapter
+        return self.planner.context_tokens - (0 if adapter is None else adapter.num_positions)
+
+    @property
+    def read(self) -> int:
+        """Tokens that the answer is generated from, as far as the plan goes."""
+        if self.is_scored:
+            return self.num_tokens
+        return self.planner.generated_from(self.params, self.num_tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens that are left for an answer."""
+        return self.context - self.read
+
+    def check_prompt(self, field: str) -> None:
+        """Raise `PromptTooLong` or `RequestError`, naming `field`, if the prompt does not fit."""
+        left = self.context - 1
+        limit = min(self.longest, left) if self.read == self.num_tokens else self.longest
+        if self.num_tokens > limit:
+            note = self._adapter_note() if left < self.longest else ""
+            raise PromptTooLong(tokens=self.num_tokens, limit=limit, param=field, note=note)
+        self.planner.check_layer_sees(self.params, self.num_tokens)
+
+    def check_answer(self, max_tokens: int, field: str) -> None:
+        """Raise `RequestError`, naming `field`, if an answer of that length does not fit."""
+        if max_tokens > self.room:
+            raise RequestError(
+                f"{field}={max_tokens}: the context of {self.context} tokens"
+                f"{self._adapter_note()} leaves room for {self.room} after the {self.read} prompt "
+                "tokens it is read with",
+                param=field,
+            )
+
+    def _adapter_note(self) -> str:
+        """What an error about a limit says about the adapter."""
+        if self.adapter is None or self.adapter.num_positions == 0:
+            return ""
+        name, positions = shown(self.adapter.name), self.adapter.num_positions
+        return f" with adapter {name} (which takes {positions})"

@@ -25,7 +25,7 @@ from gemserve.engine.core import Core
 from gemserve.evaluation.methods_compared import oracle
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import generate
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.registry import TASKS
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.types import FilterParams
@@ -150,7 +150,7 @@ def main() -> None:
     ablation = Ablation(core, hf, variants, shares, arguments.carry)
     for task, subtask in SUBTASKS:
         for index in range(arguments.samples):
-            draw = Draw(
+            draw = ExampleDraw(
                 seed=arguments.seed,
                 num_tokens=arguments.tokens,
                 index=index,

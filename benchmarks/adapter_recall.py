@@ -33,7 +33,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import GemserveError
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import recall
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
@@ -125,7 +125,7 @@ def measure(arguments: argparse.Namespace, temporary: Path) -> None:
             print(f"out of time: {index} of {arguments.needles} needles are measured")
             return
         results.note(f"needle {index + 1} of {arguments.needles}")
-        draw = Draw(
+        draw = ExampleDraw(
             seed=arguments.seed,
             num_tokens=arguments.tokens,
             index=index,

@@ -25,7 +25,7 @@ from gemserve.engine.build import assemble, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import generate, recall
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.fp8 import check_device
 from gemserve.model.loader import load
@@ -116,7 +116,7 @@ def needles(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 results: dict[str, list[Result]] = {precision: [] for precision in cores}
                 for index in range(arguments.samples):
                     results.note(f"{length} {name} {method} {index}")
-                    draw = Draw(
+                    draw = ExampleDraw(
                         seed=arguments.seed,
                         num_tokens=length,
                         index=index,

@@ -39,7 +39,7 @@ import results
 from peer_servers import CONTESTANTS, CONTEXT, MODEL, Contestant, Server
 
 from gemserve.config import ModelConfig
-from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.checkpoint import open_checkpoint
 from gemserve_client.load_test.streamed_request import Client, Record
@@ -213,7 +213,9 @@ class Prompts:
 
     def make(self, num_tokens: int, index: int) -> str:
         """A prompt of `num_tokens` tokens, with the chat template's."""
-        draw = Draw(seed=index, num_tokens=min(num_tokens, CONTEXT - 256), index=0, samples=1)
+        draw = ExampleDraw(
+            seed=index, num_tokens=min(num_tokens, CONTEXT - 256), index=0, samples=1
+        )
         example = SUBTASKS["natural"](self._tokenizer, draw)
         return f"{example.document}\n\n{example.question}"
 

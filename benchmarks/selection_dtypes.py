@@ -23,7 +23,7 @@ from gemserve.engine.core import Core
 from gemserve.evaluation.methods_compared import params_of
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import generate, recall
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.types import FilterParams
 
@@ -46,7 +46,9 @@ def main() -> None:
     for index in range(arguments.samples):
         if rows.left_s <= 0:
             break
-        draw = Draw(seed=0, num_tokens=arguments.tokens, index=index, samples=arguments.samples)
+        draw = ExampleDraw(
+            seed=0, num_tokens=arguments.tokens, index=index, samples=arguments.samples
+        )
         example = SUBTASKS[arguments.subtask](cores["float32"].tokenizer, draw)
         example = replace(example, max_tokens=arguments.max_tokens)
         pairs.append(compare(cores, example, arguments.keep))

@@ -28,7 +28,7 @@ from gemserve.config import ModelConfig
 from gemserve.evaluation.compare import compare
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import Outcome, recall
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.json_lines import parse_objects
 from gemserve.model.checkpoint import open_checkpoint
@@ -56,7 +56,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for length, count in zip(lengths, samples, strict=True):
         for index in range(count):
-            draw = Draw(seed=arguments.seed, num_tokens=length, index=index, samples=count)
+            draw = ExampleDraw(seed=arguments.seed, num_tokens=length, index=index, samples=count)
             key = (arguments.subtask, length, count, index, arguments.seed)
             example: Example | None = None
             for name in filters:

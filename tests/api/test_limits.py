@@ -45,6 +45,7 @@ async def test_a_prompt_too_long_in_characters_is_not_tokenized(tokenizer: Any, 
         assert error["code"] == "context_length_exceeded"
         assert error["param"].split(".")[0] == ("prompt" if path == COMPLETIONS else "messages")
         assert f"maximum context length is {LIMIT} tokens" in error["message"]
+        assert f"contains at least {LIMIT + 1} input tokens" in error["message"]
         assert counting.num_calls == 0
         await api.assert_alive()
 

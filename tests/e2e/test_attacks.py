@@ -86,7 +86,7 @@ def get(connection: socket.socket, path: str = "/health") -> bytes:
 
 
 def test_idle_connections_give_way_to_new_ones(serve: Serve) -> None:
-    """1,000 of them kept everybody out for --head-timeout, again and again."""
+    """1,000 of them kept everybody out for the time of a head, again and again."""
     gate = threading.Event()
     server = serve(FakeCore(FILTERED, "a", gate, "b"), max_connections=4)
     held = server.server.server_state.connections

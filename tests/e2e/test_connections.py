@@ -17,6 +17,7 @@ import pytest
 
 from gemserve.api.app import create_app
 from gemserve.config import ServerConfig
+from gemserve.http_server import connections as http_connections
 from gemserve.http_server.server import HttpServer, http_server
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, serving_over, wait_for
 
@@ -65,16 +66,22 @@ def head(path: str = COMPLETIONS, **headers: object) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost:"])
-def test_a_connection_without_a_whole_head_ends(tokenizer: Any, sent: bytes) -> None:
+def test_a_connection_without_a_whole_head_ends(
+    tokenizer: Any, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2,000 silent connections and 200 half requests stayed open for ever."""
-    with served(FakeCore(), tokenizer, head_timeout_s=0.3) as (port, _), connect(port) as held:
+    monkeypatch.setattr(http_connections, "HEAD_TIMEOUT_S", 0.3)
+    with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
         held.sendall(sent)
         status, body = reply_of(held)
     assert (status, body["error"]["code"]) == (408, "request_timeout")
 
 
-def test_a_second_head_that_never_ends_ends_the_connection(tokenizer: Any) -> None:
-    with served(FakeCore(), tokenizer, head_timeout_s=0.5) as (port, _), connect(port) as held:
+def test_a_second_head_that_never_ends_ends_the_connection(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "HEAD_TIMEOUT_S", 0.5)
+    with served(FakeCore(), tokenizer) as (port, _), connect(port) as held:
         held.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in held.recv(65536)
         for _ in range(100):  # the time is that of the whole head, however it trickles in
@@ -208,9 +215,13 @@ def test_a_body_in_tiny_chunks_ends_its_connection(tokenizer: Any, path: str) ->
             other.sendall(
                 chunked.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
             )
-            other.sendall(b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces))
-            other.sendall(b"0\r\n\r\n")
-            assert b"chunks" not in other.recv(65536)
+            answer = b""
+            with suppress(ConnectionError):  # a 404 ends the connection before all is sent
+                other.sendall(b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces))
+                other.sendall(b"0\r\n\r\n")
+                answer = other.recv(65536)
+            assert answer or path != COMPLETIONS
+            assert b"chunks" not in answer
 
 
 def test_a_body_of_two_lengths_is_refused_with_what_follows(tokenizer: Any) -> None:

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.anthropic_requests import put_together
 from tests.described import events_of
 from tests.fakes import CHAT, COMPLETIONS
 from tests.fuzz.cases import bounded, cases
 from tests.fuzz.tiny import ADAPTER, MODEL, tiny_core, tiny_server
-from tests.messages import put_together
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 CONTEXT = 900

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from tests.fakes import CHAT, COMPLETIONS, data_of, wait_for
 from tests.served import KEEP, Served, prose
@@ -194,7 +194,7 @@ def test_recall_survives_compaction(builtin: Served, tokenizer: Any) -> None:
     """With wrong positions of what was kept, 0 of 21 needles were found."""
     right = 0
     for index in range(21):
-        draw = Draw(seed=6, num_tokens=1024, index=index, samples=21)
+        draw = ExampleDraw(seed=6, num_tokens=1024, index=index, samples=21)
         example = SUBTASKS["single"](tokenizer, draw)
         reply = builtin.ask(
             COMPLETIONS,

@@ -21,7 +21,7 @@ from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.evaluation.run import generate
-from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
 from gemserve.filtering.sieve import Sieve
@@ -44,7 +44,7 @@ def test_every_layer_shows_what_the_engine_s_own_filter_pass_sees() -> None:
     core = build_core(ModelConfig(), EngineConfig(kv_memory_bytes=MEMORY, filter_min_tokens=0))
     found, selector = core.calibration, Sieve()
     assert found.is_measured
-    draw = Draw(seed=3, num_tokens=700, index=0, samples=1)
+    draw = ExampleDraw(seed=3, num_tokens=700, index=0, samples=1)
     example = SUBTASKS["multikey"](core.tokenizer, draw)
     params = FilterParams(method="sieve", keep=96, return_selection=True)
     prompt = example.prompt

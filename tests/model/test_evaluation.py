@@ -17,7 +17,7 @@ from gemserve.engine.core import Core
 from gemserve.evaluation.compare import compare, judge_fallback
 from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
 from gemserve.evaluation.run import Outcome, Outcomes, average, evaluate, run_example
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.registry import TASKS
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.types import AUTO_MIN_KEEP
@@ -78,7 +78,7 @@ def test_the_commonest_words_are_the_answer(decay: float) -> None:
 def test_examples_hold_their_answers_within_their_length(core: Core, task: str, name: str) -> None:
     maker = TASKS[task][name]
     for index in range(3):
-        draw = Draw(seed=1, num_tokens=700, index=index, samples=3)
+        draw = ExampleDraw(seed=1, num_tokens=700, index=index, samples=3)
         example = maker(core.tokenizer, draw)
         assert 300 < len(example.prompt.ids) <= 700
         gold = " ".join(core.tokenizer.decode(example.prompt.ids[a:b]) for a, b in example.gold)
@@ -91,16 +91,20 @@ def test_examples_hold_their_answers_within_their_length(core: Core, task: str, 
 def test_a_draw_is_its_seed(core: Core) -> None:
     for task, name in ALL:
         first, again = (
-            TASKS[task][name](core.tokenizer, Draw(seed=2, num_tokens=600, index=1, samples=4))
+            TASKS[task][name](
+                core.tokenizer, ExampleDraw(seed=2, num_tokens=600, index=1, samples=4)
+            )
             for _ in range(2)
         )
-        other = TASKS[task][name](core.tokenizer, Draw(seed=3, num_tokens=600, index=1, samples=4))
+        other = TASKS[task][name](
+            core.tokenizer, ExampleDraw(seed=3, num_tokens=600, index=1, samples=4)
+        )
         assert first.prompt.ids == again.prompt.ids
         assert first.prompt.ids != other.prompt.ids
 
 
 def example_of(core: Core, name: str, num_tokens: int = 900) -> Example:
-    draw = Draw(seed=0, num_tokens=num_tokens, index=1, samples=3)
+    draw = ExampleDraw(seed=0, num_tokens=num_tokens, index=1, samples=3)
     return TASKS["ruler"][name](core.tokenizer, draw)
 
 
@@ -127,11 +131,11 @@ def test_arms_outside_keep_their_budget(core: Core, arm: str) -> None:
 
 def test_a_stopped_run_resumes(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subtasks = {"single": TASKS["needle"]["single"]}
-    draws = [Draw(seed=0, num_tokens=400, index=i, samples=3) for i in range(3)]
+    draws = [ExampleDraw(seed=0, num_tokens=400, index=i, samples=3) for i in range(3)]
     path, run = tmp_path / "outcomes.jsonl", {"model": "builtin", "seed": 0}
     methods = ["none", "sieve"]
 
-    def go(draws: list[Draw], run: dict[str, Any]) -> list[Outcome]:
+    def go(draws: list[ExampleDraw], run: dict[str, Any]) -> list[Outcome]:
         return evaluate(core, subtasks, draws, methods, 128, Outcomes(path, run), lambda: None)
 
     first = go(draws[:2], run)
@@ -202,7 +206,7 @@ def test_the_fallback_is_judged_by_what_sieve_does_without_it() -> None:
 
 
 def test_adaptive_arms_tell_what_they_saw(core: Core) -> None:
-    draw = Draw(seed=5, num_tokens=400, index=0, samples=1)
+    draw = ExampleDraw(seed=5, num_tokens=400, index=0, samples=1)
     example = TASKS["needle"]["single"](core.tokenizer, draw)
     arms = ["sieve", "sieve:auto", "sieve:fallback"]
     fixed, auto, fallback = run_example(core, example, 1, arms, 100)

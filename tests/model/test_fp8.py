@@ -17,7 +17,7 @@ from gemserve.engine.build import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.run import generate
-from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.fp8 import FP8Linear, check_device, check_sizes, fp8_bytes, fp8_layers
@@ -109,7 +109,7 @@ def test_the_built_in_model_finds_what_it_found() -> None:
     shared = total = 0
     params = FilterParams(method="sieve", keep=128, return_selection=True)
     for index in range(4):
-        draw = Draw(seed=3, num_tokens=1024, index=index, samples=4)
+        draw = ExampleDraw(seed=3, num_tokens=1024, index=index, samples=4)
         example = SUBTASKS["single"](loaded.tokenizer, draw)
         made = [generate(core, example, example.prompt.ids, params) for core in (ours, theirs)]
         assert made[0][0] == made[1][0]

@@ -15,7 +15,7 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.evaluation.run import run_example
-from gemserve.evaluation.tasks.example import Draw
+from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
@@ -160,7 +160,7 @@ def test_6_recall_survives_compaction(core: Core, method: FilterMethod) -> None:
     """Wrong positions after compaction: needle recall fell to 0 of 21 while dense passed."""
     right = 0.0
     for index in range(21):
-        draw = Draw(seed=6, num_tokens=1024, index=index, samples=21)
+        draw = ExampleDraw(seed=6, num_tokens=1024, index=index, samples=21)
         example = SUBTASKS["single"](core.tokenizer, draw)
         (outcome,) = run_example(core, example, 21, [method], 0.125)
         right += outcome.score

@@ -15,7 +15,7 @@ from gemserve.engine.cache.document_cache import FEWEST_TOKENS
 from gemserve.engine.memory import MemoryPool, Repack, Segment, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import Plan, StepOutput
+from gemserve.engine.sequence.step_plan import StepOutput, StepPlan
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 
@@ -75,7 +75,7 @@ class FakeMemory:
         self.units = [0] * size
         self._fingerprints: dict[tuple[int, bool], list[int]] = {}
 
-    def move_and_copy(self, plan: Plan) -> None:
+    def move_and_copy(self, plan: StepPlan) -> None:
         units = self.units
         for move in plan.moves:
             if isinstance(move, Wipe):
@@ -124,7 +124,7 @@ def _tokens(segment: Segment, row: int) -> range:
     return range(start, start + segment.count)
 
 
-def perform(by: Scheduler, plan: Plan, memory: FakeMemory, rng: Random) -> StepOutput:
+def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> StepOutput:
     memory.move_and_copy(plan)
     kept: dict[int, tuple[int, ...]] = {}
     tokens = {row.sequence: 1 for row in plan.decodes}
@@ -158,7 +158,7 @@ def perform(by: Scheduler, plan: Plan, memory: FakeMemory, rng: Random) -> StepO
     return StepOutput(tokens=tokens, kept=kept, finished=finished, failed_filters=frozenset(failed))
 
 
-def finish(s: Scheduler, memory: FakeMemory) -> list[Plan]:
+def finish(s: Scheduler, memory: FakeMemory) -> list[StepPlan]:
     plans = []
     rng = Random(0)
     rng.random = lambda: 0.9  # type: ignore[method-assign]  # nothing fails

@@ -13,7 +13,7 @@ import pytest
 from gemserve.cli.main import main
 from gemserve.errors import ConfigError
 from gemserve.evaluation.tasks import jsonl
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.example_file import check_gold
 
 FILLER = "The river runs past the houses, they say; nobody counts them. " * 12
@@ -34,7 +34,7 @@ def write(path: Path, *lines: dict[str, Any]) -> Path:
 
 def make(path: Path, tokenizer: Any, line: dict[str, Any]) -> Example:
     (file,) = jsonl.read_files(write(path / "a.jsonl", line), None)
-    return file.make(tokenizer, Draw(seed=0, num_tokens=1, index=1, samples=1))
+    return file.make(tokenizer, ExampleDraw(seed=0, num_tokens=1, index=1, samples=1))
 
 
 def spelled(example: Example) -> list[str]:

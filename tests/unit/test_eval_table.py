@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemserve.cli.outcome_table import table
+from gemserve.cli.tables import outcome_table
 from gemserve.evaluation.run import Row
 
 
@@ -23,7 +23,7 @@ def test_what_a_dataset_s_rows_share_is_said_once() -> None:
     """With sixteen datasets every line repeated name, length and count, and a column was empty."""
     methods = ("none", "sieve:fallback")
     rows = [row(method, subtask) for subtask in ("hotpotqa", "lcc") for method in methods]
-    assert table(rows, {}) == [
+    assert outcome_table(rows, {}) == [
         "subtask   tokens    n  method          kept  score",
         "hotpotqa    5712  200  none            5712   0.25",
         "                       sieve:fallback   512   0.25",
@@ -33,7 +33,9 @@ def test_what_a_dataset_s_rows_share_is_said_once() -> None:
 
 
 def test_recall_is_shown_where_one_is_known() -> None:
-    lines = table([row("none", "single", 256, recall=1.0), row("snapkv", "single", 256)], {})
+    lines = outcome_table(
+        [row("none", "single", 256, recall=1.0), row("snapkv", "single", 256)], {}
+    )
     assert lines == [
         "subtask  tokens    n  method  kept  score  recall",
         "single      256  200  none     256   0.25    1.00",
@@ -42,13 +44,13 @@ def test_recall_is_shown_where_one_is_known() -> None:
 
 
 def test_another_length_is_another_group() -> None:
-    lines = table([row("none", "single", 256), row("none", "single", 512)], {})
+    lines = outcome_table([row("none", "single", 256), row("none", "single", 512)], {})
     assert [line.split()[:2] for line in lines[1:]] == [["single", "256"], ["single", "512"]]
 
 
 def test_rows_that_are_really_those_of_none_are_marked() -> None:
     rows = [row(method, "lcc", 400) for method in ("none", "sieve", "bm25")]
-    assert table(rows, {("lcc", 400, "sieve"): 7, ("lcc", 400, "bm25"): 200}) == [
+    assert outcome_table(rows, {("lcc", 400, "sieve"): 7, ("lcc", 400, "bm25"): 200}) == [
         "subtask  tokens    n  method  kept  score    whole",
         "lcc         400  200  none     400   0.25",
         "                      sieve    512   0.25    7/200",

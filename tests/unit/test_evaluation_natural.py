@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from gemserve.evaluation.metrics import contains
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.natural import FILLERS, NaturalKind, natural_maker
 from gemserve.synthetic.natural_facts import KINDS, VOCABULARIES, VocabularyName, draw_facts
 from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
@@ -17,9 +17,9 @@ NAMES: tuple[VocabularyName, ...] = get_args(VocabularyName)
 
 
 def example(
-    tokenizer: Any, vocabulary: VocabularyName, kind: NaturalKind, draw: Draw | None = None
+    tokenizer: Any, vocabulary: VocabularyName, kind: NaturalKind, draw: ExampleDraw | None = None
 ) -> Example:
-    draw = draw or Draw(seed=1, num_tokens=900, index=2, samples=5)
+    draw = draw or ExampleDraw(seed=1, num_tokens=900, index=2, samples=5)
     return natural_maker(vocabulary, kind)(tokenizer, draw)
 
 
@@ -54,7 +54,7 @@ def test_every_form_is_varied(name: VocabularyName) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_fact_says_what_another_one_is_asked_for(name: VocabularyName) -> None:
     """A distractor with the right value in it would let a wrong passage pass for the right one."""
-    draw = Draw(seed=0, num_tokens=1, index=0, samples=1)
+    draw = ExampleDraw(seed=0, num_tokens=1, index=0, samples=1)
     for relation in VOCABULARIES[name]:
         assert len(set(relation.values)) == len(relation.values)
         for one, other in combinations(relation.subjects, 2):
@@ -112,14 +112,14 @@ def test_gold_is_the_statements_and_has_the_answers(
 @pytest.mark.parametrize("name", NAMES)
 def test_the_nominal_length_is_kept(tokenizer: Any, name: VocabularyName, num_tokens: int) -> None:
     for index, kind in enumerate((*KINDS, "several")):
-        draw = Draw(seed=4, num_tokens=num_tokens, index=index, samples=5)
+        draw = ExampleDraw(seed=4, num_tokens=num_tokens, index=index, samples=5)
         made = example(tokenizer, name, kind, draw)
         assert 0.95 * num_tokens <= len(made.prompt.ids) <= num_tokens
 
 
 def test_depths_are_spread_over_the_samples(tokenizer: Any) -> None:
     """Facts that all stood at the end would be found by any filter."""
-    draws = [Draw(seed=0, num_tokens=1500, index=i, samples=6) for i in range(6)]
+    draws = [ExampleDraw(seed=0, num_tokens=1500, index=i, samples=6) for i in range(6)]
     made = [example(tokenizer, "evaluation", "place", draw) for draw in draws]
     starts = [m.gold[0][0] / len(m.prompt.ids) for m in made]
     assert starts == sorted(starts)
@@ -134,7 +134,7 @@ def test_a_draw_follows_from_its_seed(tokenizer: Any) -> None:
                 tokenizer,
                 "evaluation",
                 kind,
-                Draw(seed=seed, num_tokens=800, index=1, samples=4),
+                ExampleDraw(seed=seed, num_tokens=800, index=1, samples=4),
             ).prompt.ids
             for seed in (5, 5, 6)
         ]

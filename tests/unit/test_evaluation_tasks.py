@@ -10,7 +10,7 @@ import pytest
 
 from gemserve.evaluation.metrics import METRICS
 from gemserve.evaluation.tasks.code import draw_definitions
-from gemserve.evaluation.tasks.example import Draw, Example, with_metric
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, with_metric
 from gemserve.evaluation.tasks.inference import draw_chain
 from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
 from gemserve.evaluation.tasks.words_associative import NAMES, PAIRS
@@ -39,7 +39,7 @@ FUNCTION_WORDS = {
 
 
 def make(tokenizer: Any, task: str, name: str, num_tokens: int = 900, index: int = 1) -> Example:
-    draw = Draw(seed=3, num_tokens=num_tokens, index=index, samples=4)
+    draw = ExampleDraw(seed=3, num_tokens=num_tokens, index=index, samples=4)
     return TASKS[task][name](tokenizer, draw)
 
 
@@ -140,7 +140,7 @@ def test_a_variable_chain_is_expected_as_a_whole(tokenizer: Any) -> None:
 
 
 def test_another_metric_changes_nothing_else(tokenizer: Any) -> None:
-    draw = Draw(seed=0, num_tokens=700, index=0, samples=1)
+    draw = ExampleDraw(seed=0, num_tokens=700, index=0, samples=1)
     maker = TASKS["needle"]["single"]
     exact, plain = with_metric(maker, "items")(tokenizer, draw), maker(tokenizer, draw)
     assert (exact.metric, plain.metric) == ("items", "contains")

@@ -11,7 +11,7 @@ import pytest
 from gemserve.engine.memory import MemoryPool, Move, Repack
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import Plan, StepOutput
+from gemserve.engine.sequence.step_plan import StepOutput, StepPlan
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 
@@ -70,7 +70,7 @@ def random_sequence(rng: Random, order: int) -> Sequence:
     )
 
 
-def perform(s: Scheduler, plan: Plan, rng: Random, failure_rate: float) -> StepOutput:
+def perform(s: Scheduler, plan: StepPlan, rng: Random, failure_rate: float) -> StepOutput:
     """A fake runner: draws tokens, chooses positions, fails now and then.
 
     A chunk is through after two steps on average.
@@ -106,7 +106,7 @@ def is_at_its_end(sequence: Sequence) -> bool:
     return len(sequence.generated) + 1 == sequence.request.sampling.max_tokens
 
 
-def check_plan(s: Scheduler, plan: Plan) -> None:
+def check_plan(s: Scheduler, plan: StepPlan) -> None:
     """Passes are read in order, once, and a chunk begun is the chunk gone on with."""
     chunk = plan.chunk
     if chunk is not None:

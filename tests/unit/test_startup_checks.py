@@ -9,14 +9,14 @@ import socket
 import struct
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gemserve.cli import startup_checks
 from gemserve.cli.main import main
-from gemserve.cli.option_tables import SERVER_OPTIONS
-from gemserve.cli.options import read_good_options
+from gemserve.cli.options import SERVER_OPTIONS, Option, number, read_good_options
 from gemserve.cli.startup_checks import Problems, check_settings
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
@@ -59,8 +59,8 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
             "--api-key-file=/nowhere/keys",
             f"--admin-key-file={file}",
             "--kv-memory=9999TiB",
-            "--document-ttl=100",
-            "--max-document-ttl=10",
+            "--watchdog=0",
+            "--watchdog-exit=true",
         ]
         status = main(["serve", *flags])
     said = capsys.readouterr().err.splitlines()
@@ -69,7 +69,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     for part in (
         "--max-queue=0: must be a whole number, at least 1",
         "--filter=best: must be one of none, ",
-        "document_ttl_s=100: must be at most max_document_ttl_s=10",
+        "watchdog_exit=True: needs watchdog_s above 0",
         "/nowhere/keys: cannot be read",
         f"{file}: has no key",
         "adapter_dir=/nowhere/adapters: no such folder",
@@ -119,13 +119,27 @@ def test_memory_counts_the_model_s_files(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_value_that_cannot_be_read_causes_no_further_problems() -> None:
     """A default in its place would look as if it contradicted another setting."""
-    values = {"document_ttl_s": "soon", "max_document_ttl_s": "10", "adapters": ["a=b"]}
-    arguments = argparse.Namespace(**values)
-    config, problems = read_good_options(arguments, SERVER_OPTIONS, ServerConfig, {})
-    assert [problem.partition(":")[0] for problem in problems] == [
-        "--document-ttl=soon",
-        "adapters='a=b'",
-    ]
+
+    @dataclass(frozen=True, kw_only=True)
+    class Stay(ServerConfig):
+        usual_s: int = 100
+        longest_s: int = 200
+
+        def __post_init__(self) -> None:
+            problems = [*self._adapter_problems()]
+            if self.usual_s > self.longest_s:
+                problems.append(f"usual_s={self.usual_s}: must be at most longest_s")
+            if problems:
+                raise ConfigError(*problems)
+
+    table = (
+        *SERVER_OPTIONS,
+        Option("--usual", "usual_s", number(1), "seconds"),
+        Option("--longest", "longest_s", number(1), "seconds"),
+    )
+    values = {"usual_s": "soon", "longest_s": "10", "adapters": ["a=b"]}
+    config, problems = read_good_options(argparse.Namespace(**values), table, Stay, {})
+    assert [problem.partition(":")[0] for problem in problems] == ["--usual=soon", "adapters='a=b'"]
     assert config.adapters == ()
 
 

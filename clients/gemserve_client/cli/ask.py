@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from gemserve_client.cli.connection import add_server_options, connected, first_model
 from gemserve_client.cli.errors import Misused
-from gemserve_client.cli.kept_passages import show_kept
 from gemserve_client.cli.spinner import waiting
 from gemserve_client.cli.text_files import read_text
 from gemserve_client.filters import Filter
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionUserMessageParam
+    from openai.types.chat import (
+        ChatCompletionContentPartParam,
+        ChatCompletionMessageParam,
+        ChatCompletionUserMessageParam,
+    )
 
     from gemserve_client.client import GemserveClient
     from gemserve_client.replies import FilterReport, Progress
@@ -74,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
             message = _message(ids, texts, question)
             report = _answer(client, arguments, message)
             if arguments.show_kept and report is not None and report.applied:
-                show_kept(client, message, report)
+                _show_kept(client, message, report)
 
 
 def _is_stored(name: str) -> bool:
@@ -195,3 +198,21 @@ def summary_of(report: FilterReport) -> str:
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
         f"in {report.filter_ms:,.0f} ms{seen}{cached}"
     )
+
+
+def _show_kept(
+    client: GemserveClient, message: ChatCompletionMessageParam, report: FilterReport
+) -> None:
+    """Print each kept range on stderr. The server detokenizes them."""
+    if report.selection is None:
+        print(f"{report.method} keeps other passages in every layer", file=sys.stderr)
+        return
+    ids = _post(client, "tokenize", {"messages": [message]})["tokens"]
+    for start, stop in report.selection:
+        text = _post(client, "detokenize", {"tokens": ids[start:stop]})["prompt"]
+        print(f"[{start}:{stop}] {text!r}", file=sys.stderr)
+
+
+def _post(client: GemserveClient, name: str, body: dict[str, Any]) -> Any:
+    """Send a request to an endpoint that is beside /v1 and not in it."""
+    return client.post(str(client.base_url.join(f"../{name}")), cast_to=object, body=body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
@@ -22,13 +22,13 @@ from gemserve.api.access.keys import open_keys
 from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
-from gemserve.api.anthropic.errors import MessageErrors
-from gemserve.api.anthropic.routes import message_routes
+from gemserve.api.anthropic.errors import AnthropicErrors
+from gemserve.api.anthropic.routes import anthropic_routes
 from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
-from gemserve.api.openai_responses.routes import response_routes
+from gemserve.api.openai_responses.routes import openai_responses_routes
 from gemserve.api.openapi import write_document
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
@@ -126,8 +126,8 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
     return [
         completion_routes(submitter, builder),
-        response_routes(submitter, builder),
-        message_routes(submitter, builder, models),
+        openai_responses_routes(submitter, builder),
+        anthropic_routes(submitter, builder, models),
         filter_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
@@ -171,9 +171,11 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
     if hosts is not None:
         app.add_middleware(HostCheck, names=hosts, on_refusal=count_refusal)
     app.add_middleware(
-        RequestId, on_reply=lambda status: metrics.http_responses.labels(status).inc()
+        RequestId,
+        on_reply=lambda status: metrics.http_responses.labels(status).inc(),
+        on_error=partial(metrics.internal_errors.count, "request"),
     )
-    app.add_middleware(MessageErrors)
+    app.add_middleware(AnthropicErrors)
 
 
 def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:

@@ -9,10 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.option_readers import make_folder, number
-from gemserve.cli.option_tables import MODEL_OPTIONS
-from gemserve.cli.options import add_options, read_options
-from gemserve.cli.text_table import aligned
+from gemserve.cli.options import MODEL_OPTIONS, add_options, make_folder, number, read_options
+from gemserve.cli.tables import aligned
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
 

@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.option_readers import number
-from gemserve.cli.option_tables import MODEL_OPTIONS
-from gemserve.cli.options import add_options, read_options
-from gemserve.cli.text_table import aligned
+from gemserve.cli.options import MODEL_OPTIONS, add_options, number, read_options
+from gemserve.cli.tables import aligned
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, ConfigError
 

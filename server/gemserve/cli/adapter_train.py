@@ -11,9 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.option_readers import number
-from gemserve.cli.option_tables import MODEL_OPTIONS
-from gemserve.cli.options import add_options, read_options
+from gemserve.cli.options import MODEL_OPTIONS, add_options, number, read_options
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ConfigError
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.adapter_inspect import MAX_BYTES
-from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS
-from gemserve.cli.options import add_options, read_options
+from gemserve.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, add_options, read_options
 from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.cli.eval_batches import read_lengths
-from gemserve.cli.option_readers import make_folder, number, read_value
-from gemserve.cli.option_tables import MEMORY_OPTIONS, MODEL_OPTIONS
-from gemserve.cli.options import add_options, read_options
-from gemserve.cli.text_table import aligned
+from gemserve.cli.options import (
+    MEMORY_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    make_folder,
+    number,
+    read_options,
+    read_value,
+)
+from gemserve.cli.tables import aligned
 from gemserve.config import EngineConfig, ModelConfig
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.option_readers import number, read_value
+from gemserve.cli.options import number, read_value
 from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
@@ -45,7 +45,7 @@ def generated_batches(arguments: argparse.Namespace) -> MakeBatches:
 
     Lengths can be checked only with the model.
     """
-    from gemserve.evaluation.tasks.example import Draw, with_metric
+    from gemserve.evaluation.tasks.example import ExampleDraw, with_metric
     from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
 
     task = arguments.task
@@ -69,7 +69,7 @@ def generated_batches(arguments: argparse.Namespace) -> MakeBatches:
             if length > limit:
                 raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")
         draws = [
-            Draw(seed=arguments.seed, num_tokens=length, index=index, samples=count)
+            ExampleDraw(seed=arguments.seed, num_tokens=length, index=index, samples=count)
             for length, count in zip(lengths, samples, strict=True)
             for index in range(count)
         ]

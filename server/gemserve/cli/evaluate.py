@@ -20,10 +20,16 @@ from gemserve.cli.eval_batches import (
     file_batches,
     generated_batches,
 )
-from gemserve.cli.option_readers import make_folder, read_keep, read_value
-from gemserve.cli.option_tables import MEMORY_OPTIONS, MODEL_OPTIONS
-from gemserve.cli.options import add_options, read_options
-from gemserve.cli.outcome_table import table
+from gemserve.cli.options import (
+    MEMORY_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    make_folder,
+    read_keep,
+    read_options,
+    read_value,
+)
+from gemserve.cli.tables import outcome_table
 from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig
 from gemserve.errors import ConfigError
 
@@ -100,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     core = build_calibrated_core(model, engine)
     outcomes = _run(core, make_batches(core), arguments, model.model, methods, keep)
     rows = average(outcomes)
-    print(*table(rows, _count_unfiltered(outcomes)), sep="\n")
+    print(*outcome_table(rows, _count_unfiltered(outcomes)), sep="\n")
     comparisons = _compare(outcomes, methods)
     _print_comparisons(comparisons)
     for method in methods:

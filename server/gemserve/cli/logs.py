@@ -16,7 +16,7 @@ LogFormat = Literal["text", "json"]
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
-class _ToStderr(logging.Handler):
+class ToStderr(logging.Handler):
     """Writes to `sys.stderr` as it is at that time, because tests replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -26,14 +26,14 @@ class _ToStderr(logging.Handler):
             self.handleError(record)
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     """`INFO:     message`, as uvicorn writes it."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{record.levelname + ':':<9} {super().format(record)}"
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One object with the time in UTC, the level, the logger, the message and what was added."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -57,8 +57,8 @@ class Json(logging.Formatter):
 
 def set_up_logs(log_format: LogFormat) -> dict[str, Any] | None:
     """Write the logs of gemserve, and as JSON all logs. Returns uvicorn's `log_config`."""
-    handler = _ToStderr()
-    handler.setFormatter(Json() if log_format == "json" else _Text())
+    handler = ToStderr()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else _TextFormatter())
     ours = logging.getLogger("gemserve")
     ours.setLevel(logging.INFO)
     if log_format == "text":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import gemserve
 from gemserve.cli import adapter_actions, ask, calibrate, evaluate, plan, serve
+from gemserve.cli.logs import ToStderr
 from gemserve.cli.options import apply_environment
 from gemserve.errors import ConfigError, GemserveError
 
@@ -44,18 +45,13 @@ def _print_problems(problems: Sequence[str]) -> None:
         print(f"gemserve: {problem}", file=sys.stderr)
 
 
-class _ToStderr(logging.Handler):
-    """Writes to `sys.stderr` as it is at that time, because tests replace it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"gemserve: {self.format(record)}", file=sys.stderr)
-
-
 def _show_loading() -> None:
     """Print the log messages about a model while it is loaded."""
     log = logging.getLogger("gemserve.loading")
     log.setLevel(logging.INFO)
-    log.handlers[:] = [_ToStderr()]
+    handler = ToStderr()
+    handler.setFormatter(logging.Formatter("gemserve: %(message)s"))
+    log.handlers[:] = [handler]
     log.propagate = False
 
 

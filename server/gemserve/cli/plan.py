@@ -9,10 +9,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gemserve.calibration.files import Calibration, find_calibration, read_calibration
-from gemserve.cli.option_readers import read_bytes, read_keep, read_value
-from gemserve.cli.option_tables import MODEL_OPTIONS, WEIGHT_OPTIONS
-from gemserve.cli.options import add_options, read_options
-from gemserve.cli.text_table import aligned
+from gemserve.cli.options import (
+    MODEL_OPTIONS,
+    WEIGHT_OPTIONS,
+    add_options,
+    read_bytes,
+    read_keep,
+    read_options,
+    read_value,
+)
+from gemserve.cli.tables import aligned
 from gemserve.config import (
     EngineConfig,
     ModelConfig,

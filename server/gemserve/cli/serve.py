@@ -12,8 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemserve.cli.logs import set_up_logs
-from gemserve.cli.option_tables import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS
-from gemserve.cli.options import add_options, read_good_options, refuse_unknown_variables
+from gemserve.cli.options import (
+    ENGINE_OPTIONS,
+    MODEL_OPTIONS,
+    SERVER_OPTIONS,
+    add_options,
+    read_good_options,
+    refuse_unknown_variables,
+)
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.http_server.loading_probe import LoadingProbe
 

@@ -29,7 +29,7 @@ from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
 from gemserve.engine.sequence.sequence import Sequence, State, check_capacity
-from gemserve.engine.sequence.step_plan import Plan, RunOutput, Task
+from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
@@ -49,7 +49,7 @@ class StepRunner(Protocol):
     @property
     def copies(self) -> HostCopies: ...
     def begin(self, task: Task, adapter: Adapter) -> None: ...
-    def run(self, plan: Plan, limits: StepLimits) -> RunOutput: ...
+    def run(self, plan: StepPlan, limits: StepLimits) -> RunOutput: ...
     def watched_answer(self, number: int, offsets: Ids[int]) -> AnswerAttention | None: ...
     def forget(self, numbers: Collection[int]) -> None: ...
     def change_memory(self, changes: Collection[Change]) -> None: ...
@@ -108,7 +108,11 @@ class Core:
         )
         self._pace = Pace(target_s=config.step_target_s)
         self._disk = open_disk_cache(
-            config, model, self._runner.copies, self._scheduler.cache, self._pace
+            config,
+            model,
+            self._runner.copies,
+            self._scheduler.cache,
+            lambda: self._pace.seconds_per_cost,
         )
         self._salt = secrets.token_bytes(32) if self._disk is None else self._disk.folder.key
         if self._disk is not None:
@@ -341,7 +345,7 @@ class Core:
             is_decode_due=pace.is_decode_due(crowd),
         )
 
-    def _observe(self, plan: Plan, out: RunOutput) -> None:
+    def _observe(self, plan: StepPlan, out: RunOutput) -> None:
         """Tell the pace how long a step took."""
         if plan.decodes:
             self._pace.observe_decode(out.taken_s)

@@ -9,7 +9,7 @@ from functools import partial
 
 from gemserve.cost import ModelShape
 from gemserve.engine.sequence.job import Emitted, Job
-from gemserve.engine.sequence.step_plan import DrawnToken, Kept, Plan, RunOutput, StepOutput
+from gemserve.engine.sequence.step_plan import DrawnToken, Kept, RunOutput, StepOutput, StepPlan
 from gemserve.ranges import as_ranges
 from gemserve.scores import FilterScores
 from gemserve.types import (
@@ -31,7 +31,7 @@ class EventMaker:
         self._shape = shape
         self._eos_ids = eos_ids
 
-    def of_step(self, plan: Plan, out: RunOutput, jobs: Mapping[int, Job]) -> Emitted:
+    def of_step(self, plan: StepPlan, out: RunOutput, jobs: Mapping[int, Job]) -> Emitted:
         """The events of a step, before the scheduler commits it. Each request's are in order."""
         emitted: Emitted = []
         now_s = time.monotonic()

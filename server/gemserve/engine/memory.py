@@ -39,7 +39,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KVPlace:
     """Where the keys and values of a pass are, as numbers.
 
     `shared`: its first tokens, which other passes have computed. The others are in room of its own

@@ -4,8 +4,8 @@ The event loop never touches what the worker owns: the core with its sequences, 
 and the streams of the requests in the core. Both sides share only this:
 
 - the inbox, a list of streams that only changes under the lock `_changed`;
-- `Load`, a frozen snapshot that the worker replaces after everything it does, before it emits the
-  resulting events, so that the reader of an event finds the load after it;
+- `LoadSnapshot`, which is frozen. The worker replaces it after everything it does, before it emits
+  the resulting events, so that the reader of an event finds the load after it;
 - `Core.check`, which reads nothing that ever changes;
 - each `Stream`, whose events reach its event loop through `call_soon_threadsafe`, and whose
   `progress` is a frozen object that the worker replaces.
@@ -68,7 +68,7 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSnapshot:
     """How busy the core was when the worker last looked. `waiting_of`: requests of each tenant.
 
     `internal_errors`: see `Core.internal_errors`.
@@ -84,8 +84,8 @@ class Load:
     internal_errors: Mapping[str, int] = field(default_factory=dict)
 
 
-def _load_of(core: Steps) -> Load:
-    return Load(
+def _load_of(core: Steps) -> LoadSnapshot:
+    return LoadSnapshot(
         num_running=core.num_running,
         num_waiting=core.num_waiting,
         waiting_of=core.waiting_of,
@@ -108,7 +108,7 @@ class Engine:
         self._core = core
         self._max_queue = max_queue
         self._inbox: list[Stream] = []
-        self._load = Load()
+        self._load = LoadSnapshot()
         self._jobs: dict[Any, Stream] = {}
         self._forgets: list[tuple[frozenset[str], Future[None]]] = []
         self._changed = threading.Condition()
@@ -334,7 +334,7 @@ class Engine:
             self._inbox = []
             self._jobs = {}
             forgets, self._forgets = self._forgets, []
-            self._load = Load()
+            self._load = LoadSnapshot()
         for _, future in forgets:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineDead(cause))

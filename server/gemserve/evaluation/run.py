@@ -17,7 +17,7 @@ from gemserve.evaluation.methods_compared import (
     params_of,
 )
 from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.tasks.example import Draw, Example, Subtasks
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, Subtasks
 from gemserve.evaluation.unfiltered import answer_unfiltered
 from gemserve.json_lines import parse_objects
 from gemserve.types import (
@@ -99,7 +99,9 @@ class Outcomes:
                 if is_same and set(entry) == names and constants == constants_of(entry["method"]):
                     self._remember(Outcome(**entry))
 
-    def get(self, draw: Draw, subtask: str, method: str, keep: int | float) -> Outcome | None:
+    def get(
+        self, draw: ExampleDraw, subtask: str, method: str, keep: int | float
+    ) -> Outcome | None:
         return self._known.get((subtask, draw.num_tokens, draw.samples, draw.index, method, keep))
 
     def add(self, outcome: Outcome) -> None:
@@ -116,7 +118,7 @@ class Outcomes:
 def evaluate(
     core: Core,
     subtasks: Subtasks,
-    draws: Sequence[Draw],
+    draws: Sequence[ExampleDraw],
     methods: Sequence[str],
     keep: int | float,
     outcomes: Outcomes,

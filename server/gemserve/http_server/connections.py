@@ -1,8 +1,9 @@
 """Limits on connections, which the application cannot set: it sees a request when its head is read.
 
 Each connection has so long for a request's head, so long for its body, and must read replies at
-some pace. Who breaks a limit loses the connection. There is a largest number of connections. When
-it is reached, a new one takes the place of the one that has waited longest without a request.
+some pace. A body must not come in tiny chunks. Who breaks a limit loses the connection. There is a
+largest number of connections. When it is reached, a new one takes the place of the one that has
+waited longest without a request.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from gemserve.api.error_replies import ErrorKind, error_body
 from gemserve.config import ServerConfig
-from gemserve.http_server.chunk_limit import BadBody, ChunkLimitedConnection
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's head
+# A client sends a head in one go. Those that send none hold a connection until then, but give it up
+# at once when all are taken.
+HEAD_TIMEOUT_S = 10.0
+# A chunk of one byte costs the event loop as much as one of 64 KiB. Without a limit, 300 KB of them
+# a second keep a whole server busy, even if it has refused the request already.
+FREE_CHUNKS = 1000  # of a body, of any size
+LEAST_CHUNK_BYTES = 64  # of the others on average
 LEAST_READ_BYTES = 64 << 10  # of a reply, within the timeout
 _SLACK_S = 5.0  # the application answers a slow body first, with a 408
 
@@ -42,7 +49,7 @@ class ConnectionLimits:
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
     return ConnectionLimits(
         max_connections=config.max_connections,
-        head_s=config.head_timeout_s,
+        head_s=HEAD_TIMEOUT_S,
         body_s=config.body_timeout_s,
         stall_s=config.read_timeout_s,
     )
@@ -56,6 +63,40 @@ def limited_protocol(limits: ConnectionLimits) -> type[H11Protocol]:
         idle: ClassVar[OrderedDict[_LimitedProtocol, None]] = OrderedDict()
 
     return LimitedProtocol
+
+
+class BadBody(h11.RemoteProtocolError):
+    """A body comes in more chunks than its bytes need, or has two lengths."""
+
+
+class ChunkLimitedConnection(h11.Connection):
+    """The server's side of a connection. `next_event` raises `BadBody`.
+
+    A body has one length: with both Content-Length and Transfer-Encoding a request may end at
+    different places for a proxy and for this server, so that the rest of it becomes a request that
+    the proxy has not seen.
+    """
+
+    def __init__(self, max_incomplete_event_size: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        self._num_chunks = 0
+        self._num_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise BadBody("Content-Length and Transfer-Encoding were sent; send one of them.")
+        elif isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_start
+            self._num_bytes += len(event.data)
+            if self._num_chunks > FREE_CHUNKS + self._num_bytes // LEAST_CHUNK_BYTES:
+                raise BadBody(
+                    f"The body has {self._num_chunks} chunks with {self._num_bytes} bytes. Beyond "
+                    f"{FREE_CHUNKS} chunks they must have {LEAST_CHUNK_BYTES} bytes on average."
+                )
+        return event
 
 
 class _LimitedProtocol(H11Protocol):

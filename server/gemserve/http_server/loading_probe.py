@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import socketserver
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Literal
@@ -13,7 +14,7 @@ from gemserve.errors import ConfigError
 
 _READ_TIMEOUT_S = 1.0  # one client is answered at a time
 _RETRY_AFTER_S = 5
-Phase = Literal["loading", "calibrating"]
+LoadingPhase = Literal["loading", "calibrating"]
 
 
 class LoadingProbe:
@@ -23,7 +24,7 @@ class LoadingProbe:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.phase: Phase = "loading"
+        self.phase: LoadingPhase = "loading"
         self._address = host, port
         self._server: _Server | None = None
 
@@ -61,7 +62,9 @@ class _Server(HTTPServer):
         socketserver.TCPServer.server_bind(self)  # HTTPServer's asks a name server
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client has left, which is no error of ours. The base class prints a traceback."""
+        """Print a traceback, unless it was the client that has left."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -30,7 +30,7 @@ _FEWEST_KEYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class ChunkRows:
     """Tokens `start`… of one sequence.
 
     `kv` holds the keys and values before them and gets theirs.
@@ -89,7 +89,7 @@ class ForwardContext:
     and, within it, after every `piece` query-key pairs. The pass may pause there.
     """
 
-    rows: Chunk | KVTable
+    rows: ChunkRows | KVTable
     backend: Backend
     groups: Sequence[Group] = PLAIN
     query_tap: QueryTap | None = None
@@ -181,7 +181,7 @@ def _decode(
 
 def _attend(
     context: ForwardContext,
-    chunk: Chunk,
+    chunk: ChunkRows,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -220,7 +220,7 @@ def _joined(
 
 def _dense(
     context: ForwardContext,
-    chunk: Chunk,
+    chunk: ChunkRows,
     layer: int,
     query: torch.Tensor,
     options: AttentionOptions,

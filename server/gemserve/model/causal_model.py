@@ -17,7 +17,7 @@ from gemserve.model.attention import (
     ATTENTION_NAME,
     PLAIN,
     Breaks,
-    Chunk,
+    ChunkRows,
     ForwardContext,
     Group,
     grouped,
@@ -218,7 +218,7 @@ class CausalModel:
 
         `kv` has room for `filter_units(r)` units of each token.
         """
-        context = self._context(Chunk(kv=kv, start=start), adapter, breaks, filter_tap=tap)
+        context = self._context(ChunkRows(kv=kv, start=start), adapter, breaks, filter_tap=tap)
         decoder = self._lower_decoder(tap, adapter)
         positions = _positions(start, len(ids), adapter)
         try:
@@ -281,7 +281,9 @@ class CausalModel:
         self._expect_host_layers()
         out = self._whole_model([rope_tokens], [adapter])(
             **self._inputs(ids, _positions(start, len(ids), adapter)),
-            context=self._context(Chunk(kv=kv, start=start), adapter, breaks, query_tap=query_tap),
+            context=self._context(
+                ChunkRows(kv=kv, start=start), adapter, breaks, query_tap=query_tap
+            ),
             # an index tensor, because the integer 0 would mean "all tokens"
             logits_to_keep=to_device(wanted, torch.long, self.device),
         )
@@ -326,7 +328,7 @@ class CausalModel:
         return logits
 
     def _context(
-        self, rows: Chunk, adapter: Adapter, breaks: Breaks | None, **taps: Any
+        self, rows: ChunkRows, adapter: Adapter, breaks: Breaks | None, **taps: Any
     ) -> ForwardContext:
         pauses: dict[str, Any] = {}
         if breaks is not None:

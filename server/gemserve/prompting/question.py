@@ -84,7 +84,7 @@ def ids_question(tokenizer: Any, ids: Sequence[int]) -> Ranges:
     last = list(ids[-_NUM_DECODED:])
     try:
         text, offsets = _decoded(tokenizer, last)
-    except Exception:  # of any type: a decoder may get ids that are no tokens
+    except (OverflowError, _TextsDisagree):  # the first: an id that no tokenizer can have
         return ()
     skipped = len(ids) - len(last)
     found = text_question(tokenizer, text, TokenOffsets(last, offsets))
@@ -133,6 +133,10 @@ def _without_role(text: str, *, after_control: bool) -> str:
     return text if role is None else "\n" * role.end() + text[role.end() :]
 
 
+class _TextsDisagree(Exception):
+    """The text of the first tokens is not the beginning of the text of all of them."""
+
+
 def _decoded(tokenizer: Any, ids: list[int]) -> tuple[str, list[Range]]:
     """The text of `ids`, and the range of characters of each."""
     backend = tokenizer.backend_tokenizer
@@ -143,7 +147,7 @@ def _decoded(tokenizer: Any, ids: list[int]) -> tuple[str, list[Range]]:
     for head in texts:
         start = head.rstrip("\ufffd")  # which stands for an unfinished character
         if not text.startswith(start):
-            raise ValueError("the tokens' texts are not parts of the text")
+            raise _TextsDisagree
         ends.append(max(ends[-1], len(start)))
     offsets = [(low, max(high, low + 1)) for low, high in pairwise(ends)]
     return text, offsets

@@ -49,9 +49,9 @@ def find_breaks_of_ids(tokenizer: Any, ids: Sequence[int]) -> TextBreaks:
         decoded: list[str] = backend.decode_batch(
             [[i] for i in distinct], skip_special_tokens=False
         )
-    except Exception:  # of any type: a decoder may get ids that are no tokens
+    except OverflowError:  # an id that no tokenizer can have
         return TextBreaks()
-    piece_of = dict(zip(distinct, decoded, strict=True))
-    pieces = [piece_of[i] for i in ids]
-    starts = list(accumulate((len(piece) for piece in pieces), initial=0))[:-1]
-    return find_breaks([(0, "".join(pieces))], starts)
+    text_of = dict(zip(distinct, decoded, strict=True))
+    texts = [text_of[i] for i in ids]
+    starts = list(accumulate((len(text) for text in texts), initial=0))[:-1]
+    return find_breaks([(0, "".join(texts))], starts)

@@ -56,7 +56,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class TeacherPrediction:
     """Of each token of an answer: `log_probs`, [tokens, vocab], float16, and the `likeliest`."""
 
     log_probs: torch.Tensor
@@ -68,10 +68,10 @@ class Teacher:
 
     def __init__(self, model: CausalModel, prefix: Prefix) -> None:
         self.model, self.prefix = model, prefix
-        self._known: dict[ConversionText, Prediction] = {}
+        self._known: dict[ConversionText, TeacherPrediction] = {}
 
     @torch.no_grad()
-    def predictions(self, texts: Sequence[ConversionText]) -> list[Prediction]:
+    def predictions(self, texts: Sequence[ConversionText]) -> list[TeacherPrediction]:
         """The predictions for the answers of `texts`."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
@@ -80,7 +80,7 @@ class Teacher:
             for text, logits in zip(new, found, strict=True):
                 # copies, because views would keep all logits in memory
                 log_probs = logits.log_softmax(-1).half()
-                self._known[text] = Prediction(log_probs, logits.argmax(-1))
+                self._known[text] = TeacherPrediction(log_probs, logits.argmax(-1))
         return [self._known[text] for text in texts]
 
 
@@ -150,7 +150,7 @@ def _examples(texts: Sequence[ConversionText]) -> list[TrainingExample]:
     return [TrainingExample(text.ids, text.num_prompt) for text in texts]
 
 
-def _kl(wanted: Prediction, ours: torch.Tensor) -> torch.Tensor:
+def _kl(wanted: TeacherPrediction, ours: torch.Tensor) -> torch.Tensor:
     """The divergence of the distributions at each token: [tokens]."""
     target = wanted.log_probs.to(ours.dtype)
     return F.kl_div(ours.log_softmax(-1), target, reduction="none", log_target=True).sum(-1)

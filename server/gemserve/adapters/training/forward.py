@@ -25,7 +25,7 @@ from gemserve_kernels import Partial, merge, select_backend
 from gemserve_kernels.attention import reference_attention
 
 TRAINING_ATTENTION = "gemserve-training"
-Record = Callable[[int, torch.Tensor, Partial, Partial], None]
+RecordAttention = Callable[[int, torch.Tensor, Partial, Partial], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def packed_logits(
     layout: Layout,
     *,
     wanted: torch.Tensor | None = None,
-    record: Record | None = None,
+    record: RecordAttention | None = None,
 ) -> torch.Tensor:
     """Logits of a packed row `ids`, [tokens], at the indices `wanted`: [wanted, vocab].
 
@@ -99,7 +99,10 @@ def packed_logits(
 
 
 def logits_with_gradients(
-    base: CausalModel, adapter: Adapter, input_ids: torch.Tensor, record: Record | None = None
+    base: CausalModel,
+    adapter: Adapter,
+    input_ids: torch.Tensor,
+    record: RecordAttention | None = None,
 ) -> torch.Tensor:
     """Logits of every token of sequences of one length: [batch, tokens, vocab].
 
@@ -140,7 +143,7 @@ def training_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    record: Record | None = None,
+    record: RecordAttention | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of each sequence, with the adapter's part, all differentiable.

@@ -51,9 +51,8 @@ class BodyLimit:
 
         try:
             await self._app(scope, reading.receive, send_unless_refused)
-        except Exception:
-            if reading.refusal is None:
-                raise
+        except _Refused:
+            pass  # answered below
         finally:
             reading.held.release()
         if reading.refusal is not None:

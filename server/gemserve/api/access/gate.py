@@ -9,7 +9,7 @@ from importlib.resources import files
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gemserve.api.access.keys import Keys
-from gemserve.api.access.quota import Place, Quota
+from gemserve.api.access.quota import Quota, QuotaPlace
 from gemserve.api.error_replies import error_response
 from gemserve.errors import InvalidKey, QuotaExceeded
 
@@ -30,7 +30,7 @@ class Gate:
 
     A POST counts as running until its reply has ended, however it ends, or until the work has ended
     that a route hands its place to. `on_refusal` is called with
-    the code of every refusal. Routes find the `Caller` and its `Place` in the request's state.
+    the code of every refusal. Routes find the `Caller` and its `QuotaPlace` in the request's state.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Gate:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        place: Place | None = None
+        place: QuotaPlace | None = None
         try:
             caller = self._keys.identify(scope["headers"])
             if scope["method"] == "POST":
-                place = Place(self._quota, caller.key)
+                place = QuotaPlace(self._quota, caller.key)
         except (InvalidKey, QuotaExceeded) as error:
             self._on_refusal(error.code)
             await error_response(error)(scope, receive, send)

@@ -119,7 +119,7 @@ class Quota:
         assert use.running >= 0
 
 
-class Place:
+class QuotaPlace:
     """What one request takes of its key's quota."""
 
     def __init__(self, quota: Quota, key: bytes) -> None:
@@ -136,7 +136,7 @@ class Place:
         """Count tokens that the request has used, also after it has left."""
         self._quota.charge(self._key, tokens)
 
-    def hand_over(self) -> Place:
+    def hand_over(self) -> QuotaPlace:
         """Give all that it takes to a new place, for work that goes on after the reply."""
         taker = copy(self)
         self._choices = 0
@@ -151,7 +151,7 @@ class Place:
 class TokenCharges:
     """Charges the tokens of one choice's answer to its key, when the answer has ended."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: QuotaPlace) -> None:
         self._place, self._count = place, 0
 
     def see(self, event: Event) -> None:
@@ -167,7 +167,7 @@ class TokenCharges:
 class LeavesAtEnd:
     """Leaves a place when the work that holds it has ended."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: QuotaPlace) -> None:
         self._place = place
 
     def see(self, event: Event) -> None:

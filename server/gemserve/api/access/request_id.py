@@ -30,20 +30,23 @@ _ACCEPTABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _POLLED = frozenset({"/health", "/ready", "/metrics"})
 
 
-def _ignore(status: int) -> None:
-    pass
-
-
 class RequestId:
     """Gives every request an id: the client's `X-Request-Id` if it is short and printable.
 
     It also logs and answers unexpected exceptions, so that their replies have an id too.
-    `on_reply` is called with the status of every reply that has ended.
+    `on_reply` is called with the status of every reply that has ended, and `on_error` for every
+    such exception.
     """
 
-    def __init__(self, app: ASGIApp, on_reply: Callable[[int], None] = _ignore) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_reply: Callable[[int], None],
+        on_error: Callable[[], None],
+    ) -> None:
         self._app = app
         self._on_reply = on_reply
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,6 +71,7 @@ class RequestId:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:
+            self._on_error()
             if status:
                 raise
             log.exception("request %s", request_id.decode())

@@ -11,7 +11,7 @@ from pydantic import Field
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.chat_form import plain_message
-from gemserve.api.requests.document_reference import StoredDocument
+from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, refuse_others
 from gemserve.errors import RequestError
 
@@ -36,7 +36,7 @@ class TextBlock(Block):
 
 class FileSource(HistoryItem):
     type: Literal["file"]
-    file_id: StoredDocument
+    file_id: DocumentReference
 
 
 class DocumentBlock(Block):

@@ -74,7 +74,7 @@ class CountedBody(FilteringBody):
         }
 
 
-class MessagesBody(CountedBody):
+class AnthropicBody(CountedBody):
     max_tokens: Count
     stop_sequences: (
         Annotated[

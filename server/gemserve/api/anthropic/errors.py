@@ -11,7 +11,7 @@ from typing_extensions import TypedDict  # typing's tells pydantic too little be
 
 PATH = "/v1/messages"
 _MOST_TEXT = 200
-MessageErrorKind = Literal[
+AnthropicErrorKind = Literal[
     "invalid_request_error",
     "authentication_error",
     "permission_error",
@@ -21,7 +21,7 @@ MessageErrorKind = Literal[
     "api_error",
     "overloaded_error",
 ]
-_KINDS: dict[int, MessageErrorKind] = {
+_KINDS: dict[int, AnthropicErrorKind] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -30,21 +30,21 @@ _KINDS: dict[int, MessageErrorKind] = {
 }
 
 
-class MessageErrorDetail(TypedDict):
-    type: MessageErrorKind
+class AnthropicErrorDetail(TypedDict):
+    type: AnthropicErrorKind
     message: str
 
 
-class MessageError(TypedDict):
+class AnthropicError(TypedDict):
     type: Literal["error"]
-    error: MessageErrorDetail
+    error: AnthropicErrorDetail
     request_id: str
 
 
-def message_error(
+def anthropic_error(
     message: str, *, status: int, request_id: str, is_overloaded: bool = False
-) -> MessageError:
-    kind: MessageErrorKind = "api_error" if status >= 500 else "invalid_request_error"
+) -> AnthropicError:
+    kind: AnthropicErrorKind = "api_error" if status >= 500 else "invalid_request_error"
     kind = "overloaded_error" if is_overloaded else _KINDS.get(status, kind)
     return {
         "type": "error",
@@ -53,7 +53,7 @@ def message_error(
     }
 
 
-class MessageErrors:
+class AnthropicErrors:
     """ASGI middleware: writes what every part of the API says about errors in Anthropic's form.
 
     It also sends the request's id under Anthropic's name. The middleware that gives ids is inside.
@@ -107,7 +107,7 @@ def _rewritten(start: Message, body: bytes) -> JSONResponse:
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]
     }
-    content = message_error(
+    content = anthropic_error(
         message,
         status=start["status"],
         request_id=headers.get("request-id", ""),

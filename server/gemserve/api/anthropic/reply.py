@@ -13,8 +13,8 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from gemserve.api.access.request_id import new_id
-from gemserve.api.anthropic.body import MessagesBody
-from gemserve.api.anthropic.errors import message_error
+from gemserve.api.anthropic.body import AnthropicBody
+from gemserve.api.anthropic.errors import anthropic_error
 from gemserve.api.anthropic.reply_types import (
     AnyEvent,
     ContentBlock,
@@ -22,7 +22,7 @@ from gemserve.api.anthropic.reply_types import (
     MessageUsage,
     StopReason,
 )
-from gemserve.api.replies.answer_parts import AnswerParts, Change, Part
+from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import (
     ABORTED,
@@ -44,16 +44,17 @@ from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
 _PING = named_event({"type": "ping"})
 
 
-async def messages_reply(
-    body: MessagesBody, reader: EventReader, rules: ToolCallRules | None, request_id: str
+async def anthropic_reply(
+    body: AnthropicBody, reader: EventReader, rules: ToolCallRules | None, request_id: str
 ) -> Response:
-    answer = _Answer(body, rules)
+    answer = _MessageInProgress(body, rules)
     if body.stream:
         progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
         return await event_stream_with(
             _events(reader, answer, request_id, progress),
             answer.headers,
             lambda: _failure_event(NOT_BUILT, request_id),
+            reader.count_unbuilt,
         )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
@@ -62,17 +63,17 @@ async def messages_reply(
     return JSONResponse(answer.message, headers=answer.headers())
 
 
-class _Answer:
+class _MessageInProgress:
     """What is known of a message so far."""
 
-    def __init__(self, body: MessagesBody, rules: ToolCallRules | None) -> None:
+    def __init__(self, body: AnthropicBody, rules: ToolCallRules | None) -> None:
         self.report: FilterReport | None = None
         self.finished: Finished | None = None
         self._id = new_id("msg").replace("-", "_")
         self._model = body.model
         self._parts = AnswerParts(rules)
 
-    def add(self, event: Event) -> list[Change]:
+    def add(self, event: Event) -> list[AnswerChange]:
         """Take an event; return what it changes of the content."""
         if isinstance(event, TextDelta):
             return self._parts.push(event)
@@ -132,7 +133,10 @@ class _Answer:
 
 
 async def _events(
-    reader: EventReader, answer: _Answer, request_id: str, progress: ProgressReader | None
+    reader: EventReader,
+    answer: _MessageInProgress,
+    request_id: str,
+    progress: ProgressReader | None,
 ) -> AsyncGenerator[str]:
     """Server-sent events. The last one is message_stop or error."""
     find_pause_s = None if progress is None else progress.find_pause_s
@@ -155,7 +159,7 @@ async def _events(
 
 def _failure_event(finished: Finished, request_id: str) -> str:
     message = failure_body(finished)["error"]["message"]
-    return named_event(message_error(message, status=500, request_id=request_id))
+    return named_event(anthropic_error(message, status=500, request_id=request_id))
 
 
 def _in_pause(progress: ProgressReader | None) -> str:
@@ -169,7 +173,9 @@ def _in_pause(progress: ProgressReader | None) -> str:
     return "" if extras is None else named_event({"type": "ping", **extras})
 
 
-def _written(event: Event, changes: list[Change], answer: _Answer) -> Iterator[AnyEvent]:
+def _written(
+    event: Event, changes: list[AnswerChange], answer: _MessageInProgress
+) -> Iterator[AnyEvent]:
     """What an event of the engine means to the client."""
     if isinstance(event, Filtered):
         yield {"type": "message_start", "message": answer.message}
@@ -184,7 +190,7 @@ def _written(event: Event, changes: list[Change], answer: _Answer) -> Iterator[A
         yield {"type": "message_stop"}
 
 
-def _of_change(change: Change) -> AnyEvent:
+def _of_change(change: AnswerChange) -> AnyEvent:
     index = change.part.index
     if change.kind == "opened":
         return {

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gemserve.api.anthropic.errors import MessageError
+from gemserve.api.anthropic.errors import AnthropicError
 from gemserve.api.replies.reply_types import FilterObject, NonNegative, ProgressObject
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -116,5 +116,5 @@ AnyEvent = (
     | BlockStop
     | MessageDelta
     | MessageStop
-    | MessageError
+    | AnthropicError
 )

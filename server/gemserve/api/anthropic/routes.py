@@ -8,9 +8,9 @@ from fastapi import Request, Response
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.anthropic import reply_types as message_types
-from gemserve.api.anthropic.body import CountedBody, MessagesBody
-from gemserve.api.anthropic.errors import MessageError
-from gemserve.api.anthropic.reply import messages_reply
+from gemserve.api.anthropic.body import AnthropicBody, CountedBody
+from gemserve.api.anthropic.errors import AnthropicError
+from gemserve.api.anthropic.reply import anthropic_reply
 from gemserve.api.documents.finder import Finder
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
@@ -22,23 +22,23 @@ from gemserve.api.routes.submission import Submitter, read_body
 
 ANSWER = Operation(
     summary="Answer messages, in Anthropic's form",
-    body=MessagesBody,
+    body=AnthropicBody,
     example={"messages": EXAMPLE_MESSAGES, "max_tokens": 32},
     reply=message_types.Message,
     event=message_types.AnyEvent,
-    error=MessageError,
-    unavailable=MessageError,
+    error=AnthropicError,
+    unavailable=AnthropicError,
 )
 COUNT = Operation(
     summary="Count the tokens of messages, in Anthropic's form",
     body=CountedBody,
     example={"messages": EXAMPLE_MESSAGES},
     reply=message_types.TokenCount,
-    error=MessageError,
+    error=AnthropicError,
 )
 
 
-def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelNames) -> Routes:
+def anthropic_routes(submitter: Submitter, builder: RequestBuilder, models: ModelNames) -> Routes:
     routes = Routes()
 
     def parse(raw: bytes, finder: Finder) -> CountedBody:
@@ -50,9 +50,9 @@ def message_routes(submitter: Submitter, builder: RequestBuilder, models: ModelN
 
     @routes.add("POST", "/v1/messages", ANSWER)
     async def post_message(http: Request) -> Response:
-        submission = await submitter.submit(http, MessagesBody, builder.build_as_chat)
+        submission = await submitter.submit(http, AnthropicBody, builder.build_as_chat)
         rules = chat_call_rules(submission.body.form.chat)
-        return await messages_reply(submission.body, submission.reader, rules, request_id_of(http))
+        return await anthropic_reply(submission.body, submission.reader, rules, request_id_of(http))
 
     @routes.add("POST", "/v1/messages/count_tokens", COUNT)
     async def post_count(http: Request) -> message_types.TokenCount:

@@ -207,9 +207,11 @@ def cleaned(raw: str) -> str:
 
 def _can_decrypt(reader: Any) -> bool:
     """Whether the file opens without a password, as one does that only forbids printing."""
+    from pypdf.errors import DependencyError
+
     try:
         return bool(reader.decrypt(""))
-    except Exception:  # an algorithm for which no library is there
+    except (DependencyError, NotImplementedError):  # an algorithm that is not installed or known
         return False
 
 

@@ -17,6 +17,8 @@ from typing import Literal
 from gemserve.config import ServerConfig
 from gemserve.errors import DocumentNotFound, RequestError
 
+# For questions one after the other. Who wants a document for longer says so in `ttl`.
+DEFAULT_TTL_S = 3600
 ID_PATTERN = "^doc-[0-9a-f]{32}$"
 Status = Literal["warming", "ready", "failed"]
 
@@ -102,7 +104,9 @@ class DocumentStore:
         return int(self._clock())
 
     def ttl_s(self, wish: Wish) -> int:
-        return self._config.document_ttl_s if wish.ttl_s is None else wish.ttl_s
+        """How long the document stays. `check` refuses wishes that are too long."""
+        default = min(DEFAULT_TTL_S, self._config.max_document_ttl_s)
+        return default if wish.ttl_s is None else wish.ttl_s
 
     def check(self, tenant: bytes, wish: Wish) -> None:
         """Raise `RequestError` if a limit forbids to store this."""

@@ -55,7 +55,7 @@ class ResponseStreamOptions(Body):
     include_progress: bool | None = None
 
 
-class ResponsesBody(SamplingBody):
+class OpenAIResponsesBody(SamplingBody):
     input: TextOr[Annotated[list[Item], Field(min_length=1, fail_fast=True)]]
     instructions: str | None = None
     max_output_tokens: Count | None = None

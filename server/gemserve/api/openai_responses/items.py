@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
-from gemserve.api.requests.document_reference import StoredDocument
+from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, by_type, refuse_others
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -42,7 +42,7 @@ class InputFile(HistoryItem):
     """A stored document in place of its text. `filename` has no effect."""
 
     type: Literal["input_file"]
-    file_id: StoredDocument
+    file_id: DocumentReference
     filename: str | None = None
 
     @property

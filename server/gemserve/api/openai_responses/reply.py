@@ -8,25 +8,28 @@ from itertools import count
 
 from fastapi import Response as HttpResponse
 
-from gemserve.api.openai_responses.body import ResponsesBody
+from gemserve.api.openai_responses.body import OpenAIResponsesBody
 from gemserve.api.openai_responses.reply_types import AnyEvent, CallPlace, Place
-from gemserve.api.openai_responses.response_object import Answer
-from gemserve.api.replies.answer_parts import Change, Part
+from gemserve.api.openai_responses.response_object import ResponseInProgress
+from gemserve.api.replies.answer_parts import AnswerChange, Part
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
 from gemserve.api.replies.large_replies import json_reply
-from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.server_sent_events import KEEP_ALIVE, event_stream_with, named_event
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import Event, Filtered, Finished, TextDelta
 
 
-async def responses_reply(
-    body: ResponsesBody, reader: EventReader, rules: ToolCallRules | None, vocabulary: Vocabulary
+async def openai_responses_reply(
+    body: OpenAIResponsesBody,
+    reader: EventReader,
+    rules: ToolCallRules | None,
+    vocabulary: TokenTexts,
 ) -> HttpResponse:
     (stream,) = reader.streams
-    answer = Answer(body, stream.request.sampling, rules, vocabulary)
+    answer = ResponseInProgress(body, stream.request.sampling, rules, vocabulary)
     if body.stream:
         numbers = count()
         progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
@@ -34,6 +37,7 @@ async def responses_reply(
             _events(reader, answer, numbers, progress),
             answer.headers,
             lambda: named_event(_failed(answer, NOT_BUILT, numbers)),
+            reader.count_unbuilt,
         )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
@@ -43,7 +47,10 @@ async def responses_reply(
 
 
 async def _events(
-    reader: EventReader, answer: Answer, numbers: Iterator[int], progress: ProgressReader | None
+    reader: EventReader,
+    answer: ResponseInProgress,
+    numbers: Iterator[int],
+    progress: ProgressReader | None,
 ) -> AsyncGenerator[str]:
     """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed.
 
@@ -87,7 +94,7 @@ async def _events(
 
 
 def _written(
-    event: Event, changes: list[Change], answer: Answer, numbers: Iterator[int]
+    event: Event, changes: list[AnswerChange], answer: ResponseInProgress, numbers: Iterator[int]
 ) -> Iterator[AnyEvent]:
     """What an event of the engine means to the client."""
     if isinstance(event, Finished) and is_failure(event):
@@ -114,7 +121,7 @@ def _written(
         }
 
 
-def _failed(answer: Answer, finished: Finished, numbers: Iterator[int]) -> AnyEvent:
+def _failed(answer: ResponseInProgress, finished: Finished, numbers: Iterator[int]) -> AnyEvent:
     return {
         "type": "response.failed",
         "sequence_number": next(numbers),
@@ -122,7 +129,7 @@ def _failed(answer: Answer, finished: Finished, numbers: Iterator[int]) -> AnyEv
     }
 
 
-def _opened(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+def _opened(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> Iterator[AnyEvent]:
     yield {
         "type": "response.output_item.added",
         "sequence_number": next(numbers),
@@ -138,7 +145,7 @@ def _opened(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyE
         }
 
 
-def _grown(change: Change, answer: Answer, numbers: Iterator[int]) -> AnyEvent:
+def _grown(change: AnswerChange, answer: ResponseInProgress, numbers: Iterator[int]) -> AnyEvent:
     if change.part.is_call:
         return {
             "type": "response.function_call_arguments.delta",
@@ -155,7 +162,7 @@ def _grown(change: Change, answer: Answer, numbers: Iterator[int]) -> AnyEvent:
     }
 
 
-def _closed(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyEvent]:
+def _closed(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> Iterator[AnyEvent]:
     if part.is_call:
         yield {
             "type": "response.function_call_arguments.done",
@@ -187,9 +194,9 @@ def _closed(part: Part, answer: Answer, numbers: Iterator[int]) -> Iterator[AnyE
     }
 
 
-def _place(part: Part, answer: Answer) -> Place:
+def _place(part: Part, answer: ResponseInProgress) -> Place:
     return {**_call_place(part, answer), "content_index": 0}
 
 
-def _call_place(part: Part, answer: Answer) -> CallPlace:
+def _call_place(part: Part, answer: ResponseInProgress) -> CallPlace:
     return {"item_id": answer.item_id(part), "output_index": part.index}

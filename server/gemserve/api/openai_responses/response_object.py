@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from gemserve.api.access.request_id import new_id
-from gemserve.api.openai_responses.body import ResponsesBody
+from gemserve.api.openai_responses.body import OpenAIResponsesBody
 from gemserve.api.openai_responses.reply_types import (
     EchoedTool,
     OutputItem,
@@ -15,9 +15,9 @@ from gemserve.api.openai_responses.reply_types import (
     ResponseUsage,
     Status,
 )
-from gemserve.api.replies.answer_parts import AnswerParts, Change, Part
+from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
 from gemserve.api.replies.failures import failure_body
-from gemserve.api.replies.logprobs import Vocabulary, chat_logprobs
+from gemserve.api.replies.logprobs import TokenTexts, chat_logprobs
 from gemserve.api.replies.reply_types import ScoredToken
 from gemserve.api.replies.token_counts import (
     cached_tokens_of,
@@ -36,15 +36,15 @@ from gemserve.types import (
 )
 
 
-class Answer:
+class ResponseInProgress:
     """What is known of a response so far."""
 
     def __init__(
         self,
-        body: ResponsesBody,
+        body: OpenAIResponsesBody,
         sampling: SamplingParams,
         rules: ToolCallRules | None,
-        vocabulary: Vocabulary,
+        vocabulary: TokenTexts,
     ) -> None:
         self.id = new_id("resp")
         self.report: FilterReport | None = None
@@ -54,9 +54,9 @@ class Answer:
         self._item_ids: list[str] = []
         self._created_s = int(time.time())
 
-    def add(self, event: Event) -> list[Change]:
+    def add(self, event: Event) -> list[AnswerChange]:
         """Take an event; return what it changes of the output."""
-        changes: list[Change] = []
+        changes: list[AnswerChange] = []
         if isinstance(event, Filtered):
             self.report = event.report
         elif isinstance(event, TextDelta):
@@ -183,18 +183,18 @@ class Answer:
         return "incomplete" if is_last and self._is_cut else "completed"
 
 
-def _format_of(body: ResponsesBody) -> dict[str, object]:
+def _format_of(body: OpenAIResponsesBody) -> dict[str, object]:
     if body.format is None:
         return {"type": "text"}
     return body.format.model_dump(by_alias=True)
 
 
-def _choice_of(body: ResponsesBody) -> str | dict[str, object]:
+def _choice_of(body: OpenAIResponsesBody) -> str | dict[str, object]:
     choice = body.tool_choice or "auto"
     return choice if isinstance(choice, str) else choice.model_dump()
 
 
-def _tools_of(body: ResponsesBody) -> list[EchoedTool]:
+def _tools_of(body: OpenAIResponsesBody) -> list[EchoedTool]:
     return [
         {
             "type": "function",

@@ -6,9 +6,9 @@ from fastapi import Request, Response
 
 from gemserve.api.error_replies import Error
 from gemserve.api.openai_responses import reply_types as response_types
-from gemserve.api.openai_responses.body import ResponsesBody
-from gemserve.api.openai_responses.reply import responses_reply
-from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.openai_responses.body import OpenAIResponsesBody
+from gemserve.api.openai_responses.reply import openai_responses_reply
+from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
@@ -16,8 +16,8 @@ from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter
 
 RESPOND = Operation(
-    summary="Answer, as a response",
-    body=ResponsesBody,
+    summary="ResponseInProgress, as a response",
+    body=OpenAIResponsesBody,
     example={"input": EXAMPLE_MESSAGES, "max_output_tokens": 32},
     reply=response_types.Response,
     event=response_types.AnyEvent,
@@ -25,14 +25,14 @@ RESPOND = Operation(
 )
 
 
-def response_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
+def openai_responses_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     routes = Routes()
-    vocabulary = Vocabulary(builder.tokenizer)
+    vocabulary = TokenTexts(builder.tokenizer)
 
     @routes.add("POST", "/v1/responses", RESPOND)
     async def post_response(http: Request) -> Response:
-        submission = await submitter.submit(http, ResponsesBody, builder.build_as_chat)
+        submission = await submitter.submit(http, OpenAIResponsesBody, builder.build_as_chat)
         rules = chat_call_rules(submission.body.form.chat)
-        return await responses_reply(submission.body, submission.reader, rules, vocabulary)
+        return await openai_responses_reply(submission.body, submission.reader, rules, vocabulary)
 
     return routes

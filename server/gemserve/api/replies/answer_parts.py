@@ -31,7 +31,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AnswerChange:
     """What happens to a part. `text` and `logprobs` are what it grows by."""
 
     kind: Literal["opened", "grown", "closed"]
@@ -54,14 +54,14 @@ class AnswerParts:
     def has_calls(self) -> bool:
         return any(part.is_call for part in self.parts)
 
-    def push(self, delta: TextDelta) -> list[Change]:
+    def push(self, delta: TextDelta) -> list[AnswerChange]:
         """Take more text; return what is now final, which may be nothing."""
         self._scored += delta.logprobs
         if self._reader is None:
             return list(self._add({"content": delta.text}))
         return list(self._add(self._reader.push(delta.text)))
 
-    def finish(self, *, has_text: bool = False) -> list[Change]:
+    def finish(self, *, has_text: bool = False) -> list[AnswerChange]:
         """The rest. With `has_text` an answer that says nothing has an empty text, too."""
         changes = [] if self._reader is None else list(self._add(self._reader.finish()))
         is_forced = self._rules is not None and self._rules.is_forced
@@ -71,10 +71,10 @@ class AnswerParts:
             last = self.parts[-1]
             if not last.is_call:
                 last.logprobs += self._scored
-            changes.append(Change("closed", last))
+            changes.append(AnswerChange("closed", last))
         return changes
 
-    def _add(self, delta: Delta) -> Iterator[Change]:
+    def _add(self, delta: Delta) -> Iterator[AnswerChange]:
         text = delta.get("content")
         if text:
             if not self.parts or self.parts[-1].is_call:
@@ -85,7 +85,7 @@ class AnswerParts:
         for call in delta.get("tool_calls", ()):
             yield from self._add_call(call)
 
-    def _add_call(self, call: CallPart) -> Iterator[Change]:
+    def _add_call(self, call: CallPart) -> Iterator[AnswerChange]:
         """A part of a call. Calls come one after the other."""
         if "id" in call:
             name = call["function"]["name"]
@@ -93,12 +93,12 @@ class AnswerParts:
         if arguments := call["function"]["arguments"]:
             yield self._grow(arguments)
 
-    def _open(self, part: Part) -> Iterator[Change]:
+    def _open(self, part: Part) -> Iterator[AnswerChange]:
         if self.parts:
-            yield Change("closed", self.parts[-1])
+            yield AnswerChange("closed", self.parts[-1])
         self.parts.append(part)
-        yield Change("opened", part)
+        yield AnswerChange("opened", part)
 
-    def _grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Change:
+    def _grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> AnswerChange:
         self.parts[-1].text += text
-        return Change("grown", self.parts[-1], text, logprobs)
+        return AnswerChange("grown", self.parts[-1], text, logprobs)

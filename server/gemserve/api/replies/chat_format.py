@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gemserve.api.replies.choice import Choice, attention_of
 from gemserve.api.replies.failures import finish_reason
-from gemserve.api.replies.logprobs import Vocabulary, chat_logprobs
+from gemserve.api.replies.logprobs import TokenTexts, chat_logprobs
 from gemserve.api.replies.reply_types import (
     Chat,
     ChatChoice,
@@ -28,7 +28,7 @@ class ChatFormat:
 
     id_prefix = "chatcmpl"
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenTexts) -> None:
         self._vocabulary = vocabulary
 
     def reply(

@@ -70,6 +70,7 @@ async def choices_reply(
         reply.chunks(options, progress),
         reply.headers,
         lambda: data_event(failure_body(NOT_BUILT)) + DONE,
+        reader.count_unbuilt,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gemserve.api.replies.choice import Choice, attention_of
 from gemserve.api.replies.failures import finish_reason
-from gemserve.api.replies.logprobs import CompletionLogprobWriter, Vocabulary
+from gemserve.api.replies.logprobs import CompletionLogprobWriter, TokenTexts
 from gemserve.api.replies.reply_types import (
     ChunkExtras,
     Completion,
@@ -26,7 +26,7 @@ class CompletionFormat:
 
     id_prefix = "cmpl"
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenTexts) -> None:
         self._vocabulary = vocabulary
         self._writers: dict[int, CompletionLogprobWriter] = {}  # by a choice's index
 

@@ -53,12 +53,17 @@ class EventReader:
         *,
         keep_alive_s: float,
         timeout_s: float,
+        count_unbuilt: Callable[[], None],
     ) -> None:
-        """`timeout_s`: after so long the streams that have not ended fail."""
+        """`timeout_s`: after so long the streams that have not ended fail.
+
+        `count_unbuilt`: for whoever cannot build a reply from what is read here.
+        """
         self.streams = streams
         self._http = http
         self._observers = observers
         self.keep_alive_s = keep_alive_s
+        self.count_unbuilt = count_unbuilt
         self._timeout_s = timeout_s
         self._is_overdue = False
 

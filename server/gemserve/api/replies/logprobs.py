@@ -11,7 +11,7 @@ from gemserve.api.replies.reply_types import ChatLogprobs, CompletionLogprobs, T
 from gemserve.types import TokenLogprob
 
 
-class Vocabulary:
+class TokenTexts:
     """The bytes and texts of a tokenizer's tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -68,7 +68,7 @@ class CompletionLogprobWriter:
     Offsets are counted in characters.
     """
 
-    def __init__(self, vocabulary: Vocabulary, echo: str = "") -> None:
+    def __init__(self, vocabulary: TokenTexts, echo: str = "") -> None:
         self._vocabulary = vocabulary
         self._echo = echo
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -98,7 +98,7 @@ class CompletionLogprobWriter:
         }
 
 
-def chat_logprobs(vocabulary: Vocabulary, scored: Sequence[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(vocabulary: TokenTexts, scored: Sequence[TokenLogprob]) -> ChatLogprobs:
     """A `logprobs` object of /v1/chat/completions."""
 
     def entry(token: int, logprob: float) -> Token:

@@ -131,11 +131,11 @@ class ChunkExtras(ProgressExtras):
     filter: NotRequired[FilterObject]
 
 
-class Chunk(ReplyHead, ChunkExtras):
+class ReplyChunk(ReplyHead, ChunkExtras):
     pass
 
 
-class CompletionChunk(Chunk):
+class CompletionChunk(ReplyChunk):
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionPart], Field(max_length=1)]
 
@@ -214,7 +214,7 @@ class ChatPart(AttentionExtras):
     finish_reason: ChatFinishReason | None
 
 
-class ChatChunk(Chunk):
+class ChatChunk(ReplyChunk):
     object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatPart], Field(max_length=1)]
 

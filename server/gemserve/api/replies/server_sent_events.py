@@ -44,13 +44,14 @@ async def event_stream_with(
     events: AsyncGenerator[str],
     headers: Callable[[], Mapping[str, str]],
     failure: Callable[[], str],
+    count_failure: Callable[[], None],
 ) -> StreamingResponse:
     """A stream whose headers go out with its first event, and say what is known by then.
 
     Nothing comes later than otherwise: a keep-alive comment is an event, too. `failure`: the last
-    event, if another cannot be built.
+    event, if another cannot be built, which is logged and counted.
     """
-    events = _until_failure(events, failure)
+    events = _until_failure(events, failure, count_failure)
     try:
         first = await anext(events)
         return event_stream(_resumed(first, events), headers())
@@ -67,7 +68,7 @@ async def _resumed(first: str, events: AsyncGenerator[str]) -> AsyncIterator[str
 
 
 async def _until_failure(
-    events: AsyncGenerator[str], failure: Callable[[], str]
+    events: AsyncGenerator[str], failure: Callable[[], str], count_failure: Callable[[], None]
 ) -> AsyncGenerator[str]:
     """Without this, a stream would end as if its connection had broken."""
     async with aclosing(events):
@@ -76,4 +77,5 @@ async def _until_failure(
                 yield event
         except Exception:
             log.exception("request %s: its reply could not be built", current_request_id.get())
+            count_failure()
             yield failure()

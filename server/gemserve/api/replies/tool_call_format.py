@@ -7,7 +7,7 @@ from collections import defaultdict
 from gemserve.api.replies.chat_format import ChatFormat
 from gemserve.api.replies.choice import Choice, attention_of
 from gemserve.api.replies.failures import finish_reason
-from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.reply_types import ChatChoice, ChatMessage, ChatPart
 from gemserve.api.replies.tool_call_reader import ToolCallReader
 from gemserve.api.requests.tool_choice import ToolCallRules
@@ -20,7 +20,7 @@ class ToolCallFormat(ChatFormat):
     Log-probabilities are those of the tokens as they were generated.
     """
 
-    def __init__(self, vocabulary: Vocabulary, rules: ToolCallRules) -> None:
+    def __init__(self, vocabulary: TokenTexts, rules: ToolCallRules) -> None:
         super().__init__(vocabulary)
         self._readers: defaultdict[int, ToolCallReader] = defaultdict(lambda: ToolCallReader(rules))
 

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError, from_json
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import Body, GenerationBody, NumTop, TextOr
 from gemserve.api.requests.chat_fields_without_effect import ChatFieldsWithoutEffect
-from gemserve.api.requests.document_reference import StoredDocument
+from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.integers import Count, Natural
 from gemserve.api.requests.template_variables import TemplateVariables
 
@@ -56,7 +56,7 @@ class RefusalPart(Body):
 class FileReference(Body):
     """`filename` has no effect."""
 
-    file_id: StoredDocument
+    file_id: DocumentReference
     filename: str | None = None
 
 

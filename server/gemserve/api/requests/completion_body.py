@@ -1,33 +1,61 @@
-"""Request body of /v1/completions."""
+"""Request body of /v1/completions, and its prompts behind the stored document that it names."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field, WithJsonSchema
 
+from gemserve.api.documents.finder import check_chars
+from gemserve.api.documents.store import Document
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import MAX_CHOICES, GenerationBody, NumChoices, NumTop
-from gemserve.api.requests.document_reference import StoredDocument
+from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.integers import Count, TokenIds
+from gemserve.errors import RequestError
 
-Prompt = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
-Prompts = Annotated[
+PromptField = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
+PromptsField = Annotated[
     str
     | TokenIds
     | Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
     | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)],
     WithJsonSchema(field_schemas.prompts(MAX_CHOICES)),
 ]
+BETWEEN = "\n\n"  # between a document and the prompt
+PlainPrompt = str | list[int]
 
 
 class CompletionBody(GenerationBody):
     """`document`: its text and an empty line stand in front of each prompt."""
 
-    prompt: Prompts
-    document: StoredDocument | None = None
+    prompt: PromptsField
+    document: DocumentReference | None = None
     max_tokens: Count | None = None
     echo: bool | None = None
     best_of: NumChoices | None = None
     logprobs: NumTop | None = None
     suffix: None = None
+
+
+def prompt_list(body: CompletionBody) -> list[PlainPrompt]:
+    """One prompt or several prompts, as a list. Raises `RequestError`."""
+    given = body.prompt
+    if isinstance(given, str) or not given or isinstance(given[0], int):
+        prompts = [cast(PlainPrompt, given)]
+    else:
+        prompts = cast(list[PlainPrompt], given)
+    if body.document is not None:
+        check_chars(len(prompts) * len(body.document.text))
+    return [behind_document(prompt, body.document) for prompt in prompts]
+
+
+def behind_document(prompt: PlainPrompt, document: Document | None) -> PlainPrompt:
+    """The prompt behind the document's text and an empty line. Raises `RequestError`."""
+    if document is None or not prompt:
+        return prompt
+    if not isinstance(prompt, str):
+        raise RequestError(
+            "document: only with a prompt that is a text, not with token ids", param="document"
+        )
+    return f"{document.text}{BETWEEN}{prompt}"

@@ -23,7 +23,7 @@ def _find(value: object, info: ValidationInfo) -> Document:
     return document
 
 
-StoredDocument = Annotated[
+DocumentReference = Annotated[
     Document,
     PlainValidator(
         _find,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -11,7 +12,6 @@ from pydantic_core import from_json
 from gemserve.api.documents.finder import Finder
 from gemserve.api.requests.base_bodies import MAX_CHOICES, Body
 from gemserve.api.requests.document_reference import NOT_FOUND
-from gemserve.api.requests.item_counts import check_counts
 from gemserve.errors import DocumentNotFound, RequestError, shown
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -25,6 +25,9 @@ UNSUPPORTED = (
     "web_search_options",
 )
 _MAX_PATH_CHARS = 200
+MAX_MESSAGES = 10_000
+MAX_PARTS = 20_000  # of all messages: parts of their contents, and calls
+_LISTS = ("content", "tool_calls", "output")
 
 
 def parse_body(raw: bytes, body_type: type[BodyT], finder: Finder | None = None) -> BodyT:
@@ -50,11 +53,39 @@ def validate_body(
     for name in content:  # checked first: validation would collect an error for every field
         if name not in body_type.model_fields:
             raise _unknown_field(name)
-    check_counts(content)
+    _check_counts(content)
     try:
         return body_type.model_validate(content, context=finder)
     except ValidationError as error:
         raise _validation_error(error, content) from error
+
+
+def _check_counts(body: dict[str, Any]) -> None:
+    """Raise `RequestError` for a body with too many of something. Checking each would take long."""
+    for field in ("messages", "input"):
+        messages = body.get(field)
+        if not isinstance(messages, list):
+            continue
+        _check_count(field, len(messages), "messages", MAX_MESSAGES)
+        _check_count(field, sum(map(len, _lists_in(messages))), "parts", MAX_PARTS)
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and isinstance(next(iter(prompts), None), str | list):
+        _check_count("prompt", len(prompts), "prompts", MAX_CHOICES)
+
+
+def _lists_in(items: list[Any]) -> Iterator[list[Any]]:
+    """The lists of parts in these messages or parts."""
+    for item in items:
+        for name in _LISTS if isinstance(item, dict) else ():
+            parts = item.get(name)
+            if isinstance(parts, list):
+                yield parts
+                yield from _lists_in(parts)
+
+
+def _check_count(field: str, count: int, kind: str, limit: int) -> None:
+    if count > limit:
+        raise RequestError(f"{field}: has {count} {kind}, the limit is {limit}", param=field)
 
 
 def _validation_error(error: ValidationError, body: object) -> RequestError:

@@ -9,10 +9,14 @@ from typing import Any
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.chat_form import HasForm, fields_renamed
-from gemserve.api.requests.completion_body import CompletionBody
+from gemserve.api.requests.completion_body import (
+    CompletionBody,
+    PlainPrompt,
+    behind_document,
+    prompt_list,
+)
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
 from gemserve.api.requests.long_texts import MOST_CHARS, check_tokenized_chars, count_chat_chars
-from gemserve.api.requests.plain_prompts import PlainPrompt, behind_document, prompt_list
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_format, answer_grammar
@@ -273,7 +277,7 @@ class RequestBuilder:
         limit = self.max_prompt_tokens
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
-            raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field)
+            raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field, is_least=True)
 
 
 def _check_best_of(body: CompletionBody) -> None:

@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.chat_body import Message
-from gemserve.api.requests.completion_body import Prompt
-from gemserve.api.requests.document_reference import StoredDocument
+from gemserve.api.requests.completion_body import PromptField
+from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.template_variables import TemplateVariables
 
 
@@ -23,7 +23,7 @@ class SelectionBody(FilteringBody):
             {"messages": {}, "prompt": None, "document": None},
         )
     )
-    prompt: Prompt | None = None
-    document: StoredDocument | None = None
+    prompt: PromptField | None = None
+    document: DocumentReference | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     chat_template_kwargs: TemplateVariables | None = None

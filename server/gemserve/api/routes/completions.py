@@ -8,7 +8,7 @@ from gemserve.api.error_replies import Error
 from gemserve.api.replies.chat_format import ChatFormat
 from gemserve.api.replies.choices_reply import choices_reply
 from gemserve.api.replies.completion_format import CompletionFormat
-from gemserve.api.replies.logprobs import Vocabulary
+from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.reply_types import Chat, ChatChunk, Completion, CompletionChunk
 from gemserve.api.replies.tool_call_format import ToolCallFormat
 from gemserve.api.requests.chat_body import ChatBody
@@ -39,7 +39,7 @@ CHAT = Operation(
 
 def completion_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     routes = Routes()
-    vocabulary = Vocabulary(builder.tokenizer)
+    vocabulary = TokenTexts(builder.tokenizer)
 
     @routes.add("POST", "/v1/completions", COMPLETE)
     async def post_completion(http: Request) -> Response:

@@ -71,7 +71,7 @@ def document_routes(
     submitter: Submitter, builder: RequestBuilder, store: DocumentStore, pdfs: PdfQueue
 ) -> Routes:
     routes = Routes()
-    warm_ups = WarmUps()
+    warm_ups = WarmUps(submitter.metrics.internal_errors)
     engine = submitter.engine
 
     def describe(document: Document) -> document_types.Document:

@@ -148,7 +148,12 @@ class Submitter:
                 some.append(observer)
         joined = [Observers(*some) for some in observers]
         reader = EventReader(
-            http, streams, joined, keep_alive_s=self.keep_alive_s, timeout_s=self.timeout_s
+            http,
+            streams,
+            joined,
+            keep_alive_s=self.keep_alive_s,
+            timeout_s=self.timeout_s,
+            count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
         )
         return Submission(body, requests, reader)
 

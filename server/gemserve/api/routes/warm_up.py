@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import logging
 
 from gemserve.api.documents.store import Document
+from gemserve.api.replies.event_reader import Observer
+from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.engine.stream import Stream
-from gemserve.types import Event, Filtered, Finished
+from gemserve.types import Filtered, Finished
 
+log = logging.getLogger("gemserve.api")
 _CANCELLED = "the warm-up was cancelled"
-
-
-class Observer(Protocol):
-    def see(self, event: Event) -> None: ...
-    def close(self) -> None: ...
 
 
 class WarmUps:
     """The warm-ups that are under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, errors: InternalErrors) -> None:
+        self._errors = errors
         self._tasks: set[asyncio.Task[None]] = set()  # nothing else holds on to a task
 
     def follow(self, document: Document, stream: Stream, observer: Observer) -> None:
@@ -28,7 +27,13 @@ class WarmUps:
         document.cancel = stream.cancel
         task = asyncio.create_task(_follow(document, stream, observer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._errors.count("document_warm_up")
+            log.error("a document's warm-up cannot be followed", exc_info=error)
 
 
 async def _follow(document: Document, stream: Stream, observer: Observer) -> None:

@@ -19,6 +19,7 @@ from prometheus_client import (
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.telemetry.cache_metrics import CacheCollector
+from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.engine.worker import Engine
 from gemserve.types import Event, Filtered, FilterReport, Finished, FinishReason, Request, TextDelta
 from gemserve_kernels import Backend
@@ -104,6 +105,8 @@ class Metrics:
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
         ProcessCollector(registry=self._registry)
         self._registry.register(CacheCollector(lambda: engine.cache_state))
+        self.internal_errors = InternalErrors(lambda: engine.internal_errors)
+        self._registry.register(self.internal_errors)
         self._gpu_gauges()
         info = Gauge(
             "gemserve_model_info",

@@ -59,10 +59,10 @@ class Effort:
 
 
 SHORT = Effort(lengths=(1024,), samples=2, confirms=0)
-Progress = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
-def calibrate(core: Core, effort: Effort, progress: Progress) -> CalibrationResult:
+def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> CalibrationResult:
     """Choose layer, heads and rows, and the bound of coverage.
 
     `progress` is called after every probe. An interrupt (Ctrl-C) ends the reading. If every kind of
@@ -125,7 +125,7 @@ def check_found(layers: Sequence[LayerResult], num_probes: int) -> None:
 
 
 def _observe_all(
-    core: Core, probes: Sequence[Probe], progress: Progress
+    core: Core, probes: Sequence[Probe], progress: ReportProgress
 ) -> tuple[list[ProbeObservations], bool]:
     """What every head attends to in each probe, and whether the reading was interrupted."""
     observations: list[ProbeObservations] = []

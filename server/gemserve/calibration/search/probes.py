@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.evaluation.tasks.example import Draw, Example, Maker, question_prompt
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, Maker, question_prompt
 from gemserve.evaluation.tasks.natural import NaturalKind, natural_maker
 from gemserve.evaluation.tasks.needle import multikey, multiquery
 from gemserve.prompting.prompt import Prompt
@@ -58,11 +58,11 @@ def draw_probes(
         for length in lengths
         for index in range(samples)
         for kind in PROBE_KINDS
-        for draw in [Draw(seed=seed, num_tokens=length, index=index, samples=samples)]
+        for draw in [ExampleDraw(seed=seed, num_tokens=length, index=index, samples=samples)]
     ]
 
 
-def _draw(tokenizer: Any, vocabulary: VocabularyName, kind: str, draw: Draw) -> Probe:
+def _draw(tokenizer: Any, vocabulary: VocabularyName, kind: str, draw: ExampleDraw) -> Probe:
     maker = _SYNTHETIC.get(kind) or natural_maker(vocabulary, _natural(kind))
     example = maker(tokenizer, draw)
     rng = draw.rng(f"probe {vocabulary} {kind}")

@@ -28,8 +28,8 @@ from gemserve.engine.cache.document_cache import (
 from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, hash_chain
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.cache.state import CacheState, DiskCounts
-from gemserve.engine.memory import Place, Segment
-from gemserve.engine.reuse.disk_threads import CacheThreads, Load, Save
+from gemserve.engine.memory import KVPlace, Segment
+from gemserve.engine.reuse.disk_threads import CacheThreads, FileLoad, FileSave
 from gemserve.engine.sequence.sequence import Sequence, State
 
 log = logging.getLogger("gemserve.engine")
@@ -51,7 +51,7 @@ class HostCopies(Protocol):
     def take(
         self, segments: Ids[Segment], num_units: int, start: int, count: int
     ) -> memoryview: ...
-    def put(self, place: Place, num_units: int, start: int, data: bytes | bytearray) -> None: ...
+    def put(self, place: KVPlace, num_units: int, start: int, data: bytes | bytearray) -> None: ...
 
 
 class DiskCache:
@@ -76,8 +76,8 @@ class DiskCache:
         self._identity, self._seconds_per_cost = identity, seconds_per_cost
         self._threads = CacheThreads(folder.key)
         self._bytes_per_s = folder.bytes_per_s
-        self._loads: list[Load] = []
-        self._save: Save | None = None
+        self._loads: list[FileLoad] = []
+        self._save: FileSave | None = None
         self._seen_changes = -1
         self._is_writing = True
         self._seen_s = 0.0  # when loads were last looked at, and how long none has come on
@@ -111,7 +111,7 @@ class DiskCache:
             return False
         sequence.is_loading = True
         sequence.memory.is_private |= bool(info.ids)
-        load = Load(sequence, info, num_cached // info.segment_tokens, num_links)
+        load = FileLoad(sequence, info, num_cached // info.segment_tokens, num_links)
         self._loads.append(load)
         self._threads.load(load)
         return True
@@ -167,7 +167,7 @@ class DiskCache:
         computing_s = pace * self._shape.filter_chunk(start, stop - start, layer)
         return seconds + _OVERHEAD_S < computing_s
 
-    def _go_on_loading(self, load: Load) -> None:
+    def _go_on_loading(self, load: FileLoad) -> None:
         sequence = load.sequence
         if sequence.state is not State.FILTERING:  # it was cancelled
             load.is_cancelled = True
@@ -197,7 +197,7 @@ class DiskCache:
         assert sequence.filter_layer is not None
         self._copies.put(sequence.place, filter_units(sequence.filter_layer), start, data)
 
-    def _end_load(self, load: Load, error: Exception | None) -> None:
+    def _end_load(self, load: FileLoad, error: Exception | None) -> None:
         sequence = load.sequence
         self._loads.remove(load)
         sequence.is_loading = False
@@ -241,7 +241,7 @@ class DiskCache:
             info = None if layer is None else self._new_file(document, layer)
             if info is None or not self.folder.make_room(info.num_bytes + (1 << 20)):
                 continue
-            self._save = Save(document, info)
+            self._save = FileSave(document, info)
             self._threads.save(self._save)
             self._seen_changes = -1  # there may be others
             return
@@ -274,7 +274,7 @@ class DiskCache:
             return None
         return info
 
-    def _go_on_saving(self, save: Save) -> None:
+    def _go_on_saving(self, save: FileSave) -> None:
         if save.is_over:
             self._end_save(save)
             return
@@ -296,7 +296,7 @@ class DiskCache:
         segments = [share.segment for share in document.shares]
         return self._copies.take(segments, filter_units(document.key.layer), start, count)
 
-    def _end_save(self, save: Save) -> None:
+    def _end_save(self, save: FileSave) -> None:
         self._save = None
         if isinstance(save.result, FileInfo):
             self.counts.writes += 1
@@ -305,7 +305,7 @@ class DiskCache:
             log.warning("document cache: nothing more is written to disk: %s", save.result)
             self._is_writing = False
 
-    def _cancel(self, save: Save) -> None:
+    def _cancel(self, save: FileSave) -> None:
         """Stop writing a file, and remove what there is of it."""
         with save.lock:
             save.is_cancelled = True

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from gemserve.config import ResolvedEngineConfig
 from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.reuse.disk import DiskCache, HostCopies
-from gemserve.engine.scheduling.pace import Pace
 from gemserve.model.causal_model import CausalModel
 
 log = logging.getLogger("gemserve.engine")
@@ -28,9 +28,12 @@ def open_disk_cache(
     model: CausalModel,
     copies: HostCopies,
     cache: DocumentCache,
-    pace: Pace,
+    seconds_per_cost: Callable[[], float | None],
 ) -> DiskCache | None:
-    """The disk's part of the document cache, if there is one. Raises `ConfigError`."""
+    """The disk's part of the document cache, if there is one. Raises `ConfigError`.
+
+    `seconds_per_cost`: see `DiskCache`.
+    """
     if config.cache_dir is None:
         return None
     if not model.is_rope_fixed:
@@ -42,7 +45,7 @@ def open_disk_cache(
         copies,
         model.shape,
         identity_of(model, config),
-        lambda: pace.seconds_per_cost,
+        seconds_per_cost,
     )
 
 

@@ -20,7 +20,7 @@ _AHEAD = 2  # segments
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class FileLoad:
     """A file that is read for a sequence, from `segment` on.
 
     The reader puts the segments into `ready`, and after the last one None, or what went wrong.
@@ -37,7 +37,7 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class Save:
+class FileSave:
     """A document that is written to a file, `segment` being the next one.
 
     `result`: the complete file, or what went wrong. It is set under `lock`, and after
@@ -60,8 +60,8 @@ class CacheThreads:
     def __init__(self, key: bytes) -> None:
         self.changed = threading.Event()
         self._key = key
-        self._loads: SimpleQueue[Load | None] = SimpleQueue()
-        self._saves: SimpleQueue[Save | None] = SimpleQueue()
+        self._loads: SimpleQueue[FileLoad | None] = SimpleQueue()
+        self._saves: SimpleQueue[FileSave | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"gemserve-cache-{name}", daemon=True)
             for name, target in (("read", self._read), ("write", self._write))
@@ -69,10 +69,10 @@ class CacheThreads:
         for thread in self._threads:
             thread.start()
 
-    def load(self, load: Load) -> None:
+    def load(self, load: FileLoad) -> None:
         self._loads.put(load)
 
-    def save(self, save: Save) -> None:
+    def save(self, save: FileSave) -> None:
         self._saves.put(save)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class CacheThreads:
                 end = error
             self._hand_over(load, end)
 
-    def _hand_over(self, load: Load, item: bytearray | Exception | None) -> bool:
+    def _hand_over(self, load: FileLoad, item: bytearray | Exception | None) -> bool:
         """False: nobody waits for the file any more."""
         while not load.is_cancelled:
             with suppress(Full):
@@ -129,7 +129,7 @@ class CacheThreads:
             save.is_over = True
             self.changed.set()
 
-    def _take(self, save: Save) -> memoryview | None:
+    def _take(self, save: FileSave) -> memoryview | None:
         """The next segment; None: the document is no longer wanted."""
         while not save.is_cancelled:
             with suppress(Empty):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gemserve.engine.memory import Change, Move, Place, Repack, Segment
+from gemserve.engine.memory import Change, KVPlace, Move, Repack, Segment
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.model.kv import KVSpan, Memory
 
@@ -30,7 +30,7 @@ def tokens_of(segment: Segment, num_units: int, memory: Memory) -> torch.Tensor:
     return rows[:, :, : segment.count]
 
 
-def pass_kv(place: Place, num_units: int, memory: Memory) -> KVSpan:
+def pass_kv(place: KVPlace, num_units: int, memory: Memory) -> KVSpan:
     """The keys and values of a pass with `num_units` of each token, the shared ones first."""
     shared = [tokens_of(segment, num_units, memory) for segment in place.shared]
     return memory.pass_kv(place.start, num_units=num_units, capacity=place.capacity, shared=shared)
@@ -72,7 +72,7 @@ class PoolCopies:
         assert whole.shape[2] == count
         return whole.view(torch.uint8).numpy().data.cast("B")
 
-    def put(self, place: Place, num_units: int, start: int, data: bytes | bytearray) -> None:
+    def put(self, place: KVPlace, num_units: int, start: int, data: bytes | bytearray) -> None:
         """Write tokens `start`… of a pass, but those that it shares."""
         room = self._memory.layers(place.start, num_units=num_units, capacity=place.capacity)
         part = torch.frombuffer(data, dtype=self._torch_dtype)

@@ -19,7 +19,7 @@ import torch
 from gemserve.cost import filter_units
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState, score_tokens
-from gemserve.engine.memory import Change, Move, Place
+from gemserve.engine.memory import Change, KVPlace, Move
 from gemserve.engine.running.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.running.draws import Logits, draw_tokens
 from gemserve.engine.running.passes import Pass, device_queue
@@ -27,7 +27,7 @@ from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_t
 from gemserve.engine.running.selection import choose_positions
 from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.engine.scheduling.pace import StepLimits
-from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, Plan, RunOutput, Task
+from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput, StepPlan, Task
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.snapkv import SnapKV
@@ -73,7 +73,7 @@ class RunnerState:
     query_tap: QueryTap | None = None
     scores: list[TokenLogprob] = field(default_factory=list)
     kv: KVSpan | None = None
-    kv_place: Place | None = None
+    kv_place: KVPlace | None = None
     watch: AnswerWatch | None = None
     drawn: list[int] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class Runner:
 
     # one inference mode around all passes, because a pass pauses and resumes in the middle
     @torch.inference_mode()
-    def run(self, plan: Plan, limits: StepLimits) -> RunOutput:
+    def run(self, plan: StepPlan, limits: StepLimits) -> RunOutput:
         """Advance every sequence of the plan. A sequence that fails does not stop the others."""
         self.change_memory(plan.moves)
         out = RunOutput(started_s=time.monotonic())
@@ -339,7 +339,7 @@ class Runner:
         """Pack each layer's kept keys and values without gaps."""
         num_kept = state.plan.num_kept
         capacity = num_kept + state.request.sampling.max_tokens
-        place = Place(chunk.place.start, capacity)
+        place = KVPlace(chunk.place.start, capacity)
         target = pass_kv(place, 2 * self._model.num_layers, self.memory)
         evict(
             _evictor_of(state),
@@ -352,7 +352,7 @@ class Runner:
         )
         state.query_tap, state.kv, state.kv_place = None, target, place
 
-    def _kept_kv(self, state: RunnerState, place: Place) -> KVSpan:
+    def _kept_kv(self, state: RunnerState, place: KVPlace) -> KVSpan:
         """All layers' keys and values. They are looked up again only when they are elsewhere."""
         if state.kv is None or state.kv_place != place:
             state.kv = pass_kv(place, 2 * self._model.num_layers, self.memory)

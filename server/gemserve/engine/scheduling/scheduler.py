@@ -26,7 +26,7 @@ from gemserve.engine.reuse.lookup import (
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import Chunk, Copy, DecodeRow, Plan, StepOutput
+from gemserve.engine.sequence.step_plan import Chunk, Copy, DecodeRow, StepOutput, StepPlan
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
@@ -72,7 +72,7 @@ class Scheduler:
         self.sequences[sequence.order] = sequence
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
-    def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> Plan:
+    def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> StepPlan:
         """Admit what fits, then plan one step.
 
         Decoding sequences advance if that is due or there is nothing to read. Otherwise a chunk of
@@ -84,9 +84,9 @@ class Scheduler:
         decoding = [s for s in self.running if s.state is State.DECODING]
         chunk = None if decoding and is_decode_due else self._next_chunk(chunk_tokens)
         rows = tuple(map(_decode_row, decoding)) if chunk is None else ()
-        return Plan(tuple(moves), tuple(copies), rows, chunk)
+        return StepPlan(tuple(moves), tuple(copies), rows, chunk)
 
-    def commit(self, plan: Plan, output: StepOutput) -> None:
+    def commit(self, plan: StepPlan, output: StepOutput) -> None:
         """Advance every sequence of the plan by what its step produced."""
         if plan.chunk is not None and plan.chunk.sequence not in output.failures:
             if output.is_chunk_done:

@@ -11,7 +11,7 @@ import numpy as np
 from gemserve.cost import ModelShape, filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
-from gemserve.engine.memory import Place, Share, Span
+from gemserve.engine.memory import KVPlace, Share, Span
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request
@@ -169,10 +169,10 @@ class Sequence:
         return sum(share.count for share in self.shared)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> KVPlace:
         """Where the keys and values of its current pass are."""
         shared = tuple(share.segment for share in self.shared)
-        return Place(self.memory.start, self.capacity, shared)
+        return KVPlace(self.memory.start, self.capacity, shared)
 
     @property
     def is_reading(self) -> bool:

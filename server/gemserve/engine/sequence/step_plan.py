@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gemserve.cost import ModelShape
-from gemserve.engine.memory import Change, Place, Segment
+from gemserve.engine.memory import Change, KVPlace, Segment
 from gemserve.scores import FilterScores
 from gemserve.types import Request, TokenLogprob
 
@@ -31,7 +31,7 @@ class Chunk:
     start: int
     count: int
     is_last: bool
-    place: Place
+    place: KVPlace
     filter_layer: int | None = None
     num_cached: int = 0
     rope_tokens: int = 0
@@ -59,7 +59,7 @@ class DecodeRow(NamedTuple):
     slot: int
     position: int
     rope_tokens: int
-    place: Place
+    place: KVPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ class Copy:
 
     sequence: int
     source: tuple[Segment, ...]
-    target: Place
+    target: KVPlace
     token_units: int
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """One step: either `decodes` or `chunk`. The changes of memory come first, then the copies."""
 
     moves: tuple[Change, ...] = ()

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gemserve.evaluation.tasks.example import Draw, Example, make_example, question_prompt
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, make_example, question_prompt
 from gemserve.synthetic.problems import Answer, Problem
 
 DISTRACTORS = 3
@@ -31,7 +31,7 @@ _QUESTIONS = (
 _LONGEST = 1500  # longest function, in characters
 
 
-def code(tokenizer: Any, draw: Draw) -> Example:
+def code(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Ask for the default of an argument and for the value of a constant, in turn."""
     rng = draw.rng("needle code")
     problem, others = draw_definitions(rng, is_constant=draw.index % 2 == 1)

@@ -38,7 +38,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class ExampleDraw:
     """Which of the `samples` examples of one length this is. It determines everything random."""
 
     seed: int
@@ -56,7 +56,7 @@ class Draw:
 
 
 # Draws one example of a subtask with a model's tokenizer.
-Maker = Callable[[Any, Draw], Example]
+Maker = Callable[[Any, ExampleDraw], Example]
 Subtasks = Mapping[str, Maker]
 
 
@@ -68,7 +68,7 @@ def with_metric(maker: Maker, metric: str) -> Maker:
 def make_example(
     tokenizer: Any,
     subtask: str,
-    draw: Draw,
+    draw: ExampleDraw,
     *,
     document: str,
     problem: Problem,

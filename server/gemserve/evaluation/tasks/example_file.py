@@ -15,7 +15,7 @@ from typing import Any
 
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.tasks.example import Draw, Example, find_spans, question_prompt
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, find_spans, question_prompt
 from gemserve.evaluation.tasks.jsonl_records import Record
 from gemserve.prompting.prompt import Prompt, text_prompt
 
@@ -67,7 +67,7 @@ class ExampleFile:
         """Only the first `count` cases; all, if None."""
         return replace(self, cases=dict(islice(self.cases.items(), count)))
 
-    def make(self, tokenizer: Any, draw: Draw) -> Example:
+    def make(self, tokenizer: Any, draw: ExampleDraw) -> Example:
         """The example at line `draw.index`. Raises `ConfigError` if its gold cannot be found."""
         case = self.cases[draw.index]
         prompt = case.prompt(tokenizer)
@@ -104,9 +104,9 @@ class TooLong:
     max_tokens: int
 
 
-def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[Draw], list[TooLong]]:
+def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[ExampleDraw], list[TooLong]]:
     """The lines that fit, each at its real length, and the lines that are too long."""
-    draws: list[Draw] = []
+    draws: list[ExampleDraw] = []
     refused: list[TooLong] = []
     longest = core.config.max_prompt_tokens
     for line, case in file.cases.items():
@@ -123,7 +123,7 @@ def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[Draw], list[
                 )
             )
         else:
-            draws.append(Draw(seed=seed, num_tokens=num_tokens, index=line, samples=1))
+            draws.append(ExampleDraw(seed=seed, num_tokens=num_tokens, index=line, samples=1))
     return draws, refused
 
 

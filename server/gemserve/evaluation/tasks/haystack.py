@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from gemserve.evaluation.tasks.example import Draw, Example, make_example, question_prompt
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, make_example, question_prompt
 from gemserve.synthetic.problems import Problem
 from gemserve.synthetic.prose import stdlib_sentences
 
@@ -19,7 +19,7 @@ _FEW = 8  # tokens
 def hide(
     tokenizer: Any,
     subtask: str,
-    draw: Draw,
+    draw: ExampleDraw,
     rng: Random,
     problem: Problem,
     *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from gemserve.evaluation.tasks.example import Draw, Example
+from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.haystack import hide
 from gemserve.evaluation.tasks.words_associative import NAMES, PAIRS
 from gemserve.synthetic.problems import Answer, Problem
@@ -24,7 +24,7 @@ _GOES = ("{p} went to the {r}.", "{p} walked to the {r}.", "{p} moved to the {r}
 _GIVES = ("{p} gave the {t} to {q}.", "{p} handed the {t} to {q}.", "{p} passed the {t} to {q}.")
 
 
-def associative(tokenizer: Any, draw: Draw) -> Example:
+def associative(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Ask whom the document describes by something that implies the question."""
     rng = draw.rng("needle associative")
     (fact, question), *rest = rng.sample(PAIRS, 1 + DISTRACTORS)
@@ -43,7 +43,7 @@ def associative(tokenizer: Any, draw: Draw) -> Example:
     )
 
 
-def chain(tokenizer: Any, draw: Draw) -> Example:
+def chain(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Ask where a thing is that somebody took, perhaps gave away, and carried somewhere.
 
     Two facts have to be followed if `draw.index` is even, three if it is odd.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from gemserve.evaluation.tasks.example import Draw, Example, Maker
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, Maker
 from gemserve.evaluation.tasks.haystack import hide
 from gemserve.synthetic.natural_facts import (
     KINDS,
@@ -54,7 +54,7 @@ def natural_maker(
     sample's share.
     """
 
-    def make(tokenizer: Any, draw: Draw) -> Example:
+    def make(tokenizer: Any, draw: ExampleDraw) -> Example:
         rng = draw.rng(f"natural {vocabulary} {kind}")
         relations = [r for r in VOCABULARIES[vocabulary] if kind in (r.kind, "several")]
         count = SEVERAL if kind == "several" else 1
@@ -79,17 +79,17 @@ def natural_maker(
     return make
 
 
-def natural(tokenizer: Any, draw: Draw) -> Example:
+def natural(tokenizer: Any, draw: ExampleDraw) -> Example:
     """One natural fact. Places, persons, numbers and clauses take turns."""
     return natural_maker("evaluation", KINDS[draw.index % len(KINDS)])(tokenizer, draw)
 
 
-def natural_several(tokenizer: Any, draw: Draw) -> Example:
+def natural_several(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Several natural facts of one relation in one question."""
     return natural_maker("evaluation", "several", subtask="natural_several")(tokenizer, draw)
 
 
-def question_first(tokenizer: Any, draw: Draw) -> Example:
+def question_first(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Like `natural`, but the question is before the document, and nothing follows it."""
     make = natural_maker(
         "evaluation",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemserve.evaluation.tasks.code import code
-from gemserve.evaluation.tasks.example import Draw, Example, Subtasks
+from gemserve.evaluation.tasks.example import Example, ExampleDraw, Subtasks
 from gemserve.evaluation.tasks.haystack import hide
 from gemserve.evaluation.tasks.inference import associative, chain
 from gemserve.evaluation.tasks.natural import natural, natural_several, question_first
@@ -19,14 +19,14 @@ DISTRACTORS = 7  # further facts in `multikey`
 ITEMS = 4  # values in one question of `multivalue` and `multiquery`
 
 
-def single(tokenizer: Any, draw: Draw) -> Example:
+def single(tokenizer: Any, draw: ExampleDraw) -> Example:
     """One fact."""
     rng = draw.rng("needle single")
     problem = ProblemMaker(rng).single()
     return hide(tokenizer, "single", draw, rng, problem, depth=draw.depth)
 
 
-def multikey(tokenizer: Any, draw: Draw) -> Example:
+def multikey(tokenizer: Any, draw: ExampleDraw) -> Example:
     """One fact among others of its kind."""
     rng = draw.rng("needle multikey")
     maker = ProblemMaker(rng)
@@ -35,13 +35,13 @@ def multikey(tokenizer: Any, draw: Draw) -> Example:
     return hide(tokenizer, "multikey", draw, rng, problem, others=others)
 
 
-def multivalue(tokenizer: Any, draw: Draw) -> Example:
+def multivalue(tokenizer: Any, draw: ExampleDraw) -> Example:
     """All values of one subject."""
     rng = draw.rng("needle multivalue")
     return hide(tokenizer, "multivalue", draw, rng, ProblemMaker(rng).multi_value(ITEMS))
 
 
-def multiquery(tokenizer: Any, draw: Draw) -> Example:
+def multiquery(tokenizer: Any, draw: ExampleDraw) -> Example:
     """The values of several subjects."""
     rng = draw.rng("needle multiquery")
     return hide(tokenizer, "multiquery", draw, rng, ProblemMaker(rng).multi_query(ITEMS))

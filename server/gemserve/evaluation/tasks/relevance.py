@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from gemserve.evaluation.tasks.example import (
-    Draw,
     Example,
+    ExampleDraw,
     Maker,
     Subtasks,
     find_spans,
@@ -34,7 +34,7 @@ _OVERHEAD = 64  # tokens reserved for template and question
 
 def _example(
     tokenizer: Any,
-    draw: Draw,
+    draw: ExampleDraw,
     *,
     subtask: str,
     relevant: float = 0.001,

@@ -36,7 +36,13 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from gemserve.evaluation.tasks.example import Draw, Example, Subtasks, make_example, question_prompt
+from gemserve.evaluation.tasks.example import (
+    Example,
+    ExampleDraw,
+    Subtasks,
+    make_example,
+    question_prompt,
+)
 from gemserve.evaluation.tasks.haystack import hide
 from gemserve.synthetic.problems import RULER_WORDING, Answer, Problem, ProblemMaker
 from gemserve.synthetic.words import ADJECTIVES, NOUNS
@@ -55,20 +61,20 @@ NOISE = (
 )
 
 
-def niah_single_1(tokenizer: Any, draw: Draw) -> Example:
+def niah_single_1(tokenizer: Any, draw: ExampleDraw) -> Example:
     """One fact in sentences that are repeated."""
     rng = draw.rng("ruler niah_single_1")
     problem = ProblemMaker(rng, wording=RULER_WORDING).single()
     return hide(tokenizer, "niah_single_1", draw, rng, problem, depth=draw.depth, sentences=NOISE)
 
 
-def niah_single(tokenizer: Any, draw: Draw) -> Example:
+def niah_single(tokenizer: Any, draw: ExampleDraw) -> Example:
     rng = draw.rng("ruler niah_single")
     problem = ProblemMaker(rng, wording=RULER_WORDING).single()
     return hide(tokenizer, "niah_single", draw, rng, problem, depth=draw.depth)
 
 
-def niah_multikey(tokenizer: Any, draw: Draw) -> Example:
+def niah_multikey(tokenizer: Any, draw: ExampleDraw) -> Example:
     rng = draw.rng("ruler niah_multikey")
     maker = ProblemMaker(rng, wording=RULER_WORDING)
     problem = maker.single()
@@ -76,7 +82,7 @@ def niah_multikey(tokenizer: Any, draw: Draw) -> Example:
     return hide(tokenizer, "niah_multikey", draw, rng, problem, others=others)
 
 
-def niah_multikey_2(tokenizer: Any, draw: Draw) -> Example:
+def niah_multikey_2(tokenizer: Any, draw: ExampleDraw) -> Example:
     """One fact among facts of its form: keys are words, values have seven digits."""
 
     def key(rng: Random) -> str:
@@ -88,7 +94,7 @@ def niah_multikey_2(tokenizer: Any, draw: Draw) -> Example:
     return _facts(tokenizer, "niah_multikey_2", draw, "magic number", key, value)
 
 
-def niah_multikey_3(tokenizer: Any, draw: Draw) -> Example:
+def niah_multikey_3(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Like `niah_multikey_2` with UUIDs for keys and values."""
 
     def uuid(rng: Random) -> str:
@@ -100,7 +106,7 @@ def niah_multikey_3(tokenizer: Any, draw: Draw) -> Example:
 def _facts(
     tokenizer: Any,
     subtask: str,
-    draw: Draw,
+    draw: ExampleDraw,
     attribute: str,
     draw_key: Callable[[Random], str],
     draw_value: Callable[[Random], str],
@@ -134,36 +140,36 @@ def _facts(
     return make_example(tokenizer, subtask, draw, document="\n".join(lines), problem=problem)
 
 
-def niah_multivalue(tokenizer: Any, draw: Draw) -> Example:
+def niah_multivalue(tokenizer: Any, draw: ExampleDraw) -> Example:
     rng = draw.rng("ruler niah_multivalue")
     problem = ProblemMaker(rng, wording=RULER_WORDING).multi_value(ITEMS)
     return hide(tokenizer, "niah_multivalue", draw, rng, problem)
 
 
-def niah_multiquery(tokenizer: Any, draw: Draw) -> Example:
+def niah_multiquery(tokenizer: Any, draw: ExampleDraw) -> Example:
     rng = draw.rng("ruler niah_multiquery")
     problem = ProblemMaker(rng, wording=RULER_WORDING).multi_query(ITEMS)
     return hide(tokenizer, "niah_multiquery", draw, rng, problem)
 
 
-def vt(tokenizer: Any, draw: Draw) -> Example:
+def vt(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Ask which variables hold a value, through a chain of assignments."""
     rng = draw.rng("ruler vt")
     return hide(tokenizer, "vt", draw, rng, ProblemMaker(rng).tracking(HOPS))
 
 
-def cwe(tokenizer: Any, draw: Draw) -> Example:
+def cwe(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Ask for words that are about equally frequent in a list, and more frequent than others."""
     return _word_list(tokenizer, "cwe", draw, common_share=0.45, decay=0.95)
 
 
-def fwe(tokenizer: Any, draw: Draw) -> Example:
+def fwe(tokenizer: Any, draw: ExampleDraw) -> Example:
     """Ask for the most frequent words in a list, each much rarer than the one before."""
     return _word_list(tokenizer, "fwe", draw, common_share=0.6, decay=0.6)
 
 
 def _word_list(
-    tokenizer: Any, subtask: str, draw: Draw, *, common_share: float, decay: float
+    tokenizer: Any, subtask: str, draw: ExampleDraw, *, common_share: float, decay: float
 ) -> Example:
     """As many words as fit the length, however many tokens they have."""
     rng = draw.rng(f"ruler {subtask}")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gemserve.types import Finished
-from tests.fakes import CHAT, FILTERED, Api, FakeCore, api_over
-from tests.messages import (
+from tests.anthropic_requests import (
     CALL,
     COUNT,
     FORCED,
@@ -26,6 +25,7 @@ from tests.messages import (
     whole,
     without_ids,
 )
+from tests.fakes import CHAT, FILTERED, Api, FakeCore, api_over
 
 pytestmark = pytest.mark.anyio
 LARGEST = sys.float_info.max

@@ -1,11 +1,9 @@
-"""The table of results that `gemserve eval` prints."""
+"""Tables as text, and the one that `gemserve eval` prints of its results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
-
-from gemserve.cli.text_table import aligned
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.evaluation.run import Row
@@ -15,8 +13,20 @@ _TEXTS = ("subtask", "method")
 _NOTE = "whole: examples read as none reads them, for --keep is not below their prompt's length"
 
 
-def table(rows: Sequence[Row], whole: Mapping[tuple[str, int, str], int]) -> list[str]:
-    """Lines of a table: the methods one below the other, under a heading that they share.
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
+    """Lines of cells as text. The columns `left` are aligned left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def outcome_table(rows: Sequence[Row], whole: Mapping[tuple[str, int, str], int]) -> list[str]:
+    """What `eval` prints: the methods one below the other, under a heading that they share.
 
     `whole`: by subtask, tokens and method, how many prompts were too short to leave something out.
     Columns without a value are not shown.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import Api
-from tests.responses import LOGPROBS, NAMED, STOP, TOOLS, WEATHER, post
+from tests.openai_responses_requests import LOGPROBS, NAMED, STOP, TOOLS, WEATHER, post
 
 pytestmark = pytest.mark.anyio
 UNHELD = {"type": "object", "not": {}}

@@ -9,7 +9,7 @@ import pytest
 
 from gemserve.types import Finished, TextDelta, TokenLogprob
 from tests.fakes import CHAT, FILTERED, Api
-from tests.responses import (
+from tests.openai_responses_requests import (
     CALLS,
     FORCED,
     LOGPROBS,

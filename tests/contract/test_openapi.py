@@ -217,7 +217,7 @@ def test_schemathesis_finds_nothing(url: str, tmp_path: Path, document_id: str) 
             *(sys.executable, "-m", "schemathesis.cli"),
             *("--config-file", str(HERE / "schemathesis.toml")),
             *("run", f"{url}/openapi.json"),
-            *("--phases", phases, "--max-examples", CASES or "5", "--seed", str(SEED)),
+            *("--phases", phases, "--max-examples", CASES or "10", "--seed", str(SEED)),
             "--no-color",
         ],
         env={

@@ -122,7 +122,7 @@ PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 peers: setup $(PEERS)
 
-.venv-peers/vllm/.installed: benchmarks/install_vllm.py
+.venv-peers/vllm/.installed: benchmarks/other_servers/install_vllm.py
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade "pip>=25" packaging
 	$(@D)/bin/python -m pip install --quiet "$(TORCH)"

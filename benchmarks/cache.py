@@ -14,13 +14,15 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import harness
-import results
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
 
+from benchmarks.shared import harness, results
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.llm import LLM

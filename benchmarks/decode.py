@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import harness
-import results
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
+
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from benchmarks.shared import harness, results
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Finished

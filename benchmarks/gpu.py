@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gpu_pictures
-import gpu_report
-from gpu_report import figure
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
+sys.path.insert(0, str(Path(__file__).parents[1] / "clients"))  # whatever else is installed
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "clients"))  # of this folder, whatever is installed
+from benchmarks.gpu_sections import gpu_pictures, gpu_report
+from benchmarks.gpu_sections.gpu_report import figure
+from gemserve_client.load_test import result_line
 
-from gemserve_client.load_test import result_line  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ("environment", "ceilings")  # the others need what they find
 OUT_OF_TIME = "skipped: out of time"
 _REPORT_S = 15.0  # left for the report
@@ -51,20 +50,22 @@ class Section:
 
 
 SECTIONS = {
-    "environment": Section(5, "device_ceilings.py", "environment"),
+    "environment": Section(5, "gpu_sections/device_ceilings.py", "environment"),
     "ceilings": Section(
-        *(15, "device_ceilings.py", "ceilings"),
+        *(15, "gpu_sections/device_ceilings.py", "ceilings"),
         full=f"--copy-bytes {2 << 30} --matmul-size 8192 --repeats 10",
         smoke=f"--copy-bytes {1 << 20} --matmul-size 64",
     ),
-    "kernels": Section(75, "kernel_tests.py", smoke="--files test_triton_pooling.py"),
+    "kernels": Section(75, "gpu_sections/kernel_tests.py", smoke="--files test_triton_pooling.py"),
     "rates": Section(
-        *(40, "kernel_rates.py", ""),
+        *(40, "gpu_sections/kernel_rates.py", ""),
         full="--shape llama-8b --tokens 131072 --sequences 1,4,16,64,256 --repeats 10",
         smoke="--shape tiny --tokens 160 --sequences 1,3 --sequence-tokens 24 --queries 64 "
         "--keep 32",
     ),
-    "model": Section(20, "model_check.py", "", full="--shape llama-8b", smoke="--shape tiny"),
+    "model": Section(
+        20, "gpu_sections/model_check.py", "", full="--shape llama-8b", smoke="--shape tiny"
+    ),
     "chunks": Section(
         *(20, "ttft.py", "--methods none,sieve --skip-sdpa --fit-kv --repeats 1"),
         full="--shape llama-8b --lengths 32768 --chunk-tokens 2048,4096,8192,16384 "
@@ -72,7 +73,7 @@ SECTIONS = {
         smoke="--shape tiny --lengths 192 --chunk-tokens 128,256 --warm-up-tokens 64 --keep 32",
     ),
     "attention": Section(
-        *(50, "attention.py", ""),
+        *(50, "gpu_sections/attention.py", ""),
         full="--shape llama-8b --lengths 32768,131072 --warm-up-tokens 4096",
         smoke="--shape tiny --lengths 64,192 --warm-up-tokens 64 --keep 32",
         chunked=True,
@@ -91,7 +92,7 @@ SECTIONS = {
         smoke="--shape tiny --sequences 1,3 --prompt-tokens 24 --new-tokens 3",
     ),
     "throughput": Section(
-        *(60, "throughput.py", "--methods none,sieve"),
+        *(60, "speed/throughput.py", "--methods none,sieve"),
         full="--shape llama-8b --prompt-tokens 16384 --requests 24 --concurrency 12 "
         "--max-tokens 64 --keep 1024 --kv-memory 25GiB --warm-up-tokens 4096",
         smoke="--shape tiny --prompt-tokens 96 --requests 3 --concurrency 2 --max-tokens 3 "

@@ -33,11 +33,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import httpx
-import peer_documents
-import results
-from peer_servers import CONTESTANTS, CONTEXT, MODEL, Contestant, Server
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
 
+import httpx
+
+from benchmarks.other_servers import peer_documents
+from benchmarks.other_servers.peer_servers import CONTESTANTS, CONTEXT, MODEL, Contestant, Server
+from benchmarks.shared import results
 from gemserve.config import ModelConfig
 from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS

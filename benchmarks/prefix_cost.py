@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
-import results
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
+
 import torch
 
+from benchmarks.shared import harness, results
 from gemserve.adapters.ntk import NTK, shapes
 from gemserve.adapters.prefix import Prefix
 from gemserve.config import ModelConfig

@@ -70,13 +70,15 @@ PARTS = (
     Part(
         "Throughput",
         "More is better. Long prompts answered per second, four at a time.",
-        script("throughput", "--requests", "8", "--concurrency", "4", "--prompt-tokens", "4096"),
+        script(
+            "speed/throughput", "--requests", "8", "--concurrency", "4", "--prompt-tokens", "4096"
+        ),
         Bars("requests_per_s", "method", None, "requests per second"),
     ),
     Part(
         "Streams beside a long prompt",
         "Less is better. The longest gaps between a stream's tokens, while a prompt is read.",
-        script("interleave", "--prompt-tokens", "8192", "--stream-tokens", "512"),
+        script("speed/interleave", "--prompt-tokens", "8192", "--stream-tokens", "512"),
         Bars("gap_p99_beside_s", "prompt_tokens", None, "seconds"),
     ),
     Part(

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import harness
-import results
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
+
 import torch
 
+from benchmarks.shared import harness, results
 from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
 from gemserve.filtering.method_cost import prompt_flops

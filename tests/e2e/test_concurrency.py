@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -188,6 +188,30 @@ def test_a_failing_forward_ends_its_sequence_alone() -> None:
                 ends[job] = event
     assert ends[jobs[2]].error == "RuntimeError: out of memory"
     assert all(ends[job].reason in ("stop", "length") for job in jobs if job is not jobs[2])
+
+
+def test_a_batch_that_is_tried_one_by_one_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """It was swallowed without a word: a server that decodes one by one for days looks well."""
+    core = new_core()
+    original = core._runner._decode_rows
+
+    def failing(rows: list[DecodeRow], *rest: bool) -> torch.Tensor:
+        if len(rows) > 1:
+            raise RuntimeError("no room for two")
+        return original(rows, *rest)
+
+    core._runner._decode_rows = failing  # type: ignore[method-assign,assignment]
+    (made, *_) = mixed_requests(random.Random(3), 1)
+    whole = FilterParams(method="none", keep=16)
+    sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    short = replace(made, prompt_ids=made.prompt_ids[:40], filter=whole, sampling=sampling)
+    for name in "ab":
+        core.add(replace(short, request_id=name))
+    events = [event for _ in iter(lambda: core.is_idle, True) for _, event in core.step()]
+    assert [e.reason for e in events if isinstance(e, Finished)] == ["length"] * 2
+    assert core.internal_errors["decode_batch"] > 3
+    assert caplog.text.count("decode_batch failed") == 1
+    assert "no room for two" in caplog.text
 
 
 def test_sampling_does_not_depend_on_the_batch() -> None:

@@ -15,10 +15,9 @@ import httpx
 import pytest
 
 from gemserve.engine.reuse import disk, disk_threads
-from tests.fakes import COMPLETIONS
-from tests.fault_plan import FaultPlan
-from tests.fault_seams import CLIENT_SOCKET, NOTES_PASS, NOTES_TASK, SEAMS
-from tests.fault_world import (
+from tests.e2e.fault_plan import FaultPlan
+from tests.e2e.fault_seams import CLIENT_SOCKET, NOTES_PASS, NOTES_TASK, SEAMS
+from tests.e2e.fault_world import (
     LEFT,
     OTHERS,
     VICTIM,
@@ -29,6 +28,7 @@ from tests.fault_world import (
     ask_by_socket,
     world,
 )
+from tests.fakes import COMPLETIONS
 
 ERROR, ANSWER = "error", "answered"
 # seam: fault: how the victim ends

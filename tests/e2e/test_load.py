@@ -21,7 +21,7 @@ from gemserve_client.load_test import traffic
 from gemserve_client.load_test.command import main
 from gemserve_client.load_test.options import command_line, read_options
 from gemserve_client.load_test.streamed_request import EventDecoder
-from tests.load_stub import Stub
+from tests.e2e.load_stub import Stub
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "load.py"
 KINDS = ("http_503", "server_error", "truncated", "malformed", "timeout", "disconnect", "empty")

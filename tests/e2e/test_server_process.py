@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes import COMPLETIONS
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_server.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "robustness" / "kill_server.py"
 LONG = {"model": "builtin", "prompt": "Hello", "max_tokens": 4000, "ignore_eos": True}
 
 

@@ -1,19 +1,15 @@
-"""`benchmarks/adapter_recall.py`: what the filter keeps under each type of adapter."""
+"""`benchmarks/adapters/recall.py`: what the filter keeps under each type of adapter."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_recall
-from adapter_recall_rows import find_lines, table
-from one_step_adapters import write_all
-
+from benchmarks.adapters import recall as script
+from benchmarks.adapters.recall import find_lines, table, write_one_step_adapters
 from gemserve.adapters.folder import write_folder
 from gemserve.config import ModelConfig
 from gemserve.model.base_model import base_of
@@ -28,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Adapters of one step, a strong one, and one of another model."""
     made = tmp_path_factory.mktemp("adapters")
     loaded = load(ModelConfig(device="cpu"))
-    write_all(loaded, made)
+    write_one_step_adapters(loaded, made)
     random_adapters.write(made / "strong", "prefix", loaded.model)
     tensors, given = random_adapters.tensors("activation", loaded.model)
     write_folder(
@@ -42,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, out: Path, capsys: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
-    adapter_recall.main(
+    script.main(
         [
             *("--model", "builtin", "--adapters", str(folder), "--out", str(out), "--smoke"),
             *("--subtask", "single", "--tokens", "384", "--keep", "default,0.25", *options),

@@ -12,11 +12,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gemserve.builtin.recipe import train as training
-from gemserve.builtin.recipe.corpus import Corpus, TrainingBatch
-from gemserve.builtin.recipe.curriculum import STAGES, SequenceRecipe, Size, choose_stages
-from gemserve.builtin.recipe.guides import Guide, GuidedShape
 from gemserve.model.loader import BUILTIN_PATH
+from recipes.builtin_model import train as training
+from recipes.builtin_model.corpus import Corpus, TrainingBatch
+from recipes.builtin_model.curriculum import STAGES, SequenceRecipe, Size, choose_stages
+from recipes.builtin_model.guides import Guide, GuidedShape
 
 SHAPE = GuidedShape(num_layers=7, hidden_size=96, filter_layer=3)
 SENTENCES = tuple(f"Sentence {i} says that the river runs past {i} houses." for i in range(200))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cache_traces import Outcome, Trace
 from tests.cache_world import HAS_DISK, World
+from tests.model.cache_traces import Outcome, Trace
 
 FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "3:11").split(":"))
 pytestmark = pytest.mark.usefixtures("use_compiled_step")

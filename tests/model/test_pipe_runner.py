@@ -23,9 +23,9 @@ from gemserve.types import (
     TextDelta,
 )
 from tests import models
-from tests.cache_traces import Trace
 from tests.cache_world import RandomPace, World
 from tests.cores import core_over
+from tests.model.cache_traces import Trace
 from tests.model.test_selection import NoText
 
 CONFIG = EngineConfig(

@@ -8,8 +8,8 @@ import pytest
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.types import Event
-from tests.engines import MakeEngine
 from tests.fakes import FakeCore, Step
+from tests.unit.engines import MakeEngine
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The file of finished runs of `benchmarks/adapters.py --model`, and the table made of it."""
+"""The file of finished runs that adapters are compared by, and the table made of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_comparison
-import adapters
-from adapter_comparison import CONTESTANTS, find_run, read_runs, table
+from benchmarks.adapters import comparison
+from benchmarks.adapters.comparison import CONTESTANTS, table
+from benchmarks.shared.finished_runs import find_run, read_runs
 
 
 def run_of(contestant: str, seed: int, **changes: Any) -> dict[str, Any]:
@@ -72,9 +71,9 @@ def test_a_run_keeps_its_losses_and_its_adapter(
     options = "--model builtin --task notes --examples 8 --tests 2 --no-timing --seeds 1"
     given = [*options.split(), "--only", "activation", "--rates", "0.01"]
     given += ["--out", str(out), "--adapters", str(kept)]
-    monkeypatch.setattr(adapter_comparison, "write_task", write_small_task)
-    monkeypatch.setattr(sys, "argv", ["adapters.py", *given])
-    adapters.main()
+    monkeypatch.setattr(comparison, "write_task", write_small_task)
+    monkeypatch.setattr(sys, "argv", ["comparison.py", *given])
+    comparison.main()
     (run,) = read_runs(out)
     assert run["contestant"] == "activation 1"
     assert [set(entry) for entry in run["history"]] == [{"step", "loss"}, {"step", "eval_loss"}]

@@ -1,4 +1,4 @@
-"""`benchmarks/adapter_convert.py --model`: what is learnt from and tested, and one whole run."""
+"""Prompts that are converted into adapters: what is learnt from and tested, and one whole run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_convert
-from adapter_convert_tasks import CONVERSIONS
-from adapter_task_handbook import handbook_text
+from benchmarks.adapters import conversion as script
+from benchmarks.adapters.conversion_tasks import CONVERSIONS
+from benchmarks.adapters.tasks import handbook_text
 
 
 @pytest.mark.parametrize("name", sorted(CONVERSIONS))
@@ -45,11 +44,11 @@ def test_a_run_is_finished_line_by_line(
     """With the built-in model, which has learnt none of it. A second start repeats nothing."""
     out = tmp_path / "runs.jsonl"
     given = (
-        f"adapter_convert.py --model builtin --task letters --out {out} --sizes 2 --positions 3 "
+        f"conversion.py --model builtin --task letters --out {out} --sizes 2 --positions 3 "
         "--tests 2 --chats 6 --distill-steps 2 --fit-steps 2 --no-timing --json"
     )
     monkeypatch.setattr(sys, "argv", given.split())
-    adapter_convert.main()
+    script.main()
     runs = [json.loads(line) for line in out.read_text().split("\n") if line]
     assert [run["arm"] for run in runs] == ["the prompt", "nothing", "ntk 2", "prefix 3"]
     assert all(set(run["tests"]) == {"other things", "other questions"} for run in runs)
@@ -59,7 +58,7 @@ def test_a_run_is_finished_line_by_line(
     assert (ntk["steps_made"], prefix["steps_made"]) == (2, 2)
     assert ntk["parameters"] > 0 < prefix["bytes"] < prompt["bytes"]
     before = out.read_text()
-    adapter_convert.main()
+    script.main()
     assert out.read_text() == before
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert len(rows) == 8

@@ -1,18 +1,16 @@
-"""`benchmarks/adapter_pictures.py`: tables and pictures of a file of made-up runs."""
+"""`benchmarks/adapters/pictures.py`: tables and pictures of a file of made-up runs."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import adapter_pictures
-from adapter_standings import Standing, chosen, markdown, read_standings
+from benchmarks.adapters import pictures
+from benchmarks.adapters.pictures import Standing, chosen, markdown, read_standings
 
 RATES = {"lora": 0.003, "ntk": 0.01, "prefix": 0.05, "activation": 0.01}
 QUESTIONS = 40
@@ -68,7 +66,7 @@ def test_each_task_has_a_table_and_two_small_pictures(tmp_path: Path, capsys: An
     ]
     out, told = tmp_path / "pictures", tmp_path / "tables.md"
     path = write(tmp_path / "runs.jsonl", runs)
-    adapter_pictures.main([str(path), "--out", str(out), "--markdown", str(told)])
+    pictures.main([str(path), "--out", str(out), "--markdown", str(told)])
     drawn = sorted(file.name for file in out.iterdir())
     assert drawn == ["adapters_notes.png", "adapters_notes_loss.png", "adapters_records.png"]
     for file in out.iterdir():
@@ -129,5 +127,5 @@ def test_the_rate_is_not_chosen_by_the_test_score(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        adapter_pictures.main([str(tmp_path / "none.jsonl"), "--out", str(tmp_path)])
+        pictures.main([str(tmp_path / "none.jsonl"), "--out", str(tmp_path)])
     assert "none.jsonl: no such file of runs" in capsys.readouterr().err

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from adapter_task_cases import Case, stdlib_paragraphs
-from adapter_task_handbook import handbook_text
-from adapter_task_modules import MODULES, masked
-from adapter_task_notes import NOTE_PATTERN, note_of
-from adapter_task_records import record_of
-from adapter_tasks import TASKS, make_task, write_task
+from benchmarks.adapters.tasks import (
+    MODULES,
+    NOTE_PATTERN,
+    TASKS,
+    Case,
+    handbook_text,
+    make_task,
+    masked,
+    note_of,
+    record_of,
+    stdlib_paragraphs,
+    write_task,
+)
 
 SIZES = {"train": 300, "valid": 30, "test": 60}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
+from benchmarks import report
+from benchmarks.shared import results
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ROWS = [
     {"method": method, "prompt_tokens": tokens, "ttft_s": tokens / 1000, "note": None}
     for tokens in (1024, 4096)
@@ -17,13 +16,7 @@ ROWS = [
 ]
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("report")
-
-
-def part_of(report: Any, title: str, program: str) -> Any:
+def part_of(title: str, program: str) -> Any:
     return report.Part(
         title,
         "Less <is> better.",
@@ -32,13 +25,13 @@ def part_of(report: Any, title: str, program: str) -> Any:
     )
 
 
-def test_a_page_has_pictures_tables_and_errors(report: Any, tmp_path: Path) -> None:
+def test_a_page_has_pictures_tables_and_errors(tmp_path: Path) -> None:
     """A benchmark that failed ended the whole report."""
     line = json.dumps({"device": "cpu", "commit": "c0ffee", "versions": {}, "rows": ROWS})
     parts = [
-        part_of(report, "Broken", "raise SystemExit('no <such> device')"),
-        part_of(report, "Time", f"print('talk'); print({line!r})"),
-        part_of(report, "Silent", "print('no result')"),
+        part_of("Broken", "raise SystemExit('no <such> device')"),
+        part_of("Time", f"print('talk'); print({line!r})"),
+        part_of("Silent", "print('no result')"),
     ]
     assert report.write(tmp_path, parts) == 2
     page = (tmp_path / "report.html").read_text("utf-8")
@@ -52,19 +45,20 @@ def test_a_page_has_pictures_tables_and_errors(report: Any, tmp_path: Path) -> N
     assert (tmp_path / "time.png").stat().st_size > 1000
 
 
-def test_rows_without_figures_are_only_in_the_table(report: Any, tmp_path: Path) -> None:
+def test_rows_without_figures_are_only_in_the_table(tmp_path: Path) -> None:
     rows = [{"method": "none", "prompt_tokens": 1024, "reason": "skipped: out of time"}]
     line = json.dumps({"device": "cpu", "commit": None, "versions": {}, "rows": rows})
-    assert report.write(tmp_path, [part_of(report, "Time", f"print({line!r})")]) == 0
+    assert report.write(tmp_path, [part_of("Time", f"print({line!r})")]) == 0
     assert "skipped: out of time" in (tmp_path / "report.html").read_text("utf-8")
 
 
-def test_every_part_s_script_takes_its_options(report: Any) -> None:
+def test_every_part_s_script_takes_its_options() -> None:
     """A renamed option would be noticed only by whoever runs `make bench`."""
+    common = Path(results.__file__).read_text("utf-8")
     for part in report.PARTS:
         if part.command[0] == "-m":
             continue
-        source = Path(part.command[0]).read_text("utf-8") + (BENCHMARKS / "results.py").read_text()
+        source = Path(part.command[0]).read_text("utf-8") + common
         for option in part.command[1:]:
             if option.startswith("--"):
                 assert f'"{option}"' in source, (part.title, option)

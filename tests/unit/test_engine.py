@@ -12,8 +12,8 @@ from gemserve.decoding.sampling import InvalidLogits
 from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead, QueueFull
 from gemserve.types import Event, Finished, Request
-from tests.engines import MakeEngine, assert_one_terminal, read, request
 from tests.fakes import FILTERED, FakeCore, FakeJob, Step, wait_for_async
+from tests.unit.engines import MakeEngine, assert_one_terminal, read, request
 
 pytestmark = pytest.mark.anyio
 

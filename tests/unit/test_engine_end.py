@@ -15,8 +15,8 @@ import pytest
 from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead
 from gemserve.types import Event
-from tests.engines import MakeEngine, assert_one_terminal, read, request
 from tests.fakes import FILTERED, FakeCore, FakeJob, wait_for, wait_for_async
+from tests.unit.engines import MakeEngine, assert_one_terminal, read, request
 
 pytestmark = pytest.mark.anyio
 LEFT_ALONE = """
@@ -24,7 +24,7 @@ import asyncio
 import torch
 from gemserve.engine.worker import Engine
 from tests.fakes import FakeCore
-from tests.engines import request
+from tests.unit.engines import request
 
 class Busy(FakeCore):
     def step(self):

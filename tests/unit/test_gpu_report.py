@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks import gpu
+from benchmarks.gpu_sections import gpu_report as report
+from benchmarks.shared.results import Rows
+
 ORIGIN = {"commit": "c", "device": "d", "is_smoke": False}
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
-
-
-@pytest.fixture
-def gpu(load: Any) -> ModuleType:
-    found: ModuleType = load("gpu")
-    return found
-
-
-@pytest.fixture
-def report(load: Any) -> ModuleType:
-    found: ModuleType = load("gpu_report")
-    return found
-
-
-def rows_to(load: Any, path: Path | None, seconds: float = 60.0) -> Any:
+def rows_to(path: Path | None, seconds: float = 60.0) -> Rows:
     options = argparse.Namespace(rows=path, device="cpu", seconds=seconds)
-    return load("results").Rows(options)
+    return Rows(options)
 
 
 def fail() -> Any:
     raise RuntimeError("out of memory")
 
 
-def test_a_failure_is_a_row_and_the_section_goes_on(
-    load: Any, report: ModuleType, tmp_path: Path
-) -> None:
+def test_a_failure_is_a_row_and_the_section_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "rates.jsonl"
-    rows = rows_to(load, path)
+    rows = rows_to(path)
     assert not rows.attempt({"kernel": "a"}, fail)
     assert rows.attempt({"kernel": "b"}, lambda: {"time_s": 1.5})
     assert rows.attempt({"kernel": "b"}, lambda: {"time_s": 2.5})
@@ -63,25 +43,23 @@ def test_a_failure_is_a_row_and_the_section_goes_on(
     assert found[1]["figures"] == {"time": {"value": 2.5, "unit": "s"}}
 
 
-def test_an_ordinary_run_ends_at_a_failure(load: Any) -> None:
+def test_an_ordinary_run_ends_at_a_failure() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
-        rows_to(load, None).attempt({"kernel": "a"}, fail)
+        rows_to(None).attempt({"kernel": "a"}, fail)
 
 
-def test_nothing_begins_after_the_section_s_time(
-    load: Any, report: ModuleType, tmp_path: Path
-) -> None:
+def test_nothing_begins_after_the_section_s_time(tmp_path: Path) -> None:
     path = tmp_path / "decode.jsonl"
-    assert not rows_to(load, path, seconds=0.0).attempt({"sequences": 1}, fail)
+    assert not rows_to(path, seconds=0.0).attempt({"sequences": 1}, fail)
     (row,) = report.read_rows(path)
     assert (row["status"], row["reason"]) == ("skipped", "skipped: out of time")
 
 
-def test_what_is_not_finite_can_be_written_and_read(report: ModuleType) -> None:
+def test_what_is_not_finite_can_be_written_and_read() -> None:
     assert report.figure(float("nan"), "s") == {"value": None, "unit": "s", "not_finite": "nan"}
 
 
-def test_a_process_that_dies_or_hangs_gives_its_reason(gpu: ModuleType, tmp_path: Path) -> None:
+def test_a_process_that_dies_or_hangs_gives_its_reason(tmp_path: Path) -> None:
     folder = tmp_path / "sections"
     dies = [sys.executable, "-c", "print('no more memory'); raise SystemExit(3)"]
     reason = gpu.run(dies, folder, 60.0)
@@ -97,12 +75,10 @@ def section(folder: Path, name: str, **fields: Any) -> None:
     (folder / f"{name}.json").write_text(json.dumps(content | fields))
 
 
-def test_a_run_that_was_stopped_keeps_what_it_had(
-    gpu: ModuleType, load: Any, report: ModuleType, tmp_path: Path
-) -> None:
+def test_a_run_that_was_stopped_keeps_what_it_had(tmp_path: Path) -> None:
     section(tmp_path, "ceilings")
     section(tmp_path, "rates", status="running")
-    rows_to(load, tmp_path / "rates.jsonl").put({"kernel": "pooled"}, {"time_s": 1.5})
+    rows_to(tmp_path / "rates.jsonl").put({"kernel": "pooled"}, {"time_s": 1.5})
     found = report.merge(gpu.read_sections(tmp_path), tmp_path)
     assert found["sections"]["ceilings"]["status"] == "done"
     rates = found["sections"]["rates"]
@@ -110,7 +86,7 @@ def test_a_run_that_was_stopped_keeps_what_it_had(
     assert [row["labels"] for row in found["rows"]] == [{"kernel": "pooled"}]
 
 
-def test_other_code_is_not_merged(gpu: ModuleType, report: ModuleType, tmp_path: Path) -> None:
+def test_other_code_is_not_merged(tmp_path: Path) -> None:
     """One folder may hold several runs' sections; a ratio of two versions means nothing."""
     section(tmp_path, "ttft", origin={**ORIGIN, "commit": "old"})
     section(tmp_path, "ceilings", started_s=2.0)
@@ -124,7 +100,7 @@ def row(section: str, labels: dict[str, Any], name: str, value: float) -> dict[s
     return {"section": section, "status": "measured", "labels": labels, "figures": figures}
 
 
-def test_shares_and_ratios(report: ModuleType) -> None:
+def test_shares_and_ratios() -> None:
     none = {"variant": "default", "method": "none", "prompt_tokens": 8}
     rows = [
         row("ceilings", {"ceiling": "copy"}, "bandwidth", 100.0),
@@ -145,7 +121,7 @@ def test_shares_and_ratios(report: ModuleType) -> None:
     assert found[6]["share_of_bf16"] is None  # that ceiling was not measured
 
 
-def test_the_fastest_chunk_size(report: ModuleType) -> None:
+def test_the_fastest_chunk_size() -> None:
     times = {(64, "none"): 5.0, (64, "sieve"): 1.0, (128, "none"): 3.0, (128, "sieve"): 2.0}
     rows = [
         row("chunks", {"max_chunk_tokens": size, "method": method}, "ttft", time_s)
@@ -156,7 +132,7 @@ def test_the_fastest_chunk_size(report: ModuleType) -> None:
     assert sizes == [({"max_chunk_tokens": 64}, 0), ({"max_chunk_tokens": 128}, 1)]
 
 
-def test_targets(report: ModuleType) -> None:
+def test_targets() -> None:
     sieve = {"variant": "default", "method": "sieve", "prompt_tokens": 131072}
     found = report.judge(
         [

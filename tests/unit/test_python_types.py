@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,13 +10,11 @@ import numpy as np
 import pytest
 from pydantic import create_model
 
+from benchmarks.quality.schema_types import TYPES
 from gemserve.decoding.grammar import Grammars, Matcher
 from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.types import Grammar
 from tests.fakes import EOS
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from schema_types import TYPES
 
 LIMIT = 200
 NUM_WALKS = 6

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.quality import real_documents as real
 from gemserve.evaluation.tasks import jsonl
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEXT = "\n\n".join(f"Paragraph {i} says\nthat its number is {i}." for i in range(1000))
 
 
-@pytest.fixture
-def real(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("real_documents")
-
-
 def test_this_machine_s_documents_make_valid_questions(
-    real: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At least the manual, the source files and a README are wherever the tests run."""
     path = tmp_path / "real.jsonl"
@@ -43,7 +35,7 @@ def test_this_machine_s_documents_make_valid_questions(
         assert (case.metric, case.max_tokens) == ("contains", 32)
 
 
-def test_no_question_is_asked_twice(real: ModuleType) -> None:
+def test_no_question_is_asked_twice() -> None:
     asked = [question.question for question in real.read_questions()]
     assert len(set(asked)) == len(asked) >= 50
     assert len({question.source for question in real.read_questions()}) >= 12
@@ -51,7 +43,7 @@ def test_no_question_is_asked_twice(real: ModuleType) -> None:
 
 @pytest.mark.parametrize("place", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("number", [0, 20, 500, 999])
-def test_a_context_is_cut_around_its_paragraph(real: ModuleType, number: int, place: float) -> None:
+def test_a_context_is_cut_around_its_paragraph(number: int, place: float) -> None:
     """Near an end of the document the other side makes up for what is missing there."""
     question = real.Question(
         source="any",
@@ -71,7 +63,7 @@ def test_a_context_is_cut_around_its_paragraph(real: ModuleType, number: int, pl
         assert before == pytest.approx(place, abs=0.05)
 
 
-def test_paragraphs_end_at_blank_lines(real: ModuleType) -> None:
+def test_paragraphs_end_at_blank_lines() -> None:
     text = "\n\na\n  b\n\n\n    c\n \n\td\n"
     found = [text[p.start : p.stop] for p in real.split_paragraphs(text)]
     assert [part.strip() for part in found] == ["a\n  b", "c", "d"]
@@ -94,7 +86,7 @@ def test_paragraphs_end_at_blank_lines(real: ModuleType) -> None:
     ],
 )
 def test_what_cannot_be_asked_is_left_out_by_name(
-    real: ModuleType, source: str, gold: tuple[str, ...], answer: str, message: str
+    source: str, gold: tuple[str, ...], answer: str, message: str
 ) -> None:
     question = real.Question(source=source, gold=gold, question="Why?", answers=(answer,))
     lines, left_out = real.make_lines([question])

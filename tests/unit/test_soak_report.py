@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.robustness import answers, soak_report
 from tests.fakes import CHAT, COMPLETIONS, FakeCore, api_over
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Hello", "n": 2, "stream_options": {"include_usage": True}},
@@ -23,19 +21,12 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
-
-
 def samples(sizes: list[float]) -> list[dict[str, float]]:
     return [{"at_s": 60.0 * i, "rss_bytes": 1e9 * size} for i, size in enumerate(sizes)]
 
 
-def test_memory_that_grows_is_not_flat(load: Any) -> None:
-    trend = load("soak_report").memory_trend
+def test_memory_that_grows_is_not_flat() -> None:
+    trend = soak_report.memory_trend
     warm_up = [0.5, 0.6, 0.7, 0.8, 0.9]
     noisy = [1.0 + 0.01 * (i % 3) for i in range(15)]
     flat = trend(samples(warm_up + noisy))
@@ -46,25 +37,21 @@ def test_memory_that_grows_is_not_flat(load: Any) -> None:
     assert growing["bytes_per_hour"] == pytest.approx(0.12e9)
 
 
-def test_what_an_idle_server_keeps_is_named(load: Any) -> None:
-    report = load("soak_report")
-    before = dict.fromkeys(report.LEFT_BEHIND, 3)
-    assert report.left_behind(before, before | {"threads": 2}) == {}
-    assert report.left_behind(before, before | {"tasks": 4}) == {"tasks": [3, 4]}
+def test_what_an_idle_server_keeps_is_named() -> None:
+    before = dict.fromkeys(soak_report.LEFT_BEHIND, 3)
+    assert soak_report.left_behind(before, before | {"threads": 2}) == {}
+    assert soak_report.left_behind(before, before | {"tasks": 4}) == {"tasks": [3, 4]}
 
 
-def test_percentiles_are_values_that_were_measured(load: Any) -> None:
-    percentile = load("soak_report").percentile
+def test_percentiles_are_values_that_were_measured() -> None:
+    percentile = soak_report.percentile
     assert [percentile([3.0, 1.0, 2.0, 4.0], p) for p in (0, 50, 99, 100)] == [1.0, 2.0, 4.0, 4.0]
     assert percentile([], 50) is None
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_is_compared_as_the_whole_answer(
-    load: Any, tokenizer: Any, path: str
-) -> None:
-    answers = load("answers")
+async def test_a_stream_is_compared_as_the_whole_answer(tokenizer: Any, path: str) -> None:
     async with api_over(FakeCore(), tokenizer) as api:
         body = {"model": "fake", **BODIES[path]}
         streamed = answers.StreamedAnswer(path)

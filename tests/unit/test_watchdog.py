@@ -27,7 +27,7 @@ from gemserve.config import ServerConfig
 from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine
 from tests.fakes import FakeCore
-from tests.engines import request
+from tests.unit.engines import request
 from tests.unit.test_watchdog import HangingCore
 
 async def main():

@@ -13,7 +13,6 @@ from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Backend, Partial, ntk_part
 
-DEFAULT_RANK = 16
 _TRIED = 7  # random queries for which a term is computed when it is loaded
 
 

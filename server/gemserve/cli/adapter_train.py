@@ -101,7 +101,7 @@ def _add_number_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-# Found with benchmarks/adapters.py, see docs/adapters.md.
+# Found with benchmarks/adapters/comparison.py, see docs/adapters.md.
 LEARNING_RATES = {"ntk": 1e-3, "prefix": 1e-1, "activation": 1.0, "lora": 3e-3}
 _DEFAULTS: dict[str, float] = {
     "epochs": 3,

@@ -38,6 +38,9 @@ from gemserve.types import AdapterName, Event, Finished, Request
 
 log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
+# what `internal_errors` counts besides the disk's: batches that were tried one by one, answers
+# without the attention that was asked for, and prompts that are read whole because a filter failed
+_CAUGHT = ("decode_batch", "draw_batch", "answer_attention", "filter_pass")
 _LOG_EVERY_S = 60.0  # at most one line in this time about errors of one kind
 
 
@@ -119,7 +122,7 @@ class Core:
             self._scheduler.begin_load = self._disk.begin_load
         self._events = EventMaker(model.shape, eos_ids)
         self._jobs: dict[int, Job] = {}
-        self._internal_errors = Counter[str]()
+        self._internal_errors = dict.fromkeys(_CAUGHT, 0)
         self._logged_s: dict[str, float] = {}
         self._stored_at, self._stored = 0, dict[str, StoredDocument]()
         # requests that want only a selection, which is known without a pass
@@ -146,8 +149,9 @@ class Core:
 
     @property
     def internal_errors(self) -> Mapping[str, int]:
-        """How often something failed that was done in another way then, since the start."""
-        return dict(self._internal_errors)
+        """How often something failed that was done in another way, or left out, since the start."""
+        on_disk = 0 if self._disk is None else self._disk.counts.errors
+        return {**self._internal_errors, "cache_disk": on_disk}
 
     @property
     def kv_usage_ratio(self) -> float:
@@ -327,6 +331,7 @@ class Core:
             return event
         offsets = token_offsets(self.tokenizer, [*job.sequence.generated, drawn.token])
         found = self._runner.watched_answer(job.sequence.order, offsets)
+        self._internal_errors["answer_attention"] += found is None
         return replace(event, attention=found)
 
     def _limits(self) -> StepLimits:
@@ -371,7 +376,8 @@ class Core:
             self._runner.forget(ended)
 
     def _note_retries(self, out: RunOutput) -> None:
-        """Count what failed for a batch and was done one by one; log each kind once a minute."""
+        """Count what failed and was done in another way; log each kind of batch once a minute."""
+        self._internal_errors["filter_pass"] += sum(kept.has_failed for kept in out.kept.values())
         for name, error in out.retried:
             self._internal_errors[name] += 1
             now_s = time.monotonic()

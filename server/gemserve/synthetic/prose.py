@@ -42,7 +42,7 @@ def stdlib_sentences() -> tuple[str, ...]:
         "__pycache__",
     }
     files = [p for p in sorted(root.rglob("*.py")) if not skipped & set(p.relative_to(root).parts)]
-    sentences = tuple(_sentences(files))
+    sentences = tuple(docstring_sentences(files))
     if not sentences:
         raise FileNotFoundError(f"{root}: no Python sources to take filler text from")
     return sentences
@@ -63,14 +63,8 @@ def topics_sentences() -> tuple[str, ...]:
     return tuple(sentence for sentence in sentences if sentence not in known)
 
 
-def package_sentences(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Sentences of the documentation strings of installed third-party packages, in file order."""
-    root = Path(sysconfig.get_paths()["purelib"])
-    files = [p for name in names for p in sorted((root / name).rglob("*.py"))]
-    return tuple(_sentences(files))
-
-
-def _sentences(files: list[Path]) -> Iterator[str]:
+def docstring_sentences(files: list[Path]) -> Iterator[str]:
+    """Sentences of the documentation strings of Python files, each of them once."""
     known: set[str] = set()
     for path in files:
         for docstring in _docstrings(path):

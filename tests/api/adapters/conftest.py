@@ -11,7 +11,7 @@ import pytest
 from gemserve.adapters.store import AdapterStore
 from gemserve.model.causal_model import CausalModel
 from tests import adapters, models
-from tests.adapter_requests import (
+from tests.api.adapters.adapter_requests import (
     MIB,
 )
 from tests.fakes import (

@@ -16,7 +16,7 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Finished
 from tests import adapters
-from tests.adapter_requests import (
+from tests.api.adapters.adapter_requests import (
     ADAPTERS,
     SELECTION,
     ask,

@@ -9,7 +9,7 @@ import pytest
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.model.causal_model import CausalModel
-from tests.adapter_requests import (
+from tests.api.adapters.adapter_requests import (
     ADAPTERS,
     PREFIX,
     ask,

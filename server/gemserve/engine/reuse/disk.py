@@ -202,6 +202,7 @@ class DiskCache:
         self._loads.remove(load)
         sequence.is_loading = False
         if error is not None:
+            self.counts.errors += 1
             log.warning("document cache: %s is removed: %s", load.info.path, error)
             self.folder.remove(load.info)
         elif load.num_bytes:
@@ -286,6 +287,7 @@ class DiskCache:
             try:
                 save.given.put_nowait(self._take(save.document, start, count))
             except Exception as error:
+                self.counts.errors += 1
                 log.warning("document cache: a document is not written: %s", error)
                 self._cancel(save)
                 return
@@ -302,6 +304,7 @@ class DiskCache:
             self.counts.writes += 1
             self.folder.add(save.result)
         elif save.result is not None:
+            self.counts.errors += 1
             log.warning("document cache: nothing more is written to disk: %s", save.result)
             self._is_writing = False
 

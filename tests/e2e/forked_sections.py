@@ -32,8 +32,8 @@ def _run_script(arguments: list[str], log_path: Path) -> int:
     with log_path.open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
-    for name, module in list(sys.modules.items()):
-        if BENCHMARKS in Path(getattr(module, "__file__", None) or "/").parents:
+    for name in list(sys.modules):
+        if name.split(".")[0] == BENCHMARKS.name:
             del sys.modules[name]
     sys.argv, sys.path = arguments, [str(Path(arguments[0]).parent), *GIVEN_PATHS]
     status = 0

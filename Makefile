@@ -31,7 +31,7 @@ DEPS := .venv-deps/.installed
 DEPS_BIN := .venv-deps/bin
 DEPS_TOOLS ?= "uv>=0.9,<1" "pip-audit>=2.9,<3" "cyclonedx-bom>=7,<8"
 
-.PHONY: setup demo test test-browser test-clients test-deploy check serve bench peers clean
+.PHONY: setup demo test test-all test-browser test-clients test-deploy check serve bench peers clean
 .PHONY: lock check-deps fuzz
 
 setup: $(STAMP)
@@ -59,8 +59,18 @@ endif
 demo: setup
 	@$(BIN)/python -m gemserve.demo
 
+# Test processes side by side; each keeps one core busy and takes up to 3 GB.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 test: setup $(NODE)
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+# Everything at full counts: more random schemas, traces, interleavings, requests, cases and kills.
+FULL := GEMSERVE_TEST_SCHEMAS=200 GEMSERVE_TEST_TRACES=1000 GEMSERVE_TEST_INTERLEAVINGS=0:200 \
+	GEMSERVE_TEST_REQUESTS=200 GEMSERVE_TEST_SEEDS=500 GEMSERVE_TEST_CASES=200 \
+	GEMSERVE_TEST_KILLS=20 GEMSERVE_FUZZ_EXAMPLES=100
+test-all: setup $(NODE)
+	$(FULL) $(PYTEST) --timeout 20000
 
 # `make test-clients TABLE=1` also writes the table of docs/clients.md.
 test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT)

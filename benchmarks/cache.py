@@ -216,11 +216,12 @@ def _at_once(prompts: list[list[int]], arguments: argparse.Namespace, core: Core
     results.note("all at once")
     changed = [[*ids[:1], ids[1] + 1, *ids[2:]] for ids in prompts]
     read = core.cache_counts.query_tokens - core.cache_counts.hit_tokens
-    started_s = time.perf_counter()
+    most_held, started_s = 0, time.perf_counter()
     for ids in changed:
         core.add(_request(ids, arguments))
     while not core.is_idle:
         core.step()
+        most_held = max(most_held, core.kv_bytes_used)
     seconds = time.perf_counter() - started_s
     read = core.cache_counts.query_tokens - core.cache_counts.hit_tokens - read
     return {
@@ -229,6 +230,7 @@ def _at_once(prompts: list[list[int]], arguments: argparse.Namespace, core: Core
         "tokens_filtered": read,
         "tokens_sent": sum(map(len, prompts)),
         "passes": read / len(prompts[0]),
+        "most_kv_bytes": most_held,  # of requests, besides what only the cache owns
     }
 
 

@@ -10,6 +10,7 @@ from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.filtering.methods import METHODS
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.cpu_step import with_cpu_step
 from tests.pipe_runner import PipeRunner, is_piped
 
 
@@ -29,6 +30,7 @@ def core_over(
         num_layers=model.num_layers,
         context_tokens=model.context_tokens,
     )
+    stepping = with_cpu_step(model, resolved.cpu_step)
     if is_piped():
-        return Core(model, tokenizer, resolved, eos_ids, calibration, new_runner=PipeRunner)
-    return Core(model, tokenizer, resolved, eos_ids, calibration)
+        return Core(stepping, tokenizer, resolved, eos_ids, calibration, new_runner=PipeRunner)
+    return Core(stepping, tokenizer, resolved, eos_ids, calibration)

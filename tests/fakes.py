@@ -13,23 +13,15 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import torch
-import uvicorn
 
-from gemserve.adapters.store import AdapterStore
-from gemserve.api.app import create_app
-from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.api.serving import Serving, watchdog_of
 from gemserve.calibration.files import Calibration
 from gemserve.config import ServerConfig
-from gemserve.decoding.grammar import Grammars
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.worker import Engine
-from gemserve.filtering.planner import FilterPlanner
 from gemserve.types import (
     Event,
     Filtered,
@@ -39,7 +31,12 @@ from gemserve.types import (
     Request,
     TextDelta,
 )
-from gemserve_kernels import select_backend
+
+# Processes that tests start import the fake core alone, without torch and transformers: what the
+# application needs is imported where it is used.
+if TYPE_CHECKING:
+    from gemserve.adapters.store import AdapterStore
+    from gemserve.api.serving import Serving
 
 MODEL = "fake"
 CONTEXT = 2000
@@ -252,6 +249,15 @@ def serving_over(
     **server: Any,
 ) -> Serving:
     """The real engine and prompt builder over a fake core."""
+    import torch
+
+    from gemserve.adapters.store import AdapterStore
+    from gemserve.api.requests.request_builder import RequestBuilder
+    from gemserve.api.serving import Serving, watchdog_of
+    from gemserve.decoding.grammar import Grammars
+    from gemserve.filtering.planner import FilterPlanner
+    from gemserve_kernels import select_backend
+
     no_model: Any = None
     builder = RequestBuilder(
         tokenizer=tokenizer,
@@ -267,6 +273,7 @@ def serving_over(
             fails_open=False,
             calibration=Calibration(layer=FILTER_LAYER),
             sliding_windows=(None,) * 64,
+            num_heads=8,
             context_tokens=context_tokens,
             longest_sequence=context_tokens,
         ),
@@ -307,6 +314,8 @@ class Api:
 
 @asynccontextmanager
 async def api_over(core: FakeCore, tokenizer: Any, **settings: Any) -> AsyncIterator[Api]:
+    from gemserve.api.app import create_app
+
     serving = serving_over(core, tokenizer, **settings)
     transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
     try:
@@ -321,6 +330,10 @@ async def api_over(core: FakeCore, tokenizer: Any, **settings: Any) -> AsyncIter
 @contextmanager
 def live_server(serving: Serving) -> Iterator[str]:
     """The application on a free port of 127.0.0.1; yields its URL."""
+    import uvicorn
+
+    from gemserve.api.app import create_app
+
     config = uvicorn.Config(
         create_app(serving),
         port=0,

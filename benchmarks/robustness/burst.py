@@ -44,15 +44,15 @@ def draw(rng: Random, order: int) -> Sequence:
         prompt_ids=ids,
         sampling=SamplingParams(max_tokens=12 if rng.random() < 0.9 else 120),
         filter=FilterParams(method="sieve", keep=KEEP),
+        plan=FilterPlan(
+            reason=None if documents else "short_prompt",
+            num_kept=kept,
+            budget=Budget(low=1, high=kept, limit=kept),
+            layer=2 if documents else None,
+            rows=tuple(range(len(ids) - 8, len(ids))) if documents else (),
+        ),
     )
-    plan = FilterPlan(
-        reason=None if documents else "short_prompt",
-        num_kept=kept,
-        budget=Budget(low=1, high=kept, limit=kept),
-        layer=2 if documents else None,
-        rows=tuple(range(len(ids) - 8, len(ids))) if documents else (),
-    )
-    return Sequence(request, plan, order)
+    return Sequence(request, order)
 
 
 def chunk_s(chunk: Chunk) -> float:
@@ -67,7 +67,7 @@ def simulate(rate: float, seconds: float, seed: int) -> None:
     scheduler = scheduling.Scheduler(
         pool, num_layers=LAYERS, max_running=MAX_RUNNING, cache_units=pool.capacity // 2
     )
-    arrived_s: dict[Sequence, float] = {}
+    arrived_s: dict[int, float] = {}
     first_s: list[float] = []
     now_s, due_s, told_s, order, refused = 0.0, rng.expovariate(rate), REPORT_S, 0, 0
     while now_s < seconds:
@@ -75,7 +75,7 @@ def simulate(rate: float, seconds: float, seed: int) -> None:
             if len(scheduler.waiting) < MAX_QUEUE:
                 order += 1
                 sequence = draw(rng, order)
-                arrived_s[sequence] = due_s
+                arrived_s[sequence.order] = due_s
                 scheduler.add(sequence)
             else:
                 refused += 1
@@ -85,19 +85,24 @@ def simulate(rate: float, seconds: float, seed: int) -> None:
             now_s = due_s
             continue
         plan = scheduler.schedule(CHUNK_TOKENS, is_decode_due=rng.random() < 0.4)
-        tokens = dict.fromkeys(plan.decodes, 1)
-        kept: dict[Sequence, tuple[int, ...]] = {}
+        tokens = {row.sequence: 1 for row in plan.decodes}
+        kept: dict[int, tuple[int, ...]] = {}
         if plan.decodes:
             now_s += 0.004 + 0.0003 * len(plan.decodes)
         if (chunk := plan.chunk) is not None:
             now_s += chunk_s(chunk)
             if chunk.is_last and chunk.is_filter:
-                kept[chunk.sequence] = tuple(range(chunk.sequence.plan.budget.high))
+                budget = scheduler.sequences[chunk.sequence].plan.budget
+                kept[chunk.sequence] = tuple(range(budget.high))
             elif chunk.is_last:
                 tokens[chunk.sequence] = 1
                 first_s.append(now_s - arrived_s.pop(chunk.sequence))
-        limit = {s: s.request.sampling.max_tokens for s in tokens}
-        finished = frozenset(s for s in tokens if len(s.generated) + 1 >= limit[s])
+        drawn = {number: scheduler.sequences[number] for number in tokens}
+        finished = frozenset(
+            number
+            for number, sequence in drawn.items()
+            if len(sequence.generated) + 1 >= sequence.request.sampling.max_tokens
+        )
         scheduler.commit(
             plan, StepOutput(is_chunk_done=True, tokens=tokens, kept=kept, finished=finished)
         )

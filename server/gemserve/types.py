@@ -20,8 +20,10 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Switch = Literal["auto", "on", "off"]
 FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
+Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
+MAX_HEADS = 32  # that a request may name
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
 MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
@@ -73,6 +75,7 @@ class FilterOptions:
     keep: Keep | None = None
     fallback: bool | None = None
     layer: int | None = None
+    heads: Heads | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -86,13 +89,15 @@ class FilterParams:
     `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up. "auto": as
     many as the attention calls for, at most an eighth of the prompt or 128 tokens. `fallback`: if
     attention is diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer
-    whose queries and keys choose; None: the server's.
+    whose queries and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that
+    score tokens, of layers up to that one; None: those of the calibration.
     """
 
     method: FilterMethod
     keep: Keep
     fallback: bool = False
     layer: int | None = None
+    heads: Heads | None = None
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -130,6 +135,42 @@ def parse_keep(value: object) -> Keep:
     if not MIN_KEEP <= value <= MAX_KEEP or value != int(value):
         raise RequestError(f"filter.keep={shown(value)}: {limits}", param="filter.keep")
     return int(value)
+
+
+def parse_heads(value: object) -> Heads:
+    """Validate a request's `heads`: 1 to `MAX_HEADS` pairs of numbers from 0, each pair once.
+
+    The planner knows which layers and heads there are. Raises `RequestError`.
+    """
+    if isinstance(value, (list, tuple)) and len(value) > MAX_HEADS:
+        raise RequestError(
+            f"filter.heads: has {len(value)} pairs, the limit is {MAX_HEADS}", param="filter.heads"
+        )
+    if not isinstance(value, (list, tuple)) or not value or not all(map(_is_pair, value)):
+        raise RequestError(
+            f"filter.heads={shown(value)}: must be a list of 1 to {MAX_HEADS} pairs "
+            "[layer, head] of whole numbers from 0",
+            param="filter.heads",
+        )
+    heads = tuple((int(layer), int(head)) for layer, head in value)
+    for at, pair in enumerate(heads):
+        if pair in heads[:at]:
+            raise RequestError(
+                f"filter.heads: {list(pair)} is there more than once; the limit is once",
+                param="filter.heads",
+            )
+    return heads
+
+
+def _is_pair(value: object) -> bool:
+    """Is it a [layer, head] pair of whole numbers from 0? 2.0 is one, as everywhere in JSON."""
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and not any(isinstance(n, bool) for n in value)
+        and all(isinstance(n, int) or (isinstance(n, float) and n.is_integer()) for n in value)
+        and all(n >= 0 for n in value)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

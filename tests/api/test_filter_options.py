@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -25,6 +26,9 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     ({"keep": None}, {}),
     ({"layer": 0}, {"layer": 0}),
     ({"layer": "auto"}, {}),
+    ({"heads": [[2, 7], [0, 0.0]]}, {"heads": ((2, 7), (0, 0))}),
+    ({"heads": [[1, 7]], "layer": 1}, {"heads": ((1, 7),), "layer": 1}),
+    ({"method": "gemfilter", "heads": None}, {"method": "gemfilter"}),
     ({"method": "snapkv", "layer": "auto"}, {"method": "snapkv"}),
     ({"return_selection": True}, {"return_selection": True}),
     ({"keep": "auto"}, {"keep": "auto", "fallback": True}),
@@ -76,6 +80,35 @@ async def test_a_layer_is_refused_where_none_chooses(api: Api, method: str) -> N
     others = [m for m in SERVED_METHODS if METHODS[m].selector is not None and m != "sieve"]
     assert re.split(", | and ", said[1]) == ["sieve", *others]  # the server's own comes first
     assert "gemfilter" in others
+
+
+@pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([[0, 1], [2, 8]], "filter.heads: head 8 of layer 2 must be from 0 to 7"),
+        ([[3, 0]], "filter.heads: layer 3 must be from 0 to the request's filter layer, 2"),
+        ([[0, i] for i in range(33)], "filter.heads: has 33 pairs, the limit is 32"),
+        ([[0, 1], [0, 1.0]], "filter.heads: [0, 1] is there more than once; the limit is once"),
+        *(
+            (value, "must be a list of 1 to 32 pairs [layer, head] of whole numbers from 0")
+            for value in (
+                *([], [0, 1], [[0]], [[0, 1, 2]], [[0, -1]], [[0, 1.5]], [[0, True]], [[0, None]]),
+                *("0.1", 3, True, {}, [{}], [["0", "1"]], [[1e400, 0]]),
+            )
+        ),
+        ([[10**400, 0]], "an integer of 1329 bits must be from 0 to the request's filter layer"),
+    ],
+)
+async def test_wrong_heads_are_refused(api: Api, path: str, given: Any, message: str) -> None:
+    """The field, its value and the limit are named."""
+    body = {"model": "fake", "prompt": list(range(10, 510)), "filter": {"heads": given}}
+    reply = await api.client.post(path, content=json.dumps(body))
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert message in error["message"]
+    assert error["message"].startswith("filter.heads")
+    assert (error["param"], error["code"]) == ("filter.heads", "invalid_value")
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -264,6 +264,11 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
     *((COMPLETIONS, {field: 2.0}, True) for field in ("n", "top_k", "seed", "max_tokens")),
     *((COMPLETIONS, {field: 2.5}, False) for field in ("n", "top_k", "seed", "max_tokens")),
     (COMPLETIONS, {"filter": {"layer": 1.0}}, True),
+    *((COMPLETIONS, {"filter": {"heads": h}}, True) for h in (None, [[1, 7]], [[0, 0], [2.0, 1]])),
+    *(
+        (COMPLETIONS, {"filter": {"heads": h}}, False)
+        for h in ([], [[1]], [[1, 2, 3]], [[-1, 0]], [[0, 0], [0, 0]], [[0, 0]] * 33, "0.1")
+    ),
     (COMPLETIONS, {"stop_token_ids": [5.0]}, True),
     (COMPLETIONS, {"response_format": {"type": "text"}}, True),
     (COMPLETIONS, {"response_format": {"type": "json_schema"}}, False),

@@ -144,11 +144,11 @@ async def test_metrics_of_rejected_requests(api: Api) -> None:
     assert not sum(v for name, v in after.items() if name.startswith("request_success_total"))
 
 
-async def test_ten_thousand_junk_names_leave_the_labels_bounded(api: Api) -> None:
+async def test_a_thousand_junk_names_leave_the_labels_bounded(api: Api) -> None:
     await api.post(CHAT, model="junk")
     await api.client.get("/v1/models/junk")
     before = set(await api.metrics())
-    for i in range(5000):
+    for i in range(500):
         body = json.dumps({"model": f"junk-{i}", "messages": []})
         await api.client.post(CHAT, content=body)
         await api.post(COMPLETIONS, model=f"junk-{i}", headers={"X-Request-Id": f"junk-{i}"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from gemserve.types import ANY_OBJECT
 from tests.fakes import CHAT, COMPLETIONS, Api
 from tests.schemas import REFUSED, UNHELD, nested
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("path", [COMPLETIONS, CHAT])]
+pytestmark = pytest.mark.anyio
+both = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["b"]}
 FIELD = "response_format.json_schema.schema"
 
@@ -21,6 +23,7 @@ def wanted(schema: object, **fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
 
 
+@both
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_schema_reaches_the_engine_as_written(api: Api, path: str, stream: bool) -> None:
     full = wanted(SCHEMA, strict=True, description="An answer.")
@@ -33,6 +36,7 @@ async def test_a_schema_reaches_the_engine_as_written(api: Api, path: str, strea
     assert grammar.is_strict
 
 
+@both
 async def test_any_object_and_free_text(api: Api, path: str) -> None:
     for given, grammar in (
         ({"type": "json_object"}, ANY_OBJECT),
@@ -43,7 +47,10 @@ async def test_any_object_and_free_text(api: Api, path: str) -> None:
         assert api.core.requests[-1].grammar == grammar
 
 
-@pytest.mark.parametrize("name", REFUSED)
+# in turn: trying a schema takes long, and is the same for both
+@pytest.mark.parametrize(
+    ("path", "name"), list(zip(cycle((COMPLETIONS, CHAT)), REFUSED, strict=False))
+)
 async def test_a_schema_that_cannot_be_held_to_is_named(api: Api, path: str, name: str) -> None:
     schema, word = REFUSED[name]
     started = time.monotonic()
@@ -58,6 +65,7 @@ async def test_a_schema_that_cannot_be_held_to_is_named(api: Api, path: str, nam
     await api.assert_alive()
 
 
+@both
 @pytest.mark.parametrize("name", UNHELD)
 async def test_instructor_s_schemas_lose_what_cannot_be_held(
     api: Api, path: str, name: str
@@ -71,6 +79,7 @@ async def test_instructor_s_schemas_lose_what_cannot_be_held(
         assert not grammar.is_strict
 
 
+@both
 async def test_unknown_formats_are_annotations(api: Api, path: str) -> None:
     for name in ("path", "binary", "uuid4", "int32", "password"):
         schema = {"type": "string", "format": name}
@@ -79,6 +88,7 @@ async def test_unknown_formats_are_annotations(api: Api, path: str) -> None:
             assert reply.status_code == 200, reply.text
 
 
+@both
 @pytest.mark.parametrize(
     ("given", "param"),
     [
@@ -106,6 +116,7 @@ async def test_a_wrong_shape_is_named(api: Api, path: str, given: Any, param: st
     assert api.core.requests == []
 
 
+@both
 async def test_nesting_without_end_is_no_crash(api: Api, path: str) -> None:
     deep = '{"type": "array", "items": ' * 10_000 + "{}" + "}" * 10_000
     body = json.dumps({"model": "fake", "prompt": "x", "response_format": wanted(0)})

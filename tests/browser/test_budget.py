@@ -1,4 +1,4 @@
-"""Other budgets than the answer's: the server is asked, and what goes wrong with that is told."""
+"""Other budgets and heads than the answer's: the server is asked, and what goes wrong is told."""
 
 from __future__ import annotations
 
@@ -80,6 +80,54 @@ def test_a_known_budget_is_shown_without_the_server(page: Page, fact: Any) -> No
     assert page.state()["ranges"] == ranges
     assert page.text("budget-note") == ""
     assert len(sent(page)) == 2
+
+
+BOXES = "document.querySelectorAll('#head-boxes input')"
+
+
+def tick(page: Page, *ticked: int) -> None:
+    """Tick these boxes of the heads, and no other ones."""
+    page.run("document.getElementById('heads').open = true")
+    page.run(
+        f"{BOXES}.forEach((e, i) => arguments[0].includes(i) !== e.checked && e.click())", ticked
+    )
+
+
+def test_other_heads_choose_with_the_present_budget(page: Page, fact: Any) -> None:
+    """They only coloured the text, and what a request by them would keep could not be seen."""
+    watch(page)
+    page.ask(fact.document, fact.question, keep=300)
+    budget = page.slide_to(100)
+    own = page.state()["ranges"]
+    counts = page.run(f"return [...{BOXES}].map((e) => e.checked)")
+    first, second = [i for i, is_ticked in enumerate(counts) if not is_ticked][:2]
+    tick(page, first)
+    page.wait_for_text()
+    theirs = page.state()["ranges"]
+    assert theirs != own
+    slid, headed = sent(page)
+    assert headed == {**slid, "filter": {**slid["filter"], "heads": headed["filter"]["heads"]}}
+    assert len(headed["filter"]["heads"]) == 1
+    assert headed["filter"]["keep"] == budget
+    assert page.post("/v1/filter", headed)["filter"]["selection"] == theirs
+    page.run("window.isOffline = true")
+    tick(page)
+    assert page.text("budget-note").startswith("No head is ticked, so none can choose.")
+    assert page.text("budget-note").endswith(f"a budget of {budget} tokens by other heads.")
+    assert page.state()["ranges"] == theirs
+    tick(page, first)  # which is remembered
+    page.wait_for_text()
+    assert (page.text("budget-note"), page.state()["ranges"]) == ("", theirs)
+    page.run("document.getElementById('heads-back').click()")
+    page.wait_for_text()
+    assert (page.text("budget-note"), page.state()["ranges"]) == ("", own)
+    coloured = page.state()["strength"]
+    tick(page, second)
+    page.wait_for_text()
+    assert page.text("budget-note").startswith("The server cannot be reached.")
+    assert page.text("budget-note").endswith(f"a budget of {budget} tokens.")
+    assert page.state()["ranges"] == own
+    assert page.state()["strength"] != coloured
 
 
 @pytest.mark.parametrize("method", ["gemfilter", "position", "random"])

@@ -41,7 +41,7 @@ def test_two_methods_side_by_side(page: Page, fact: Any) -> None:
     assert page.run("return document.getElementById('differences').hidden")
 
 
-def test_other_heads_redraw_the_colours(page: Page, fact: Any) -> None:
+def test_other_heads_redraw_the_choice(page: Page, fact: Any) -> None:
     page.ask(fact.document, fact.question, keep=300)
     before = page.state()
     body = before["request"]["body"]
@@ -57,19 +57,27 @@ def test_other_heads_redraw_the_colours(page: Page, fact: Any) -> None:
     other = shown.index(False)
     page.run(f"{boxes}.forEach((e, i) => (i === {other}) !== e.checked && e.click())")
     assert "the attention of other heads" in page.text("facts")
+    assert page.state()["strength"] != before["strength"]
+    page.wait_for_text()
+    assert "chosen by other heads" in page.text("facts")
     now = page.state()
-    assert now["ranges"] == before["ranges"], "the filter chose by its own heads"
+    assert now["ranges"] != before["ranges"]
     assert now["strength"] != before["strength"]
+    named = [[heads[other]["layer"], heads[other]["head"]]]
+    chosen = {p for start, stop in now["ranges"] for p in range(start, stop)}
+    assert chosen == kept_by(page, method="sieve", keep=300, heads=named)
     codes = np.frombuffer(b64decode(heads[other]["tokens"]), np.uint8).copy()
     for start, stop, priority in scores["inputs"]["protected"]:
         if priority <= Priority.FRAME:
             codes[start:stop] = 0
     assert now["strength"][int(codes.argmax())] == 1
+    assert int(codes.argmax()) in chosen
     page.run("document.getElementById('heads-back').click()")
+    assert page.state()["ranges"] == before["ranges"]
     page.element("budget-back").click()
     after = page.state()
     assert (after["ranges"], after["strength"]) == (before["ranges"], before["strength"])
-    assert "the attention of other heads" not in page.text("facts")
+    assert "other heads" not in page.text("facts")
 
 
 def test_a_sentence_shows_what_it_leaned_on(page: Page, fact: Any) -> None:

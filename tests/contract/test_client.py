@@ -94,6 +94,14 @@ def test_shorthand_default_and_other_extra_fields(client: GemserveClient, core: 
     assert [request.sampling.top_k for request in core.requests] == [3, 3]
 
 
+def test_heads_reach_the_server(client: GemserveClient, core: FakeCore) -> None:
+    given: Filter = {"keep": 32, "heads": [(2, 0), (1, 7)]}
+    client.filter(model="fake", prompt=IDS, filter=given)
+    assert core.requests[0].filter.heads == ((2, 0), (1, 7))
+    with pytest.raises(openai.BadRequestError, match="head 8 of layer 1 must be from 0 to 7"):
+        client.filter(model="fake", prompt=IDS, filter={"heads": [[1, 8]]})
+
+
 @pytest.mark.parametrize("method", SERVED_METHODS)
 def test_every_method_can_be_named(client: GemserveClient, core: FakeCore, method: str) -> None:
     """The client has no list of them, so that it need not be as new as the server."""

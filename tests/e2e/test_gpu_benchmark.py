@@ -17,6 +17,7 @@ import torch
 import gemserve_kernels
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+FORKED = Path(__file__).with_name("forked_sections.py")
 PICTURES = ("ttft", "memory", "decode", "kernels")
 SECTIONS = (
     *("environment", "ceilings", "kernels", "rates", "model"),
@@ -49,7 +50,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_dry_run_is_complete(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    command = [sys.executable, str(SCRIPT), "--smoke", "--out", str(tmp_path), "--minutes", "14"]
+    command = [sys.executable, str(FORKED), "--smoke", "--out", str(tmp_path), "--minutes", "14"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=890, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout.splitlines()[-1])

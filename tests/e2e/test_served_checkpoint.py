@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -14,14 +15,19 @@ from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
+from gemserve.types import Switch
 from tests import models
+from tests.compiled_step import needs_compiler
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("cpu_step", [pytest.param("on", marks=needs_compiler), "off"])
 @pytest.mark.parametrize("method", ["gemfilter", "sieve", "none"])
-async def test_same_greedy_tokens_as_generate_on_the_kept_ids(method: str, tmp_path: Path) -> None:
+async def test_same_greedy_tokens_as_generate_on_the_kept_ids(
+    method: str, cpu_step: Switch, tmp_path: Path
+) -> None:
     directory = models.save("llama", tmp_path)
-    engine = EngineConfig(filter_min_tokens=64, kv_memory_bytes=1 << 22)
+    engine = EngineConfig(filter_min_tokens=64, kv_memory_bytes=1 << 22, cpu_step=cpu_step)
     core = build_core(ModelConfig(model=str(directory), device="cpu"), engine)
     serving = build_serving(core, model_name="tiny", config=ServerConfig())
     rng = random.Random(0)
@@ -53,3 +59,14 @@ async def test_same_greedy_tokens_as_generate_on_the_kept_ids(method: str, tmp_p
     tokenizer = AutoTokenizer.from_pretrained(directory)
     expected = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     assert reply["choices"][0]["text"] == expected.rstrip("�")
+
+
+@needs_compiler
+def test_these_tests_decode_with_the_compiled_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Users' servers had it, and no test of a server did."""
+    checkpoint = ModelConfig(model=str(models.save("llama", tmp_path)), device="cpu")
+    with caplog.at_level(logging.INFO, logger="gemserve.model"):
+        build_core(checkpoint, EngineConfig(kv_memory_bytes=1 << 22, calibrate="off"))
+    assert "a decode step without adapters is one call of compiled code" in caplog.text

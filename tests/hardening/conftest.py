@@ -10,16 +10,23 @@ from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
+from tests.compiled_step import compiled_step
 from tests.served import Served, served
 
 MODEL = "builtin"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def step_is_compiled(use_compiled_step: None) -> None:
+    """As users meet it."""
 
 
 @pytest.fixture(scope="session")
 def builtin_core() -> Core:
     """The built-in model. One server at a time may use it."""
     config = EngineConfig(kv_memory_bytes=128 << 20, filter_min_tokens=256, filter_keep=256)
-    return build_core(ModelConfig(device="cpu", dtype="float32"), config)
+    with compiled_step():
+        return build_core(ModelConfig(device="cpu", dtype="float32"), config)
 
 
 @pytest.fixture(scope="module")

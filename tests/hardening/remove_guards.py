@@ -237,7 +237,7 @@ REMOVALS: tuple[Removal, ...] = (
         "pass",
     ),
     Removal(
-        "tests/unit/test_cache_shares.py::test_one_tenant_s_flood_leaves_the_others_documents",
+        "tests/unit/test_document_cache_tenants.py::test_one_tenant_s_flood_leaves_the_others_documents",
         "engine/cache/document_cache.py",
         "(held[d.key.tenant], -d.last_used)",
         "-d.last_used",

@@ -30,6 +30,7 @@ from gemserve.types import (
 from tests import models
 from tests.cores import core_over
 
+pytestmark = pytest.mark.usefixtures("use_compiled_step")
 PARAMS = FilterParams(method="sieve", keep="auto", fallback=True)
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_PATH)
 

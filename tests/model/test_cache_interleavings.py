@@ -9,10 +9,13 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cache_world import HAS_DISK, World
 from tests.model.cache_traces import Outcome, Trace
 
-FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "0:14").split(":"))
+FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "3:11").split(":"))
+pytestmark = pytest.mark.usefixtures("use_compiled_step")
 
 
 def test_interleavings(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gemserve.engine.reuse import disk as cache_disk
 from tests.model.test_document_cache import random_ids
 from tests.model.test_document_cache_disk import ask_after_restart, asked, files
 
-NUM_KILLS = int(os.environ.get("GEMSERVE_TEST_KILLS", "2"))
+NUM_KILLS = int(os.environ.get("GEMSERVE_TEST_KILLS", "1"))
 # Writes one document after the other, slowly, so that it is killed in the middle of one.
 WRITER = """
 import sys

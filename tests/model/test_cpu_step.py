@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,23 +23,20 @@ from gemserve.model.loader import load
 from gemserve.model.packed_linear import can_pack, with_packed_linears
 from gemserve_kernels import native_library
 from tests import models
+from tests.compiled_step import compiled_step, needs_compiler
 from tests.model.test_selection import random_ids
 
 ROOM = 1200
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 needs_bfloat16 = pytest.mark.skipif(
     not can_pack(torch.device("cpu"), torch.bfloat16), reason="no bfloat16 in oneDNN"
 )
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def compiler() -> Iterator[None]:
     """GCC, or what CXX names: with `-mno-avx512f` the step uses shorter vectors."""
-    if os.environ["CXX"] == "no-compiler":
-        monkeypatch.setenv("CXX", "g++")
-    native_library.open_library.cache_clear()
-    yield
-    native_library.open_library.cache_clear()  # or the tests after these would use the step, too
+    with compiled_step():
+        yield
 
 
 def half_model() -> CausalModel:

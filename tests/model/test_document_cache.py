@@ -231,6 +231,21 @@ def test_heads_of_several_layers_are_watched_over_cached_keys() -> None:
     assert answers[0] == answers[1]
 
 
+def test_other_heads_choose_over_the_same_cached_keys() -> None:
+    """Keys and values do not depend on who looks at them: a request's heads need no new pass."""
+    ids = random_ids(Random(7), 600)
+    warm = core_of("llama", tokens=40_000, cache_memory=0.5)
+    cold = core_of("llama", tokens=40_000, cache_memory=0.0)
+    list(warm.run_alone(request(ids)))
+    for heads in (((1, 0), (2, 3)), ((0, 2),), None):
+        other = request(ids)
+        other = replace(other, filter=replace(other.filter, heads=heads))
+        events = list(warm.run_alone(other))
+        assert cached_tokens(events) >= 580
+        assert answer_of(events) == answer_of(list(cold.run_alone(other)))
+    warm.check_integrity()
+
+
 def test_a_document_that_moves_is_read_at_its_new_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ from gemserve.types import Event, Finished, PromptScored, Request, TextDelta
 from tests.model.test_document_cache import answer_of, cached_tokens, core_of, random_ids, request
 from tests.model.test_document_cache_kinds import unfiltered as whole
 
+pytestmark = pytest.mark.usefixtures("use_compiled_step")
 LAYERS_UNITS = 2 * 4  # of one token: keys and values of the tiny models' layers
 
 

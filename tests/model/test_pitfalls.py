@@ -35,6 +35,7 @@ from gemserve.types import (
 )
 from gemserve_kernels import select_backend
 
+pytestmark = pytest.mark.usefixtures("use_compiled_step")
 METHODS: tuple[FilterMethod, ...] = ("sieve", "position", "random")
 
 

@@ -93,6 +93,31 @@ def test_the_heads_scores_make_the_scores() -> None:
     assert np.abs(restored - values).max() <= scores.heads_high * 2.01 / 255
 
 
+@pytest.mark.parametrize("heads", [((1, 3),), ((2, 0), (0, 2), (1, 1))])
+def test_the_heads_of_a_request_choose(
+    heads: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the scores of these heads alone, and not by those of the calibration."""
+    seen: list[torch.Tensor] = []
+    calibrated = report_of(scores="exact")
+    own = Sieve.choose
+
+    def spy(self: Sieve, evidence: Evidence, *rest: Any) -> Any:
+        assert evidence.heads == heads
+        seen.append(self.score_of_heads(evidence, heads))
+        return own(self, evidence, *rest)
+
+    monkeypatch.setattr(Sieve, "choose", spy)
+    report = report_of(scores="heads", heads=heads)
+    assert report.scores is not None
+    assert calibrated.scores is not None
+    assert b64decode(report.scores.tokens) == seen[0].numpy().tobytes()
+    assert report.scores.tokens != calibrated.scores.tokens
+    counting = [(head.layer, head.head) for head in report.scores.heads if head.counts]
+    assert counting == list(heads)
+    assert report.selection != calibrated.selection
+
+
 def test_the_size_of_heads_scores_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sieve, "MOST_HEAD_SCORES", 5 * N)
     scores = report_of(scores="heads").scores

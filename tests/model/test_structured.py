@@ -22,8 +22,8 @@ from gemserve.types import Grammar
 from tests.fakes import data_of, text_of
 from tests.schemas import random_schema
 
-pytestmark = pytest.mark.anyio
-NUM_SCHEMAS = int(os.environ.get("GEMSERVE_TEST_SCHEMAS", "40"))
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("use_compiled_step")]
+NUM_SCHEMAS = int(os.environ.get("GEMSERVE_TEST_SCHEMAS", "12"))
 STRING_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 100}
 
 

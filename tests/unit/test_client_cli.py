@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,18 @@ def command(*words: str) -> list[str]:
 
 
 def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     return subprocess.run(
         command(*words), input=stdin, capture_output=True, encoding="utf-8", timeout=60, check=False
     )
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process."""
+    printed, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(errors):
+        status = main(words)
+    return subprocess.CompletedProcess(words, status, printed.getvalue(), errors.getvalue())
 
 
 def start(*words: str, **streams: Any) -> subprocess.Popen[bytes]:
@@ -126,7 +136,7 @@ def test_both_commands_tell_the_same(
 
 def test_an_answer_has_a_limit(url: str, notes: str, core: FakeCore) -> None:
     """A small model can go on and on: without a limit of its own the command would wait for it."""
-    assert run("ask", notes, QUESTION).returncode == 0
+    assert call("ask", notes, QUESTION).returncode == 0
     assert core.requests[0].sampling.max_tokens == 256
 
 
@@ -138,7 +148,7 @@ def test_the_document_reaches_the_model(url: str, core: FakeCore, tokenizer: Any
 
 
 def test_kept_passages_are_shown(url: str, notes: str) -> None:
-    done = run("ask", notes, QUESTION, "--keep", "32", "--show-kept")
+    done = call("ask", notes, QUESTION, "--keep", "32", "--show-kept")
     assert done.stdout == ANSWER
     report, passage = done.stderr.splitlines()
     assert "kept 32" in report
@@ -146,21 +156,21 @@ def test_kept_passages_are_shown(url: str, notes: str) -> None:
 
 
 def test_lists(url: str) -> None:
-    assert outcome(run("models")) == (0, "fake\n", 0)
-    assert outcome(run("adapters", "list")) == (0, "", 0)
+    assert outcome(call("models")) == (0, "fake\n", 0)
+    assert outcome(call("adapters", "list")) == (0, "", 0)
     for words, status in ((["load", "a", "b"], 400), (["unload", "a"], 404)):
-        done = run("adapters", *words)
+        done = call("adapters", *words)
         assert outcome(done) == (1, "", 1)
         assert re.search(rf"gemserve-client: .* \(status {status}, [A-Z]+ http", done.stderr)
 
 
 def test_failures_of_the_server(url: str, notes: str, core: FakeCore) -> None:
-    refused = run("ask", notes, QUESTION, "--keep", "3")
+    refused = call("ask", notes, QUESTION, "--keep", "3")
     assert outcome(refused) == (1, "", 1)
     assert refused.stderr.startswith("gemserve-client: filter.keep=3: must be")
     assert "(status 400, POST http://127.0.0.1:" in refused.stderr
     core.script = (FILTERED, "a", ValueError("boom"))
-    broken = run("ask", notes, QUESTION)
+    broken = call("ask", notes, QUESTION)
     assert outcome(broken) == (1, "a", 2)
     assert "gemserve-client: The request failed: ValueError: boom\n" in broken.stderr
 

@@ -35,6 +35,7 @@ PLANNER = FilterPlanner(
     fails_open=False,
     calibration=MEASURED,
     sliding_windows=(100, None, None, None, 100),
+    num_heads=4,
     context_tokens=4000,
     longest_sequence=3000,
 )
@@ -73,6 +74,8 @@ def test_what_a_request_does_not_say_is_the_servers() -> None:
     assert PLANNER.resolve(others) == FilterParams(
         method="sieve", keep=0.25, layer=1, return_selection=True
     )
+    headed = PLANNER.resolve(FilterOptions(heads=((2, 0), (0, 3)), layer=2))
+    assert headed == FilterParams(method="sieve", keep=64, layer=2, heads=((2, 0), (0, 3)))
     pooled = PLANNER.resolve(FilterOptions(method="gemfilter", pooling="max"))
     assert pooled == FilterParams(method="gemfilter", keep=64, layer=3, pooling="max")
 
@@ -84,6 +87,9 @@ def test_what_a_request_does_not_say_is_the_servers() -> None:
         (MEASURED, FilterOptions(fallback=False), False),
         (MEASURED, FilterOptions(layer=2), False),
         (MEASURED, FilterOptions(layer=3), True),
+        (MEASURED, FilterOptions(heads=((3, 2), (1, 0))), True),
+        (MEASURED, FilterOptions(heads=((1, 0),)), False),
+        (MEASURED, FilterOptions(heads=((1, 0),), keep="auto"), True),
         (MEASURED, FilterOptions(method="gemfilter"), False),
         (MEASURED, FilterOptions(method="none"), False),
         (GUESSED, FilterOptions(), False),
@@ -137,6 +143,42 @@ def test_what_a_method_does_not_have_is_named() -> None:
         assert re.match(r"filter\.layer=1: only methods sieve(,| and) gemfilter.* have", message)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": ()}, "filter.heads=(): must be a list of 1 to 32 pairs [layer, head] of whole "),
+        ({"heads": ((0, -1),)}, "filter.heads=((0, -1),): must be a list of 1 to 32 pairs"),
+        ({"heads": ((1, 2),) * 33}, "filter.heads: has 33 pairs, the limit is 32"),
+        (
+            {"heads": ((1, 2), (0, 0), (1, 2))},
+            "filter.heads: [1, 2] is there more than once; the limit is once",
+        ),
+        (
+            {"heads": ((0, 0), (4, 0))},
+            "filter.heads: layer 4 must be from 0 to the request's filter layer, 3",
+        ),
+        (
+            {"heads": ((3, 0),), "layer": 2},
+            "filter.heads: layer 3 must be from 0 to the request's filter layer, 2",
+        ),
+        ({"heads": ((2, 4),)}, "filter.heads: head 4 of layer 2 must be from 0 to 3"),
+        *(
+            (
+                {"heads": ((1, 0), (3, 2)), "method": method},
+                f"filter.heads=[[1, 0], [3, 2]]: only method sieve has it, not {method}",
+            )
+            for method in METHODS
+            if method != "sieve"
+        ),
+    ],
+)
+def test_heads_that_are_not_there_are_named(options: dict[str, Any], message: str) -> None:
+    """A head of a layer above the filter layer would be looked for where nothing was recorded."""
+    told, param = refused(FilterOptions(**options))
+    assert told.startswith(message)
+    assert param == "filter.heads"
+
+
 def test_a_method_that_does_not_exist_is_named() -> None:
     """A name is plain text, so that a wrong one was a KeyError somewhere."""
     expected = (
@@ -155,6 +197,10 @@ def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None
         PLANNER.check_layer_sees(low, NUM_TOKENS)
     PLANNER.check_layer_sees(low, 200)  # too short to be filtered
     PLANNER.check_layer_sees(FilterParams(method="none", keep=16, layer=0), NUM_TOKENS)
+    headed = replace(SIEVE, heads=((1, 0), (0, 2)))
+    with pytest.raises(RequestError, match=r"filter\.heads: layer 0 .* last 100 .* of 1000"):
+        PLANNER.check_layer_sees(headed, NUM_TOKENS)
+    PLANNER.check_layer_sees(headed, 200)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -198,6 +244,23 @@ def test_the_calibrated_heads_count_in_the_calibrated_layer_alone() -> None:
     lower = PLANNER.plan(request(replace(SIEVE, layer=2)))
     assert (lower.layer, lower.tapped, lower.heads) == (2, (2,), None)
     assert lower.coverage_bound == Calibration.GUESSED_BOUND
+
+
+def test_heads_of_the_request_replace_those_of_the_calibration() -> None:
+    """Their bound is measured only if they are the calibration's own, in whatever order."""
+    heads = ((2, 1), (0, 3))
+    plan = PLANNER.plan(request(replace(SIEVE, heads=heads)))
+    assert (plan.layer, plan.tapped, plan.heads) == (3, (0, 2, 3), heads)
+    assert plan.coverage_bound == Calibration.GUESSED_BOUND
+    own = PLANNER.plan(request(replace(SIEVE, heads=((3, 2), (1, 0)))))
+    assert (own.tapped, own.coverage_bound) == ((1, 3), 0.4)
+    assert own == replace(PLANNER.plan(request()), heads=((3, 2), (1, 0)))
+    lower = PLANNER.plan(request(replace(SIEVE, layer=2, heads=heads)))
+    assert (lower.layer, lower.tapped, lower.heads) == (2, (0, 2), heads)
+    guessed = replace(PLANNER, calibration=GUESSED)
+    assert guessed.plan(request(replace(SIEVE, heads=heads))).heads == heads
+    watched = PLANNER.plan(request(replace(SIEVE, heads=heads, return_attention=True)))
+    assert (watched.answer_layer, watched.answer_heads) == (3, heads)
 
 
 def test_rows_are_the_questions_and_the_ends_where_they_were_calibrated() -> None:
@@ -297,6 +360,8 @@ def test_a_plan_is_checked_like_a_request() -> None:
     ):
         with pytest.raises(RequestError, match="only method sieve has it"):
             PLANNER.plan(request(params))
+    with pytest.raises(RequestError, match="head 9 of layer 1"):
+        PLANNER.plan(request(replace(SIEVE, heads=((1, 9),))))
 
 
 def test_equal_requests_have_equal_plans() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from gemserve.types import ANY_OBJECT, Grammar, SamplingParams
 from tests.fakes import EOS
 from tests.schemas import REFUSED, Schema, random_schema
 
+NUM_SCHEMAS = int(os.environ.get("GEMSERVE_TEST_SCHEMAS", "10"))
 PADDED_VOCAB = 4200  # more than the tokenizer has, as checkpoints do
 END = frozenset({EOS})
 
@@ -59,7 +61,7 @@ def random_walk(tokenizer: Any, matcher: Matcher, seed: int, limit: int) -> str 
 
 
 def test_any_walk_through_a_bounded_schema_is_valid(tokenizer: Any, grammars: Grammars) -> None:
-    for seed in range(25):
+    for seed in range(NUM_SCHEMAS):
         schema = random_schema(seed)
         text = random_walk(tokenizer, grammars.matcher(grammar(schema)), seed, 2000)
         assert text is not None, schema

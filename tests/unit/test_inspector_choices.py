@@ -1,4 +1,4 @@
-"""The inspector page asks the server for other budgets, and shows only what is wanted last."""
+"""The inspector page asks the server for other choices, and shows only what is wanted last."""
 
 from __future__ import annotations
 
@@ -85,6 +85,21 @@ def told_by(folder: Path, imports: str, file: str, program: str) -> Any:
             """,
             ["of 64", 2, True],
             id="a known budget is not asked again, of the same question",
+        ),
+        pytest.param(
+            """
+            const wishes = [{keep: 64}, {keep: 64, heads: [[1, 0]]}, {keep: 64, heads: [[1, 0]]}];
+            const told = [];
+            for (const wish of wishes) {
+              const wanted = choices.wanted(entry, wish);
+              await pause();
+              asked.at(-1).reply(`of ${asked.length}`);
+              told.push(await wanted);
+            }
+            console.log(JSON.stringify([told, budgets()]));
+            """,
+            [["of 1", "of 2", "of 2"], [{"keep": 64}, {"keep": 64, "heads": [[1, 0]]}]],
+            id="other heads are another choice, which is remembered, too",
         ),
         pytest.param(
             """

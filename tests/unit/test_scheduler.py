@@ -122,7 +122,6 @@ def check_plan(s: Scheduler, plan: StepPlan) -> None:
         assert decoding.state is State.DECODING
         assert (row.token, row.place) == (decoding.generated[-1], decoding.place)
         assert row.slot == decoding.num_kept + len(decoding.generated) - 1
-    assert pickle.loads(pickle.dumps(plan)) == plan, "a runner may be in another process"
 
 
 def run_trace(seed: int) -> None:
@@ -140,6 +139,8 @@ def run_trace(seed: int) -> None:
         plan = s.schedule(rng.choice((8, 300, 5000)), is_decode_due=rng.random() < 0.5)
         s.check_integrity()
         check_plan(s, plan)
+        if rng.random() < 0.01:
+            assert pickle.loads(pickle.dumps(plan)) == plan, "a runner may be in another process"
         assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
         s.commit(plan, perform(s, plan, rng, failure_rate))
         s.check_integrity()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
@@ -95,8 +95,12 @@ def create_app(serving: Serving, traces: Traces | None = None) -> FastAPI:
         app.include_router(routes)
         operations |= routes.operations
     app.include_router(inspector_routes())
-    document = write_document(operations, config, serving.model_name)
-    app.openapi = lambda: document  # type: ignore[method-assign]
+
+    @cache
+    def document() -> Json:  # written when it is first wanted
+        return write_document(operations, config, serving.model_name)
+
+    app.openapi = document  # type: ignore[method-assign]
     _add_middleware(app, config, metrics)
     _add_error_replies(app, document)
     return app
@@ -174,7 +178,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
     app.add_middleware(AnthropicErrors)
 
 
-def _add_error_replies(app: FastAPI, document: Json) -> None:
+def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:
     @app.exception_handler(GemserveError)
     async def reply_to_gemserve_error(_: Request, error: GemserveError) -> JSONResponse:
         return error_response(error)
@@ -186,7 +190,7 @@ def _add_error_replies(app: FastAPI, document: Json) -> None:
             message = not_served(http.scope["path"]) or message
         body = error_body(message, kind="invalid_request_error")
         if error.status_code == 405:
-            headers = _allow_header(document, http.scope["path"]) or headers
+            headers = _allow_header(document(), http.scope["path"]) or headers
         return JSONResponse(body, status_code=error.status_code, headers=headers)
 
 

@@ -92,6 +92,7 @@ class Core:
             fails_open=config.filter_on_error == "full",
             calibration=self.calibration,
             sliding_windows=model.sliding_windows,
+            num_heads=model.shape.num_heads,
             context_tokens=model.context_tokens,
             longest_sequence=self.longest_sequence,
         )
@@ -109,13 +110,13 @@ class Core:
             max_running=config.max_running,
             cache_units=int(config.cache_memory * self.num_units) if model.is_rope_fixed else 0,
         )
-        self._pace = Pace(target_s=config.step_target_s)
+        self._pace = pace = Pace(target_s=config.step_target_s)
         self._disk = open_disk_cache(
             config,
             model,
             self._runner.copies,
             self._scheduler.cache,
-            lambda: self._pace.seconds_per_cost,
+            lambda: pace.seconds_per_cost,
         )
         self._salt = secrets.token_bytes(32) if self._disk is None else self._disk.folder.key
         if self._disk is not None:

@@ -25,8 +25,9 @@ class Method:
     At most one of the first three is set: `selector` chooses after a pass through the lower layers,
     `blind` before any pass, `evictor` drops keys and values once all layers have read everything.
     `is_adaptive`: the method can tell how much of a prompt is worth keeping (`keep: "auto"`,
-    `fallback`). `has_pooling`: it takes `pooling`. `repeats_question`: it watches the question's
-    rows, so the filter pass reads a question in front of its document once more after the prompt.
+    `fallback`). `has_pooling`: it takes `pooling`. `has_heads`: its selector scores by calibrated
+    heads, which the option `heads` replaces. `repeats_question`: it watches the question's rows, so
+    the filter pass reads a question in front of its document once more after the prompt.
     `is_served`: requests may name it; others are for evaluations alone.
     """
 
@@ -35,7 +36,8 @@ class Method:
     evictor: SnapKV | None = None
     is_adaptive: bool = False
     has_pooling: bool = False
-    # not in the repr, by which an evaluation knows outcomes of other constants
+    # these are not in the repr, by which an evaluation knows outcomes of other constants
+    has_heads: bool = field(default=False, repr=False)
     repeats_question: bool = field(default=False, repr=False)
     is_served: bool = field(default=True, repr=False)
 
@@ -58,7 +60,7 @@ class Method:
 METHODS: dict[FilterMethod, Method] = {
     "none": Method(),
     "gemfilter": Method(selector=GemFilter(), has_pooling=True),
-    "sieve": Method(selector=Sieve(), is_adaptive=True, repeats_question=True),
+    "sieve": Method(selector=Sieve(), is_adaptive=True, has_heads=True, repeats_question=True),
     "snapkv": Method(evictor=SnapKV()),
     "position": Method(blind=Position()),
     "random": Method(blind=Uniform()),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP
-from gemserve.errors import RequestError
+from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.types import (
@@ -20,8 +20,10 @@ from gemserve.types import (
     FilterMethod,
     FilterOptions,
     FilterParams,
+    Heads,
     Keep,
     Request,
+    parse_heads,
 )
 
 
@@ -31,8 +33,9 @@ class FilterPlanner:
 
     `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
     whole. `fails_open`: a prompt whose filter fails is read whole, too. `sliding_windows`: the
-    window of each layer in tokens, None for a layer without one. `longest_sequence`: tokens of
-    prompt and completion that fit memory and context if everything is read.
+    window of each layer in tokens, None for a layer without one. `num_heads`: query heads of each
+    layer. `longest_sequence`: tokens of prompt and completion that fit memory and context if
+    everything is read.
     """
 
     method: FilterMethod
@@ -41,6 +44,7 @@ class FilterPlanner:
     fails_open: bool
     calibration: Calibration
     sliding_windows: Sequence[int | None]
+    num_heads: int
     context_tokens: int
     longest_sequence: int
 
@@ -68,15 +72,17 @@ class FilterPlanner:
                 f"filter.fallback=true: method {name} keeps everything", param="filter.fallback"
             )
         layer = self.calibration.layer if options.layer is None else options.layer
+        heads = None if options.heads is None else parse_heads(options.heads)
         fallback = options.fallback
         if fallback is None:
-            is_measured = layer == self.calibration.layer and self.calibration.is_measured
+            is_measured = self._is_calibrated(layer, heads) and self.calibration.is_measured
             fallback = method.is_adaptive and (keep == "auto" or is_measured)
         params = FilterParams(
             method=name,
             keep=keep,
             fallback=fallback,
             layer=layer,
+            heads=heads,
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
             return_scores=options.return_scores,
@@ -89,6 +95,7 @@ class FilterPlanner:
                 param="filter.return_attention",
             )
         self._check_adaptive(params)
+        self._check_heads(params)
         return params
 
     def generated_from(self, params: FilterParams, num_tokens: int) -> int:
@@ -98,16 +105,28 @@ class FilterPlanner:
         return params.kept_count(num_tokens)
 
     def check_layer_sees(self, params: FilterParams, num_tokens: int) -> None:
-        """Raise `RequestError` if the filter layer cannot see the start of this prompt."""
+        """Raise `RequestError` if the filter layer cannot see the start of this prompt.
+
+        The same holds for the layers of heads that the request names.
+        """
+        if not METHODS[params.method].has_layer or num_tokens <= self.min_tokens:
+            return
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
-        is_filtered = METHODS[params.method].has_layer and num_tokens > self.min_tokens
-        if is_filtered and window is not None and window < num_tokens:
+        if window is not None and window < num_tokens:
             raise RequestError(
                 f"filter.layer={layer}: this layer sees only the last {window} tokens of a "
                 f"prompt of {num_tokens}; choose another layer or filter: none",
                 param="filter.layer",
             )
+        for layer in sorted({layer for layer, _ in params.heads or ()}):
+            window = self.sliding_windows[layer]
+            if window is not None and window < num_tokens:
+                raise RequestError(
+                    f"filter.heads: layer {layer} sees only the last {window} tokens of a prompt "
+                    f"of {num_tokens}; choose heads of other layers",
+                    param="filter.heads",
+                )
 
     def planned(self, request: Request) -> Request:
         """The request with its plan: see `plan`."""
@@ -130,6 +149,7 @@ class FilterPlanner:
         params, num_tokens = request.filter, len(request.prompt_ids)
         method = find_method(params.method)
         self._check_adaptive(params)
+        self._check_heads(params)
         reason = self._why_whole(params, num_tokens)
         if request.prompt_logprobs is not None and not method.keeps_everything:
             reason = "prompt_logprobs"
@@ -142,8 +162,7 @@ class FilterPlanner:
         )
         if params.return_attention:
             layer = self._layer_of(params)
-            heads = self.calibration.heads if layer == self.calibration.layer else None
-            plan = plan.having(answer_layer=layer, answer_heads=heads)
+            plan = plan.having(answer_layer=layer, answer_heads=self._heads_of(params))
         if reason is not None:
             return plan
         if method.selector is not None:
@@ -159,9 +178,9 @@ class FilterPlanner:
         """The plan of a prompt that goes through the lower layers first."""
         selector, calibration = method.selector, self.calibration
         assert selector is not None
-        layer, num_tokens = self._layer_of(request.filter), len(request.prompt_ids)
-        is_calibrated = layer == calibration.layer
-        heads = calibration.heads if is_calibrated else None
+        params, num_tokens = request.filter, len(request.prompt_ids)
+        layer, heads = self._layer_of(params), self._heads_of(params)
+        is_calibrated = self._is_calibrated(layer, params.heads)
         repeated = self._repeated(request) if method.repeats_question else ()
         question, ends_with = request.question, calibration.ends_with
         if repeated:  # the question itself is read last
@@ -209,6 +228,20 @@ class FilterPlanner:
     def _layer_of(self, params: FilterParams) -> int:
         return self.calibration.layer if params.layer is None else params.layer
 
+    def _heads_of(self, params: FilterParams) -> Heads | None:
+        """The heads that score tokens. None: all heads of the filter layer."""
+        if params.heads is not None:
+            return params.heads
+        calibration = self.calibration
+        return calibration.heads if self._layer_of(params) == calibration.layer else None
+
+    def _is_calibrated(self, layer: int, heads: Heads | None) -> bool:
+        """Does the calibration's bound hold for this filter layer and a request's `heads`?"""
+        calibration = self.calibration
+        if layer != calibration.layer:
+            return False
+        return heads is None or set(heads) == set(calibration.heads or ())
+
     def _check_layer(self, options: FilterOptions, name: FilterMethod) -> None:
         if options.layer is None:
             return
@@ -225,6 +258,32 @@ class FilterPlanner:
                 f"{limit}",
                 param="filter.layer",
             )
+
+    def _check_heads(self, params: FilterParams) -> None:
+        """Raise `RequestError` for `heads` that the method does not have, or the model."""
+        if params.heads is None:
+            return
+        if not METHODS[params.method].has_heads:
+            given = shown([list(pair) for pair in params.heads])
+            owners = self._methods_with(lambda other: other.has_heads)
+            raise RequestError(
+                f"filter.heads={given}: only {owners} it, not {params.method}",
+                param="filter.heads",
+            )
+        last = self._layer_of(params)
+        for layer, head in params.heads:
+            if layer > last:
+                raise RequestError(
+                    f"filter.heads: layer {shown(layer)} must be from 0 to the request's filter "
+                    f"layer, {last}",
+                    param="filter.heads",
+                )
+            if head >= self.num_heads:
+                raise RequestError(
+                    f"filter.heads: head {shown(head)} of layer {layer} must be from 0 to "
+                    f"{self.num_heads - 1}",
+                    param="filter.heads",
+                )
 
     def _check_evictable(self, params: FilterParams) -> None:
         """Raise `RequestError` if a layer has a sliding window.

@@ -18,12 +18,12 @@ from gemserve.types import (
     MAX_QUESTION_TOKENS,
     NO_BREAKS,
     FilterParams,
+    Heads,
     ProtectedRange,
     TextBreaks,
 )
 from gemserve_kernels import Backend
 
-Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 TokenRange = tuple[int, int]  # half-open
 
 

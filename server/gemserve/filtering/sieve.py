@@ -17,7 +17,6 @@ from gemserve.filtering.score_report import strengths
 from gemserve.filtering.selector import (
     Choice,
     Evidence,
-    Heads,
     LayerEvidence,
     ScoreDetails,
     Selector,
@@ -31,7 +30,7 @@ from gemserve.scores import (
     HeadScores,
     SelectionInputs,
 )
-from gemserve.types import FilterParams, TextBreaks
+from gemserve.types import FilterParams, Heads, TextBreaks
 
 COVERAGE_SHARE = 1 / 16
 _AWAKE = 0.1  # a document whose scores add up to less than this has no place that stands out

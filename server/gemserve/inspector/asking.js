@@ -67,11 +67,11 @@ export function otherOf(entry, method) {
   });
 }
 
-/** The `filter` object of a reply: what would be kept of an entry's prompt with another budget. */
-export async function keptWith(entry, budget, signal) {
+/** The `filter` object of a reply: what would be kept of an entry's prompt with other options. */
+export async function keptWith(entry, options, signal) {
   const { model, messages, prompt, filter: answered } = entry.request.body;
   const { return_scores: _, return_attention: __, ...filter } = answered;
-  const body = { model, messages, prompt, filter: { ...filter, keep: budget } };
+  const body = { model, messages, prompt, filter: { ...filter, ...options } };
   return (await postJson("v1/filter", body, signal)).filter;
 }
 

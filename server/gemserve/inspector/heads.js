@@ -8,6 +8,11 @@ export function decodeHeads(scores) {
   return (scores?.heads ?? []).map(({ tokens, ...head }) => ({ ...head, bytes: bytesOf(tokens) }));
 }
 
+/** Heads as the option `heads` of a request names them; null stays null. */
+export function pairsOf(heads) {
+  return heads?.map(({ layer, head }) => [layer, head]) ?? null;
+}
+
 /** Show a box for each head; `onChange` is called with the chosen ones, null for the filter's. */
 export function offerHeads(heads, onChange) {
   $("heads").hidden = heads.length < 2;

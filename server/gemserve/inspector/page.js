@@ -2,7 +2,11 @@
 
 export const $ = (id) => document.getElementById(id);
 
-/** `entry`: the question that is shown. `view`: what is shown as kept. `abort`: of a request. */
+/**
+ * `entry`: the question that is shown. `view`: what is shown as kept. `abort`: of a request.
+ * `budget`: that of the slider, null while it stands where the answer's own was. `chosenHeads`:
+ * those that are ticked, null if they are the filter's.
+ */
 export const state = {
   entries: [],
   cards: new Map(),
@@ -12,6 +16,7 @@ export const state = {
   hits: [],
   hit: -1,
   abort: null,
+  budget: null,
   chosenHeads: null,
 };
 

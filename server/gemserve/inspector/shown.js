@@ -5,7 +5,7 @@ import { Choices } from "./choices.js";
 import { keptOf } from "./differences.js";
 import { DocumentView } from "./document_view.js";
 import { fateOf, findAll } from "./find.js";
-import { offerHeads } from "./heads.js";
+import { offerHeads, pairsOf } from "./heads.js";
 import { heatOfHeads } from "./heat.js";
 import { $, say, state } from "./page.js";
 import { Strip } from "./strip.js";
@@ -65,42 +65,55 @@ export function showReply() {
   setSlider(report.kept_tokens);
 }
 
-/** Ask the server what this budget keeps, and show it; what is shown stays until then. */
-async function showBudget(budget) {
-  const { entry } = state;
-  expect(budget);
+/** Ask the server what this budget and these heads keep, and show it; the text stays until then. */
+async function showChoice() {
+  const { entry, chosenHeads } = state;
+  const budget = state.budget ?? Math.min(entry.report.kept_tokens, entry.starts.length - 1);
+  const heads = pairsOf(chosenHeads);
+  if (heads?.length === 0) return stay("No head is ticked, so none can choose.");
+  expect(words.choiceWords(budget, heads));
   try {
-    const report = await choices.wanted(entry, budget);
-    if (!report) return; // the slider has moved on, and what it wants now is being asked
+    const report = await choices.wanted(entry, heads ? { keep: budget, heads } : { keep: budget });
+    if (!report) return; // something else is wanted by now, and is being asked
     expect(null);
     const kept = keptOf(report, entry.starts.length);
-    show({ kept, budget, count: report.kept_tokens, reason: report.reason, strength: heat(), isReply: false });
+    const { kept_tokens: count, reason } = report;
+    const { strength } = state.view; // the colours of these heads are there already
+    show({ kept, budget, heads, count, reason, strength, isReply: false });
   } catch (error) {
-    expect(null);
-    const { view } = state;
-    const shown = view.isReply ? "what the answer was given from" : `a budget of ${words.count(view.budget)} tokens`;
-    say("budget-note", `${words.errorWords(error)} The text still shows ${shown}.`);
+    stay(words.errorWords(error));
     $("budget-note").classList.add("error");
   }
 }
 
+/** Nothing is asked any more; say why, and what the text shows. */
+function stay(why) {
+  choices.cancel();
+  expect(null);
+  const { isReply, budget, heads } = state.view;
+  const shown = isReply ? "what the answer was given from" : `a budget of ${words.choiceWords(budget, heads)}`;
+  say("budget-note", `${why} The text still shows ${shown}.`);
+}
+
 let slow = 0; // a timer
 
-/** The text is about to show this budget; null: it shows what it should. */
-function expect(budget) {
+/** The text is about to show this choice, in words; null: it shows what it should. */
+function expect(choice) {
   clearTimeout(slow);
-  $("text").setAttribute("aria-busy", String(budget !== null));
+  $("text").setAttribute("aria-busy", String(choice !== null));
   $("budget-note").classList.remove("error");
   say("budget-note", "");
-  if (budget === null) return;
-  const note = `Asking the server what it would keep with ${words.count(budget)} tokens…`;
+  if (choice === null) return;
+  const note = `Asking the server what it would keep with ${choice}…`;
   slow = setTimeout(() => say("budget-note", note), SLOW_MS);
 }
 
-/** Colour by these heads; null: by those that the filter uses. What is kept stays. */
+/** Colour by these heads at once, and ask what they keep; null: those that the filter uses. */
 function showHeads(chosen) {
   state.chosenHeads = chosen;
+  if (!chosen && state.budget === null) return showReply();
   show({ ...state.view, strength: heat() });
+  showChoice();
 }
 
 function heat() {
@@ -154,6 +167,7 @@ function budgetOf(step) {
 
 function setSlider(budget) {
   const n = state.entry.starts.length;
+  state.budget = null;
   const isOff = !FILTERED.includes(state.entry.report.reason);
   $("budget").disabled = $("budget-back").disabled = isOff;
   const step = (1000 * Math.log(Math.max(LEAST, budget) / LEAST)) / Math.log(Math.max(LEAST + 1, n) / LEAST);
@@ -216,8 +230,9 @@ export function describePlace(event) {
 /** The slider was moved. Its number changes at once. */
 export function slide() {
   const budget = budgetOf(Number($("budget").value));
+  state.budget = budget;
   sayBudget(budget);
-  showBudget(budget);
+  showChoice();
 }
 
 export function redraw() {

@@ -33,13 +33,19 @@ export function keptWords(report, shown) {
   const all = report.prompt_tokens;
   if (shown?.reason === "error") return WHY_WHOLE.error;
   if (shown) {
-    const kept = `With a budget of ${count(shown.budget)} tokens, ${count(shown.count)} of ${count(all)} would be kept (${share(shown.count, all)}).`;
-    return `${kept} The answer was given from ${count(report.kept_tokens)}.`;
+    const kept = `With a budget of ${count(shown.budget)} tokens, ${count(shown.count)} of ${count(all)} would be kept (${share(shown.count, all)})`;
+    const by = shown.heads ? ", chosen by other heads than the filter’s" : "";
+    return `${kept}${by}. The answer was given from ${count(report.kept_tokens)}.`;
   }
   if (!report.applied) return WHY_WHOLE[report.reason] ?? "The whole prompt was read.";
   const words = `${count(report.kept_tokens)} of ${count(all)} tokens were kept (${share(report.kept_tokens, all)}).`;
   if (report.reason !== "widened") return words;
   return `${words} Attention was diffuse, so the fallback kept as much as fits.`;
+}
+
+/** A budget, and whether other heads than the filter's choose: "300 tokens by other heads". */
+export function choiceWords(budget, heads) {
+  return `${count(budget)} tokens${heads ? " by other heads" : ""}`;
 }
 
 /** How long the first word took, against reading everything. */

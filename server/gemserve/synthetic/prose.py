@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sysconfig
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,8 @@ _PROSE = re.compile(r"[A-Z\"][^=<>{}\[\]|\\]*[.!?]\"?")
 _EMPHASIS = re.compile(r"(?<!\w)(\*{1,2})(?=\w)([^*]+)\1(?!\w)")
 _BROKEN_WORD = re.compile(r"(?<=\w)-\n\s*(?=\w)")
 _QUOTES = str.maketrans("“”‘’", "\"\"''")
+# where a statement has further statements, in the order of its fields
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
 
 
 @lru_cache(maxsize=1)
@@ -84,8 +87,18 @@ def _docstrings(path: Path) -> Iterator[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError):
         return
-    for node in ast.walk(tree):
+    for node in _walk_statements(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node)
             if docstring:
                 yield docstring
+
+
+def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """As `ast.walk`, in its order, but without the expressions: they are most of a tree."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for field in _BLOCKS:
+            waiting.extend(getattr(node, field, ()))

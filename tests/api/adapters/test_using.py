@@ -238,13 +238,13 @@ async def test_junk_names_do_not_grow_the_metrics(served: Api) -> None:
     for fields in ({"adapter": "junk"}, {"model": "fake:junk"}, {"adapter": "p"}):
         await ask(served, **fields)
     before = await served.metrics()
-    for number in range(5000):
+    for number in range(500):
         assert (await ask(served, adapter=f"junk-{number}")).status_code == 404
         assert (await ask(served, model=f"fake:junk-{number}")).status_code == 404
     after = await served.metrics()
     assert after.keys() == before.keys()
     assert not any("junk" in name for name in after)
-    assert after['admission_rejections_total{reason="unknown_adapter"}'] == 10_002
+    assert after['admission_rejections_total{reason="unknown_adapter"}'] == 1_002
 
 
 async def test_replies_are_as_described(served: Api) -> None:

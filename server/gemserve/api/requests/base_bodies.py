@@ -30,7 +30,7 @@ from gemserve.api.requests.integers import (
     TokenId,
 )
 from gemserve.filtering.methods import SERVED_METHODS
-from gemserve.types import ADAPTER_NAME, FilterOptions, Keep, parse_keep
+from gemserve.types import ADAPTER_NAME, FilterOptions, Heads, Keep, parse_heads, parse_keep
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000  # of each stop string
@@ -63,6 +63,7 @@ class FilterBody(Body):
     keep: Annotated[Any, WithJsonSchema(field_schemas.KEEP)] = None
     fallback: bool | None = None
     layer: Natural | Literal["auto"] = "auto"
+    heads: Annotated[Any, WithJsonSchema(field_schemas.HEADS)] = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: bool | Literal["exact", "heads"] = False
@@ -71,6 +72,11 @@ class FilterBody(Body):
     @classmethod
     def _check_keep(cls, value: object) -> Keep | None:
         return None if value is None else parse_keep(value)
+
+    @field_validator("heads")
+    @classmethod
+    def _check_heads(cls, value: object) -> Heads | None:
+        return None if value is None else parse_heads(value)
 
     @property
     def options(self) -> FilterOptions:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from gemserve.types import MAX_KEEP, MIN_KEEP
+from gemserve.types import MAX_HEADS, MAX_KEEP, MIN_KEEP
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string", "minLength": 1}
@@ -20,6 +20,24 @@ KEEP: Json = {
         {"type": "integer", "minimum": MIN_KEEP, "maximum": MAX_KEEP},
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
         {"const": "auto"},
+        {"type": "null"},
+    ],
+}
+HEADS: Json = {
+    "description": "The layers and heads that score tokens, instead of the calibrated ones.",
+    "anyOf": [
+        {
+            "type": "array",
+            "items": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0},
+                "minItems": 2,
+                "maxItems": 2,
+            },
+            "minItems": 1,
+            "maxItems": MAX_HEADS,
+            "uniqueItems": True,
+        },
         {"type": "null"},
     ],
 }

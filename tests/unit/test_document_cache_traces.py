@@ -9,6 +9,7 @@ from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
 from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, perform, sequence
 
+_MOST = 600, 5000  # tokens that a filter may keep
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "80"))
 
 
@@ -36,7 +37,8 @@ def run_trace(seed: int) -> tuple[int, int, int]:
             layer=rng.choice(layers),
             tenant=rng.choice(tenants),
             adapter=rng.choice(adapters),
-            limit=rng.choice((None, 600, 5000)),
+            # as a planner limits it: a filter never keeps more than memory could hold
+            limit=rng.choice((None, *(min(some, capacity // (2 * LAYERS) - 4) for some in _MOST))),
             is_whole=rng.random() < whole_share,
         )
         if s.fits_ever(made):

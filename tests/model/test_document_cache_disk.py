@@ -127,6 +127,17 @@ def test_what_memory_has_lost_is_read_from_the_disk(tmp_path: Path) -> None:
     core.close()
 
 
+def test_a_document_in_several_places_is_one_file(tmp_path: Path) -> None:
+    """A segment that begins in one place and ends in another one was written wrong."""
+    core = disk_core(tmp_path)
+    for question, length in enumerate((400, 1000)):
+        list(core.run_alone(asked(question, DOCUMENT[:length])))
+    assert [len(one.shares) for one in core._scheduler.cache.documents] == [2]
+    settle(core)
+    core.close()
+    assert ask_after_restart(tmp_path, asked(2)) == 768
+
+
 def test_memory_and_disk_together(tmp_path: Path) -> None:
     """Memory has the first 300 tokens of what is on the disk."""
     core = disk_core(tmp_path)

@@ -71,6 +71,23 @@ def test_nobody_waits_for_what_will_not_be_kept() -> None:
     assert not s.waiting
 
 
+def test_a_pass_that_adds_little_to_a_pinned_document_is_waited_for() -> None:
+    """What it shares counted as new, and there seemed to be no room to keep what it reads."""
+    s = Scheduler(MemoryPool(40_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
+    memory = FakeMemory(40_000)
+    first = sequence(0, DOCUMENT)
+    s.add(Sequence(replace(first.request, pin=True), 0))
+    finish(s, memory)
+    assert (s.cache.pinned, s.cache.has_room(7_001)) == (5000, False)
+    s.add(sequence(1, DOCUMENT + [8] * 700))
+    step(s, memory)
+    s.add(waiting := sequence(2, DOCUMENT + [8] * 690 + [2] * 20))
+    step(s, memory)
+    assert waiting.state is State.WAITING
+    finish(s, memory)
+    assert waiting.num_cached >= 1690
+
+
 def test_one_that_was_overtaken_often_waits_for_no_other() -> None:
     s, memory = cached()
     s.add(sequence(0, DOCUMENT + [1] * 10))

@@ -370,3 +370,20 @@ def test_equal_requests_have_equal_plans() -> None:
     for method in SERVED_METHODS:
         one = request(FilterParams(method=method, keep=64), sampling=sampling)
         assert FULL.plan(one) == FULL.plan(one)
+
+
+def test_choices_share_a_plan_unless_their_seeds_choose() -> None:
+    """Each choice planned anew; or all had the random tokens, or the prompt, of the first one."""
+    for method in ("sieve", "random"):
+        prompts = [request(FilterParams(method=method, keep=64), n) for n in (NUM_TOKENS, 900)]
+        choices = [
+            replace(one, sampling=SamplingParams(max_tokens=10, seed=seed))
+            for one in prompts
+            for seed in (1, 2)
+        ]
+        planned = FULL.planned_choices(choices)
+        assert [one.plan for one in planned] == [FULL.plan(one) for one in choices]
+        a, b, c, d = (id(one.plan) for one in planned)
+        assert len({a, b, c, d}) == (4 if method == "random" else 2)
+        assert method == "random" or (a, c) == (b, d)
+        assert method != "random" or planned[0].plan != planned[1].plan

@@ -139,6 +139,17 @@ def test_a_look_that_fails_ends_the_request_alone(monkeypatch: pytest.MonkeyPatc
     assert plain_end.reason == "length"
 
 
+def test_an_answer_that_has_no_attention_in_the_end_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client got null, and nobody else heard of it."""
+    core = core_of()
+    monkeypatch.setattr("gemserve.engine.running.runner.AnswerWatch.report", None)
+    ((_, _, end),) = answer(core, watched(1))
+    assert (end.reason, end.attention) == ("length", None)
+    assert core.internal_errors["answer_attention"] == 1
+
+
 def test_snapkv_has_none() -> None:
     """Its layers keep different tokens, so there are no kept passages."""
     core = core_of()

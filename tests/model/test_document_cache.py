@@ -203,6 +203,18 @@ def test_a_failed_filter_pass_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert core.cache_usage_ratio == 0.0
 
 
+def test_a_filter_pass_that_fails_open_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts were read whole for hours, and no metric told of it."""
+    config = EngineConfig(
+        filter_layer=2, filter_min_tokens=0, kv_memory_bytes=1 << 24, filter_on_error="full"
+    )
+    core = core_over(CausalModel(models.build("llama")), NoText(), config, frozenset())
+    monkeypatch.setattr("gemserve.engine.running.runner.choose_positions", None)
+    events = list(core.run_alone(request(random_ids(Random(3), 300))))
+    assert len(answer_of(events)[1]) == 5
+    assert core.internal_errors["filter_pass"] == 1
+
+
 def test_another_filter_layer_is_another_document() -> None:
     core = core_of("llama", tokens=40_000, cache_memory=0.5)
     ids = random_ids(Random(4), 600)

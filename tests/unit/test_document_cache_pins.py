@@ -127,6 +127,18 @@ def test_forgetting_finds_what_was_cached_before_the_document_was_stored() -> No
     assert s.cache.used == 0
 
 
+def test_a_conversation_in_several_places_that_becomes_private_is_so_in_all() -> None:
+    """Of a stored document's memory only the last place would have been overwritten."""
+    s, memory = cached()
+    for order, more in enumerate(([], [8] * 500)):
+        s.add(sequence(order, DOCUMENT + more))
+        finish(s, memory)
+    s.add(stored(sequence(2, DOCUMENT + [8] * 500), "a"))
+    finish(s, memory)
+    (document,) = s.cache.documents
+    assert [span.is_private for span in document.spans] == [True, True]
+
+
 def test_forgetting_reaches_conversations_that_took_the_place_of_the_document() -> None:
     s, memory = cached()
     s.add(stored(sequence(0, DOCUMENT), "a"))

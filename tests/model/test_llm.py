@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gemserve.config import EngineConfig
@@ -74,3 +77,13 @@ def test_a_filtered_prompt_may_be_longer_than_the_context() -> None:
     assert llm.stream(prompt, sampling, filter=KEEP_64)  # its events are not read: nothing runs
     with pytest.raises(PromptTooLong):
         llm.stream(prompt, sampling, filter=FilterOptions(method="none"))
+
+
+def test_an_adapter_s_positions_are_no_room_for_an_answer(llm: LLM) -> None:
+    """A server counts them; an answer that reached the context's end would have had none left."""
+    prefix: Any = SimpleNamespace(name="x", version="1", num_positions=10)
+    plain, adapted = (
+        llm._limits(Prompt(ids=[300] * 50, protected=()), FilterOptions(method="none"), adapter)
+        for adapter in (None, prefix)
+    )
+    assert plain.room - adapted.room == 10

@@ -17,6 +17,8 @@ from gemserve.decoding.sampling import (
     score_tokens,
     sorted_probabilities,
 )
+from gemserve.engine.running.draws import draw_tokens
+from gemserve.engine.sequence.step_plan import RunOutput
 from gemserve.types import SamplingParams
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 3.0, -torch.inf])
@@ -358,3 +360,19 @@ def test_penalties_count_what_was_drawn_after_each_step() -> None:
         expected.append(max(range(len(values)), key=lambda token: values[token]))
         assert sampler.draw(logits) == expected[-1]
     assert len(set(expected)) > 2
+
+
+def test_a_batch_of_draws_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens were drawn one by one for ever, and nobody heard of it."""
+
+    def draw_alone(rows: torch.Tensor, samplers: Any) -> list[Draw]:
+        if len(samplers) > 1:
+            raise RuntimeError("no batches")
+        return [Draw(token=int(rows[0].argmax()), logprob=None)]
+
+    monkeypatch.setattr("gemserve.engine.running.draws.draw", draw_alone)
+    samplers = [Sampler(params()).state for _ in range(2)]
+    out = RunOutput()
+    draw_tokens([([4, 9], torch.eye(2))], samplers, out)
+    assert {number: drawn.token for number, drawn in out.drawn.items()} == {4: 0, 9: 1}
+    assert out.retried == [("draw_batch", "RuntimeError: no batches")]

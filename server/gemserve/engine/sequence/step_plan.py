@@ -113,8 +113,8 @@ class DrawnToken:
 class Kept:
     """The positions that a filter chose, ascending: see `filtering.selector.Choice`.
 
-    `has_failed`: all of the prompt's, because the filter failed. `scores`: what the request wants to
-    be shown of them.
+    `has_failed`: all of the prompt's, because the filter failed. `scores`: what the reply shows of
+    them, if the request asks for it.
     """
 
     positions: Ids[int]

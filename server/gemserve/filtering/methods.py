@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from gemserve.errors import RequestError, shown
 from gemserve.filtering.controls import BlindSelector, Position, Uniform
 from gemserve.filtering.gemfilter import GemFilter
+from gemserve.filtering.last_row_votes import LastRowVotes
 from gemserve.filtering.selector import Selector
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.filtering.window_votes import WindowVotes
 from gemserve.types import FilterMethod
 
 
@@ -64,8 +64,8 @@ METHODS: dict[FilterMethod, Method] = {
     "snapkv": Method(evictor=SnapKV()),
     "position": Method(blind=Position()),
     "random": Method(blind=Uniform()),
-    "fastkv": Method(selector=WindowVotes(num_layers=1), is_served=False),
-    "claa": Method(selector=WindowVotes(num_layers=4), is_served=False),
+    "fastkv": Method(selector=LastRowVotes(num_layers=1), is_served=False),
+    "claa": Method(selector=LastRowVotes(num_layers=4), is_served=False),
 }
 SERVED_METHODS: tuple[FilterMethod, ...] = tuple(
     name for name, method in METHODS.items() if method.is_served

@@ -13,7 +13,7 @@ import torch
 
 from gemserve.cost import ModelShape
 from gemserve.filter_plan import Budget
-from gemserve.scores import FilterScores, HeadScores, SelectionInputs
+from gemserve.scores import HeadScores, SelectionInputs
 from gemserve.types import (
     MAX_QUESTION_TOKENS,
     NO_BREAKS,
@@ -91,16 +91,13 @@ class Choice:
 
     `coverage`: the share, 0 to 1, of the question's attention to the document that its best
     sixteenth gets; None if the method does not measure it. `is_diffuse`: coverage was below the
-    bound, so more was kept. `has_failed`: everything is kept, because choosing failed. `scores`:
-    [tokens], float32, what the method chose by; `report` shows them, if the request asks for it.
+    bound, so more was kept. `scores`: [tokens], float32, what the method chose by.
     """
 
     positions: torch.Tensor
     coverage: float | None = None
     is_diffuse: bool = False
-    has_failed: bool = False
     scores: torch.Tensor | None = None
-    report: FilterScores | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

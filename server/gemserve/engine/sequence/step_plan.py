@@ -111,7 +111,11 @@ class DrawnToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The positions that a filter chose, ascending: see `filtering.selector.Choice`."""
+    """The positions that a filter chose, ascending: see `filtering.selector.Choice`.
+
+    `has_failed`: all of the prompt's, because the filter failed. `scores`: what the reply shows of
+    them, if the request asks for it.
+    """
 
     positions: Ids[int]
     coverage: float | None = None

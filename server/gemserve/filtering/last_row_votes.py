@@ -19,7 +19,7 @@ _WIDTH = 7  # width of the pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowVotes(Selector):
+class LastRowVotes(Selector):
     """Attention of the last 8 rows, averaged over heads, pooled over 7 neighbours.
 
     `num_layers` 1: the rule of FastKV (Jo et al. 2025). 4: that of CLAA (2602.16054), which takes

@@ -226,15 +226,21 @@ def test_a_document_that_is_read_from_does_not_give_way() -> None:
     assert len(waiting.generated) == 4
 
 
-def test_one_token_of_a_second_place_is_shared_too() -> None:
-    """It counted as taken over, and was nowhere in what the pass read."""
+@pytest.mark.parametrize(("count", "is_shared"), [(251, True), (249, False), (1, False)])
+def test_the_beginning_of_a_second_place_is_taken_over_too(count: int, is_shared: bool) -> None:
+    """It counted as taken over, and was nowhere in what the pass read.
+
+    Less than half of a place is copied: it would keep all of it from becoming free.
+    """
     s, memory = cached()
     for order, more in enumerate(([], [8] * 500)):
         s.add(sequence(order, DOCUMENT + more))
         finish(s, memory)
-    s.add(made := sequence(2, DOCUMENT + [8] + [2] * 300))
+    s.add(made := sequence(2, DOCUMENT + [8] * count + [2] * 300))
     step(s, memory)
-    assert (made.num_cached, made.num_shared, len(made.shared)) == (1001, 1001, 2)
+    taken = 1000 + count
+    assert made.num_cached == taken
+    assert (made.num_shared, len(made.shared)) == ((taken, 2) if is_shared else (0, 0))
     finish(s, memory)
 
 

@@ -18,13 +18,15 @@ from dataclasses import dataclass, field, replace
 class Span:
     """`size` units from `start` on. Compaction changes `start`, so do not keep it.
 
-    `is_private`: whatever of it becomes free is overwritten with zeros.
+    `is_private`: whatever of it becomes free is overwritten with zeros. `ids`: the stored documents
+    that its tokens are of.
     """
 
     start: int
     size: int = field(compare=False)
     references: int = field(default=1, compare=False)
     is_private: bool = field(default=False, compare=False)
+    ids: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

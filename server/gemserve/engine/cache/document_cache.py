@@ -237,6 +237,7 @@ class DocumentCache:
             all_ids |= beginning.ids
         for share in shares:
             share.span.is_private |= bool(all_ids)
+        shares[-1].span.ids |= all_ids  # the others' tokens were there before
         document = CachedDocument(key, tokens, shares, all_ids)
         self._documents.append(document)
         self._held.add(document)
@@ -258,7 +259,9 @@ class DocumentCache:
         while len(self._forgotten) > MOST_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]
         for document in list(self._documents):
-            if not document.ids.isdisjoint(ids):
+            # one that only begins like it keeps all of its span from becoming free
+            is_in = any(not span.ids.isdisjoint(ids) for span in document.spans)
+            if is_in or not document.ids.isdisjoint(ids):
                 self._drop(document)
 
     def has_forgotten(self, ids: Collection[str]) -> bool:
@@ -317,6 +320,7 @@ class DocumentCache:
         for document in self._documents:
             assert sum(share.count for share in document.shares) == len(document.tokens)
             assert all(span.is_private for span in document.spans) or not document.ids
+            assert all(span.ids.isdisjoint(self._forgotten) for span in document.spans)
             assert document.ids.isdisjoint(self._forgotten)
 
     def _gives_way(self, size: int) -> bool:
@@ -360,6 +364,7 @@ class DocumentCache:
             document.is_saved = False
             for span in document.spans:
                 span.is_private = True
+            document.spans[-1].ids |= frozenset(ids)
             self.num_changes += 1
         if is_pinned and not document.is_pinned:
             self._held_pinned.add(document)

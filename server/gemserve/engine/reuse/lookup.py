@@ -1,7 +1,8 @@
 """Where sequences meet the document cache: what a prompt takes over, and what it leaves. No torch.
 
 A filter pass shares the keys and values of a cached document: it reads them where they are, and its
-own memory has room for the other tokens only. A decode step reads one place for each sequence. So
+own memory has room for the other tokens only. It copies a beginning that is less than half of what
+lies there together. A decode step reads one place for each sequence. So
 what a prompt that is read whole takes over is copied into its own memory: from a cached prompt, or
 from a request whose answer has not ended.
 """
@@ -71,7 +72,9 @@ def find_source(
     if document is None:
         return None
     shares = first_tokens(document.shares, count)
-    is_shared = document.key.layer is not None and len(shares) <= MOST_SHARES
+    # a short beginning would keep the whole span of a long document from becoming free
+    is_most = 2 * shares[-1].count >= shares[-1].capacity
+    is_shared = document.key.layer is not None and len(shares) <= MOST_SHARES and is_most
     return Source(shares, count, document, is_shared)
 
 
@@ -129,6 +132,8 @@ def leave_filter_pass(
     `needed` None: it waits for more than it has. In both cases it may keep what it had instead.
     """
     ids, is_pinned = sequence.request.documents, sequence.request.pin
+    if any(cache.has_forgotten(share.span.ids) for share in sequence.shared):
+        return  # what it began with must not stay
     if not cache.wants(key, tokens, pass_units, ids, is_pinned):
         return
     span, sequence.span = sequence.memory, None

@@ -154,7 +154,7 @@ class Scheduler:
         pass holds views of the memory. A step copies one document at most, so that nobody's next
         token waits for several.
         """
-        copies: list[Copy] = []
+        taken: list[tuple[Sequence, Source]] = []  # what will be copied
         copied: list[CachedDocument] = []  # which must stay until this plan has been carried out
         self._awaits_compaction = False
         if not self.waiting or len(self.running) >= self._max_running:
@@ -169,7 +169,7 @@ class Scheduler:
             is_fitting = size <= self._available(size, source, copied, can_evict)
             if is_fitting and awaits_leader(self.cache, sequence, self.running, self._num_layers):
                 continue
-            if is_fitting and copies and source is not None and not source.is_shared:
+            if is_fitting and taken and source is not None and not source.is_shared:
                 break
             if not is_fitting:
                 if sequence.times_passed >= MAX_TIMES_PASSED:
@@ -196,9 +196,10 @@ class Scheduler:
             sequence.most_held = max(sequence.most_held, size)
             self._begin_pass(sequence, source)
             if source is not None and not source.is_shared:
-                copies.append(source.copy_to(sequence, self._num_layers))
+                taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
-        return copies
+        # only now, because compaction for a later one moves what an earlier one takes over
+        return [source.copy_to(sequence, self._num_layers) for sequence, source in taken]
 
     def _fitting(
         self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool

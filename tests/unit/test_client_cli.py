@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def start(*words: str, **streams: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command(*words), **streams)
+    # whoever runs the tests in the background makes them, and what they start, ignore Ctrl-C
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command(*words), preexec_fn=hears, **streams)
 
 
 def outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, int]:

@@ -19,6 +19,7 @@ import httpx
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import ServerConfig
+from gemserve.cost import ModelShape
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.worker import Engine
@@ -42,6 +43,17 @@ MODEL = "fake"
 CONTEXT = 2000
 MIN_TOKENS = 32
 FILTER_LAYER = 2
+SHAPE = ModelShape(
+    num_layers=16,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=16,
+    hidden_size=128,
+    vocab_size=1000,
+    layer_params=200_000,
+    qkv_params=25_000,
+    element_bytes=4,
+)
 EOS = 2  # the built-in tokenizer's
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {
@@ -273,7 +285,7 @@ def serving_over(
             fails_open=False,
             calibration=Calibration(layer=FILTER_LAYER),
             sliding_windows=(None,) * 64,
-            num_heads=8,
+            shape=SHAPE,
             context_tokens=context_tokens,
             longest_sequence=context_tokens,
         ),

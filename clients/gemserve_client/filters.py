@@ -6,11 +6,24 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 
+class Protect(TypedDict, total=False):
+    """What of a chat is instruction, and what is document, if the server should not tell by itself.
+
+    `messages` are the numbers of messages that are read whole, `documents` those of messages that
+    are documents, both from 0. What stands between the two texts of a pair of `marks` is read
+    whole.
+    """
+
+    messages: Sequence[int]
+    documents: Sequence[int]
+    marks: Sequence[Sequence[str]]
+
+
 class Filter(TypedDict, total=False):
     """How a prompt is filtered. The server fills in what is left out.
 
-    `method` is one of the server's; it refuses other names, and says which it has. `keep` is a
-    number of tokens, a fraction of the prompt in (0, 1), or "auto". `layer` counts from 0, and
+    `method` is one of the server's; it refuses other names, and says which it has. `keep` is the
+    budget for documents: a number of tokens, a fraction of them in (0, 1), or "auto". `layer` counts from 0, and
     so do the [layer, head] pairs of `heads`. Instead of a `Filter`, a request may give the name of
     a method alone.
 
@@ -25,6 +38,7 @@ class Filter(TypedDict, total=False):
     layer: int | Literal["auto"]
     heads: Sequence[Sequence[int]]
     pooling: Literal["mean", "max"]
+    protect: Protect
     return_selection: bool
     return_scores: bool | Literal["exact", "heads"]
     return_attention: bool

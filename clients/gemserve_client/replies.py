@@ -11,12 +11,35 @@ from openai import AsyncStream, BaseModel, Stream, types
 from openai.types import chat
 
 FilterReason = Literal[
-    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
+    "short_prompt",
+    "mostly_protected",
+    "disabled",
+    "prompt_logprobs",
+    "diffuse_attention",
+    "widened",
+    "error",
 ]
+
+
+class MessageReport(BaseModel):
+    """What was kept of one message of a chat, and how many of its tokens are always read.
+
+    `index` is the message's number, from 0; None for what the chat template writes beside the
+    messages, with the tools and the calls.
+    """
+
+    index: int | None = None
+    role: str
+    tokens: int
+    kept_tokens: int
+    protected_tokens: int
 
 
 class FilterReport(BaseModel):
     """What the filter did.
+
+    `protected_tokens` are always read, outside of `keep`: instructions, tools, calls, the question
+    and the template. `messages` says what was kept of each message of a chat.
 
     `selection` has the kept tokens as half-open ranges, if the request has `return_selection`.
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
@@ -30,9 +53,11 @@ class FilterReport(BaseModel):
     layer: int | None = None
     prompt_tokens: int
     kept_tokens: int
+    protected_tokens: int = 0
     cached_tokens: int
     filter_ms: float
     selection: list[list[int]] | None = None
+    messages: list[MessageReport] | None = None
     coverage: float | None = None
     scores: dict[str, Any] | None = None
 

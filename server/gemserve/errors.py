@@ -105,6 +105,24 @@ class PromptTooLong(RequestError):
         )
 
 
+class KeptTooLong(RequestError):
+    """What a filter would keep does not fit into the context: `kept` of `tokens`.
+
+    `protected`: how many tokens of the prompt are always read, if the method protects any.
+    """
+
+    def __init__(
+        self, *, tokens: int, kept: int, protected: int, limit: int, param: str, note: str = ""
+    ) -> None:
+        super().__init__(
+            f"{param}: the filter would keep {kept} of {tokens} tokens, and the context has room "
+            f"for {limit}{note}. {protected} tokens are instructions, tools, calls, the question "
+            "and the template, which are always read; lower filter.keep, or shorten them.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
 class CapacityExceeded(RequestError):
     """A request that would not fit into the KV memory even alone."""
 

@@ -7,7 +7,13 @@ from typing import Any, Literal
 
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
 FilterReason = Literal[
-    "short_prompt", "disabled", "prompt_logprobs", "diffuse_attention", "widened", "error"
+    "short_prompt",
+    "mostly_protected",
+    "disabled",
+    "prompt_logprobs",
+    "diffuse_attention",
+    "widened",
+    "error",
 ]
 
 
@@ -15,12 +21,18 @@ FilterReason = Literal[
 class Budget:
     """How many tokens a filter keeps: `low` to `high`, or `limit` if attention is diffuse.
 
-    If `low` and `high` differ, `low` counts only chosen tokens, not protected ones.
+    All three include what is always read, `protected` tokens.
     """
 
     low: int
     high: int
     limit: int
+    protected: int = 0
+
+    @property
+    def least_chosen(self) -> int:
+        """The fewest tokens that are kept of documents, if they have as many."""
+        return self.low - self.protected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

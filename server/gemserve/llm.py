@@ -30,6 +30,7 @@ from gemserve.filtering.methods import find_method
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message
 from gemserve.types import (
+    NO_PROTECT,
     Event,
     Filtered,
     FilterOptions,
@@ -37,6 +38,7 @@ from gemserve.types import (
     Finished,
     FinishReason,
     LoadedAdapter,
+    Protect,
     Request,
     SamplingParams,
     TextDelta,
@@ -97,18 +99,23 @@ class LLM:
     def has_chat_template(self) -> bool:
         return self.tokenizer.chat_template is not None
 
-    def prompt(self, prompt: str | Sequence[Message] | Prompt) -> Prompt:
+    def prompt(
+        self, prompt: str | Sequence[Message] | Prompt, protect: Protect = NO_PROTECT
+    ) -> Prompt:
         """The prompt's token ids, and what a filter should keep of it.
 
         >>> num_tokens = len(llm.prompt("What is the capital of France?").ids)
+
+        `protect` is not for a `Prompt`, which has its protected ranges.
         """
         if isinstance(prompt, Prompt):
             return prompt
-        if not isinstance(prompt, str):
-            return chat_prompt(self.tokenizer, prompt)
-        if self.has_chat_template:
-            return chat_prompt(self.tokenizer, [{"role": "user", "content": prompt}])
-        return text_prompt(self.tokenizer, prompt)
+        if isinstance(prompt, str):
+            if not self.has_chat_template:
+                return text_prompt(self.tokenizer, prompt, protect)
+            prompt = [{"role": "user", "content": prompt}]
+        short = self.core.planner.short_message_tokens
+        return chat_prompt(self.tokenizer, prompt, protect=protect, short=short)
 
     def generate(
         self,
@@ -131,7 +138,7 @@ class LLM:
 
         Raises `RequestError`, or `GemserveError` if the model fails.
         """
-        prompt = self.prompt(prompt)
+        prompt = self.prompt(prompt, filter.protect)
         if max_tokens is None:
             room = self._limits(prompt, filter, adapter).room
             max_tokens = max(1, min(_DEFAULT_MAX_TOKENS, room))
@@ -172,7 +179,7 @@ class LLM:
                 "selection",
                 param="filter.method",
             )
-        prompt = self.prompt(prompt)
+        prompt = self.prompt(prompt, filter.protect)
         request = self._request(
             prompt, SamplingParams(max_tokens=1), replace(filter, return_selection=True), adapter
         )
@@ -201,7 +208,8 @@ class LLM:
         read, until the first token. Raises `RequestError`, naming `field` if the prompt is too
         long.
         """
-        request = self._request(self.prompt(prompt), sampling, filter, adapter, field)
+        prompt = self.prompt(prompt, filter.protect)
+        request = self._request(prompt, sampling, filter, adapter, field)
         return self.core.run_alone(request, on_progress)
 
     def passages(self, prompt: Prompt, report: FilterReport) -> tuple[Passage, ...]:
@@ -219,6 +227,7 @@ class LLM:
             planner=self.core.planner,
             params=self.core.planner.resolve(filter),
             num_tokens=len(prompt.ids),
+            protected=prompt.protected,
             longest=self.core.config.max_prompt_tokens,
             adapter=adapter,
         )
@@ -242,6 +251,7 @@ class LLM:
             protected=prompt.protected,
             breaks=prompt.breaks,
             question=prompt.question,
+            messages=prompt.messages,
             adapter=adapter,
         )
 

@@ -30,17 +30,22 @@ MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # A question this many tokens before the prompt's end stands in front of its document. It cannot
 # attend to what follows it, so the filter pass reads it once more after the prompt.
 FAR_FROM_END = 256
+SHORT_TURN = 96  # a chat's last turn of so few tokens is no document, however short others are
+SHORT_MESSAGE = 512  # one of more tokens is, unless its structure says otherwise
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
 
 
 class Priority(IntEnum):
-    """Which protected tokens survive when the budget cannot hold them all: lowest first."""
+    """Why tokens are protected. Up to `FRAME` they are always read, outside of the budget.
+
+    The others come out of the budget, and the lowest first if it cannot hold them all.
+    """
 
     BOS = 0
     QUESTION = 1
     SYSTEM = 2
-    TOOLS = 3
-    FRAME = 4  # what the chat template puts around messages
+    TOOLS = 3  # short results of the calls that the model is to go on from
+    FRAME = 4  # what the chat template puts around messages, tools and calls among it
     BEFORE = 5  # the paragraphs before the question, which may be part of it
     HEAD = 6  # the beginning of a document or a long question, which often says what to do
     TAIL = 7  # the end of a document
@@ -66,6 +71,44 @@ class ProtectedRange:
     stop: int
     priority: Priority
 
+    @property
+    def is_always_read(self) -> bool:
+        """Is it outside of the budget?"""
+        return self.priority <= Priority.FRAME
+
+
+ChatRole = Literal["system", "developer", "user", "assistant", "tool", "template"]
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """Where a message of a chat is: token positions start..stop−1.
+
+    `index`: its number in the chat, from 0.
+    """
+
+    index: int
+    role: ChatRole
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protect:
+    """What a request says about instructions and documents in its chat.
+
+    `messages`: the indexes of messages that are read whole. `documents`: those of messages that are
+    documents. `marks`: pairs of texts; what stands between the two of a pair is read whole, as are
+    the marks.
+    """
+
+    messages: tuple[int, ...] = ()
+    documents: tuple[int, ...] = ()
+    marks: tuple[tuple[str, str], ...] = ()
+
+
+NO_PROTECT = Protect()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterOptions:
@@ -80,14 +123,16 @@ class FilterOptions:
     return_selection: bool = False
     return_scores: ReturnScores = False
     return_attention: bool = False
+    protect: Protect = NO_PROTECT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterParams:
     """How a prompt is filtered.
 
-    `keep`: a count of tokens ≥ 16, or a fraction in (0, 1) of the prompt, rounded up. "auto": as
-    many as the attention calls for, at most an eighth of the prompt or 128 tokens. `fallback`: if
+    `keep`: the budget for documents, which does not include what is always read. A count of tokens
+    ≥ 16, or a fraction in (0, 1) of the documents, rounded up. "auto": as many as the attention
+    calls for, at most an eighth of the documents or 128 tokens. `fallback`: if
     attention is diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer
     whose queries and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that
     score tokens, of layers up to that one; None: those of the calibration.
@@ -109,12 +154,12 @@ class FilterParams:
         return self.keep == "auto" or self.fallback
 
     def kept_count(self, num_tokens: int) -> int:
-        """Number of tokens to keep of a prompt of `num_tokens`. With "auto", the most."""
+        """Number of tokens to keep of documents of `num_tokens`. With "auto", the most."""
         return kept_count(self.keep, num_tokens)
 
 
 def kept_count(keep: Keep, num_tokens: int) -> int:
-    """Number of tokens that `keep` means for a prompt of `num_tokens`. With "auto", the most."""
+    """Number of tokens that `keep` means for documents of `num_tokens`. With "auto", the most."""
     if keep == "auto":
         return max(AUTO_MIN_KEEP, math.ceil(AUTO_MAX_SHARE * num_tokens))
     if isinstance(keep, float):
@@ -250,7 +295,8 @@ class Request:
     `breaks`: a filter should keep or drop the text between two of these as a whole. `question`:
     half-open token ranges of the question, ascending, not overlapping, at most
     `MAX_QUESTION_TOKENS` tokens in all. If no question was found it is empty, and the filter
-    watches the prompt's last rows.
+    watches the prompt's last rows. `messages`: where those of a chat are, for the report; None: it
+    is no chat.
 
     `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
     some methods that takes milliseconds for each choice.
@@ -270,6 +316,7 @@ class Request:
     protected: tuple[ProtectedRange, ...] = ()
     breaks: TextBreaks = NO_BREAKS
     question: tuple[tuple[int, int], ...] = ()
+    messages: tuple[MessagePlace, ...] | None = None
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
@@ -315,10 +362,29 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageReport:
+    """What was kept of one message of a chat: `kept_tokens` of `tokens`.
+
+    `protected_tokens`: how many of them are always read. `index`: the message's number in the chat,
+    from 0. None, with the role "template": what the chat template writes beside the messages, which
+    has the tools and the calls.
+    """
+
+    index: int | None
+    role: ChatRole
+    tokens: int
+    kept_tokens: int
+    protected_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterReport:
     """What the filter did; the `filter` object of every response.
 
-    `coverage`: see `filtering.selector.Choice`. None if the method does not measure it.
+    `kept_tokens`: all that the answer is generated from. `protected_tokens`: of the prompt, how
+    many are always read, outside of the budget. `messages`: what was kept of each message; None if
+    the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
+    measure it.
     """
 
     method: FilterMethod
@@ -330,6 +396,8 @@ class FilterReport:
     cached_tokens: int
     filter_ms: float
     selection: tuple[tuple[int, int], ...] | None
+    protected_tokens: int = 0
+    messages: tuple[MessageReport, ...] | None = None
     coverage: float | None = None
     scores: FilterScores | None = None
 

@@ -23,6 +23,7 @@ from gemserve.types import (
     Request,
     SamplingParams,
 )
+from tests.fakes import SHAPE
 
 GUESSED = Calibration(layer=3)
 MEASURED = Calibration(
@@ -35,7 +36,7 @@ PLANNER = FilterPlanner(
     fails_open=False,
     calibration=MEASURED,
     sliding_windows=(100, None, None, None, 100),
-    num_heads=4,
+    shape=replace(SHAPE, num_heads=4),
     context_tokens=4000,
     longest_sequence=3000,
 )

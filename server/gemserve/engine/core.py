@@ -92,7 +92,7 @@ class Core:
             fails_open=config.filter_on_error == "full",
             calibration=self.calibration,
             sliding_windows=model.sliding_windows,
-            num_heads=model.shape.num_heads,
+            shape=model.shape,
             context_tokens=model.context_tokens,
             longest_sequence=self.longest_sequence,
         )

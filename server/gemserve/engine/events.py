@@ -10,6 +10,7 @@ from functools import partial
 from gemserve.cost import ModelShape
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.step_plan import DrawnToken, Kept, RunOutput, StepOutput, StepPlan
+from gemserve.filtering.message_report import report_messages
 from gemserve.ranges import as_ranges
 from gemserve.scores import FilterScores
 from gemserve.types import (
@@ -172,9 +173,11 @@ def _filtered(
         layer=sequence.filter_layer,
         prompt_tokens=sequence.num_prompt,
         kept_tokens=sequence.num_kept if kept is None else len(kept),
+        protected_tokens=sequence.plan.budget.protected,
         cached_tokens=sequence.num_cached + sequence.num_reused,
         filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
         selection=selection,
+        messages=None if sequence.evicts else report_messages(sequence.request, kept),
         coverage=coverage,
         scores=scores,
     )

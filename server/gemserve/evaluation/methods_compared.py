@@ -51,9 +51,10 @@ def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
 
 def _filled(example: Example, wanted: Sequence[int], keep: int) -> tuple[int, ...]:
     num_tokens = len(example.prompt.ids)
-    chosen = dict.fromkeys(reserve(example.prompt.protected, num_tokens, keep, keep).positions)
+    reserved = reserve(example.prompt.protected, num_tokens, keep)
+    chosen = dict.fromkeys(reserved.positions)
     for position in wanted:
-        if len(chosen) == keep:
+        if len(chosen) == len(reserved.firm) + keep:
             break
         chosen.setdefault(position)
     return tuple(sorted(chosen))

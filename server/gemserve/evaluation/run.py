@@ -19,6 +19,7 @@ from gemserve.evaluation.methods_compared import (
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.tasks.example import Example, ExampleDraw, Subtasks
 from gemserve.evaluation.unfiltered import answer_unfiltered
+from gemserve.filtering.protected_budget import count_always_read
 from gemserve.json_lines import parse_objects
 from gemserve.types import (
     Filtered,
@@ -174,11 +175,10 @@ def run_example(
 ) -> list[Outcome]:
     """Generate greedily under each method and score the answers."""
     num_tokens = len(example.prompt.ids)
-    count = min(num_tokens, kept_count(keep, num_tokens))
     outcomes: list[Outcome] = []
-    for answer in _answers(core, example, count, methods, keep):
+    for answer in _answers(core, example, methods, keep):
         report = answer.report
-        is_short = answer.method != "none" and answer.kept_tokens == count == num_tokens
+        is_short = answer.method != "none" and answer.kept_tokens == num_tokens
         outcomes.append(
             Outcome(
                 subtask=example.subtask,
@@ -211,10 +211,13 @@ class _Answer:
 
 
 def _answers(
-    core: Core, example: Example, count: int, methods: Sequence[str], keep: int | float
+    core: Core, example: Example, methods: Sequence[str], keep: int | float
 ) -> Iterator[_Answer]:
-    """The answer of each method. Methods that choose outside of the engine keep `count` tokens."""
+    """The answer of each method. Those that choose outside of the engine protect as sieve does."""
     ids = example.prompt.ids
+    count = min(len(ids), kept_count(keep, len(ids)))
+    documents = len(ids) - count_always_read(example.prompt.protected, len(ids))
+    of_documents = min(documents, kept_count(keep, documents))
     evicting = {m: evictor for m in methods if (evictor := evictor_of(m)) is not None}
     if "none" in methods and evicting:  # one prefill is enough for both
         method, evictor = next(iter(evicting.items()))
@@ -224,7 +227,7 @@ def _answers(
         methods = [m for m in methods if m not in ("none", method)]
     for method in methods:
         if method in CHOSEN_OUTSIDE:
-            kept = CHOSEN_OUTSIDE[method](core.tokenizer, example, count)
+            kept = CHOSEN_OUTSIDE[method](core.tokenizer, example, of_documents)
             text, _ = generate(
                 core, example, [ids[p] for p in kept], FilterParams(method="none", keep=16)
             )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemserve.errors import PromptTooLong, RequestError, shown
+from gemserve.errors import KeptTooLong, PromptTooLong, RequestError, shown
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.types import FilterParams, LoadedAdapter
+from gemserve.filtering.protected_budget import count_always_read
+from gemserve.types import FilterParams, LoadedAdapter, ProtectedRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextLimits:
-    """The limits of one prompt of `num_tokens` tokens.
+    """The limits of one prompt of `num_tokens` tokens with these protected ranges.
 
     Only the tokens that all layers read must fit the model's context. `longest`: the most tokens of
     any prompt. `is_scored`: all tokens of the prompt are read, because they are scored.
@@ -20,6 +22,7 @@ class ContextLimits:
     planner: FilterPlanner
     params: FilterParams
     num_tokens: int
+    protected: Sequence[ProtectedRange]
     longest: int
     adapter: LoadedAdapter | None = None
     is_scored: bool = False
@@ -35,7 +38,8 @@ class ContextLimits:
         """Tokens that the answer is generated from, as far as the plan goes."""
         if self.is_scored:
             return self.num_tokens
-        return self.planner.generated_from(self.params, self.num_tokens)
+        num_protected = count_always_read(self.protected, self.num_tokens)
+        return self.planner.generated_from(self.params, self.num_tokens, num_protected)
 
     @property
     def room(self) -> int:
@@ -43,12 +47,21 @@ class ContextLimits:
         return self.context - self.read
 
     def check_prompt(self, field: str) -> None:
-        """Raise `PromptTooLong` or `RequestError`, naming `field`, if the prompt does not fit."""
+        """Raise `RequestError`, naming `field`, if the prompt does not fit."""
         left = self.context - 1
         limit = min(self.longest, left) if self.read == self.num_tokens else self.longest
         if self.num_tokens > limit:
             note = self._adapter_note() if left < self.longest else ""
             raise PromptTooLong(tokens=self.num_tokens, limit=limit, param=field, note=note)
+        if self.read > left:
+            raise KeptTooLong(
+                tokens=self.num_tokens,
+                kept=self.read,
+                protected=count_always_read(self.protected, self.num_tokens),
+                limit=left,
+                param=field,
+                note=self._adapter_note(),
+            )
         self.planner.check_layer_sees(self.params, self.num_tokens)
 
     def check_answer(self, max_tokens: int, field: str) -> None:

@@ -18,12 +18,12 @@ from gemserve.types import ProtectedRange
 
 
 class BlindSelector(Protocol):
-    """Chooses exactly `keep` positions from the prompt's length and its protected ranges."""
+    """Chooses `keep` positions of the documents of a prompt, from its protected ranges alone."""
 
     def select(
         self, num_tokens: int, protected: Sequence[ProtectedRange], keep: int, seed: int
     ) -> tuple[int, ...]:
-        """Kept positions, ascending. `keep` is below `num_tokens`."""
+        """Kept positions, ascending: those that are always read, and `keep` more."""
         ...
 
 
@@ -54,10 +54,10 @@ class Uniform:
 def _filled(
     protected: Sequence[ProtectedRange], order: npt.NDArray[np.int64], keep: int
 ) -> tuple[int, ...]:
-    """The protected positions, then others in `order` [tokens], `keep` in all; ascending."""
+    """What is always read, and `keep` positions more, others in `order` [tokens]; ascending."""
     is_kept = np.zeros(len(order), dtype=np.bool_)
-    first = reserve(protected, len(order), keep, keep).positions
-    is_kept[first] = True
+    first = reserve(protected, len(order), keep)
+    is_kept[first.positions] = True
     others = order[~is_kept[order]]
-    is_kept[others[: keep - len(first)]] = True
+    is_kept[others[: keep - len(first.rest)]] = True
     return tuple(np.flatnonzero(is_kept).tolist())

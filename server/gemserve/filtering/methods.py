@@ -24,6 +24,7 @@ class Method:
 
     At most one of the first three is set: `selector` chooses after a pass through the lower layers,
     `blind` before any pass, `evictor` drops keys and values once all layers have read everything.
+    `protects`: it keeps what is always read, outside of the budget; the published methods do not.
     `is_adaptive`: the method can tell how much of a prompt is worth keeping (`keep: "auto"`,
     `fallback`). `has_pooling`: it takes `pooling`. `has_heads`: its selector scores by calibrated
     heads, which the option `heads` replaces. `repeats_question`: it watches the question's rows, so
@@ -36,6 +37,7 @@ class Method:
     evictor: SnapKV | None = None
     is_adaptive: bool = False
     has_pooling: bool = False
+    protects: bool = False
     # these are not in the repr, by which an evaluation knows outcomes of other constants
     has_heads: bool = field(default=False, repr=False)
     repeats_question: bool = field(default=False, repr=False)
@@ -60,10 +62,12 @@ class Method:
 METHODS: dict[FilterMethod, Method] = {
     "none": Method(),
     "gemfilter": Method(selector=GemFilter(), has_pooling=True),
-    "sieve": Method(selector=Sieve(), is_adaptive=True, has_heads=True, repeats_question=True),
+    "sieve": Method(
+        selector=Sieve(), protects=True, is_adaptive=True, has_heads=True, repeats_question=True
+    ),
     "snapkv": Method(evictor=SnapKV()),
-    "position": Method(blind=Position()),
-    "random": Method(blind=Uniform()),
+    "position": Method(blind=Position(), protects=True),
+    "random": Method(blind=Uniform(), protects=True),
     "fastkv": Method(selector=LastRowVotes(num_layers=1), is_served=False),
     "claa": Method(selector=LastRowVotes(num_layers=4), is_served=False),
 }

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP
+from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
+from gemserve.filtering.protected_budget import count_always_read
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FAR_FROM_END,
+    SHORT_MESSAGE,
+    SHORT_TURN,
     FilterMethod,
     FilterOptions,
     FilterParams,
@@ -33,8 +37,8 @@ class FilterPlanner:
 
     `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
     whole. `fails_open`: a prompt whose filter fails is read whole, too. `sliding_windows`: the
-    window of each layer in tokens, None for a layer without one. `num_heads`: query heads of each
-    layer. `longest_sequence`: tokens of prompt and completion that fit memory and context if
+    window of each layer in tokens, None for a layer without one. `shape`: the model's.
+    `longest_sequence`: tokens of prompt and completion that fit memory and context if
     everything is read.
     """
 
@@ -44,7 +48,7 @@ class FilterPlanner:
     fails_open: bool
     calibration: Calibration
     sliding_windows: Sequence[int | None]
-    num_heads: int
+    shape: ModelShape
     context_tokens: int
     longest_sequence: int
 
@@ -98,11 +102,21 @@ class FilterPlanner:
         self._check_heads(params)
         return params
 
-    def generated_from(self, params: FilterParams, num_tokens: int) -> int:
-        """Number of tokens of a prompt of `num_tokens` that the answer is generated from."""
-        if METHODS[params.method].evictor is not None or self._why_whole(params, num_tokens):
+    @property
+    def short_message_tokens(self) -> int:
+        """Up to how many tokens a chat's last turn is no document."""
+        return max(SHORT_TURN, min(SHORT_MESSAGE, self.min_tokens // 4))
+
+    def generated_from(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
+        """Number of tokens of a prompt of `num_tokens` that the answer is generated from.
+
+        `num_protected`: how many of them are always read, if the method protects any.
+        """
+        if METHODS[params.method].evictor is not None:
             return num_tokens
-        return params.kept_count(num_tokens)
+        if self._why_whole(params, num_tokens, num_protected):
+            return num_tokens
+        return _kept_count(params, num_tokens, num_protected)
 
     def check_layer_sees(self, params: FilterParams, num_tokens: int) -> None:
         """Raise `RequestError` if the filter layer cannot see the start of this prompt.
@@ -150,10 +164,11 @@ class FilterPlanner:
         method = find_method(params.method)
         self._check_adaptive(params)
         self._check_heads(params)
-        reason = self._why_whole(params, num_tokens)
+        num_protected = count_always_read(request.protected, num_tokens)
+        reason = self._why_whole(params, num_tokens, num_protected)
         if request.prompt_logprobs is not None and not method.keeps_everything:
             reason = "prompt_logprobs"
-        budget = self._budget(request)
+        budget = self._budget(request, num_protected)
         plan = FilterPlan(
             reason=reason,
             num_kept=num_tokens if reason is not None else budget.high,
@@ -169,7 +184,8 @@ class FilterPlanner:
             return self._with_pass(plan, request, method)
         if method.blind is not None:
             seed = request.sampling.seed or 0
-            chosen = method.blind.select(num_tokens, request.protected, budget.high, seed)
+            keep = budget.high - budget.protected
+            chosen = method.blind.select(num_tokens, request.protected, keep, seed)
             return plan.having(chosen=chosen)
         self._check_evictable(params)
         return plan.having(evicts=True)
@@ -200,30 +216,51 @@ class FilterPlanner:
     def _repeated(self, request: Request) -> tuple[int, ...]:
         """The tokens of a question in front of its document, if there is room to repeat it."""
         num_tokens = len(request.prompt_ids)
-        if not request.question or request.question[-1][1] > num_tokens - FAR_FROM_END:
+        if not request.question:
+            return ()
+        behind = num_tokens - request.question[0][1]
+        behind -= count_always_read(request.protected, num_tokens, request.question[0][1])
+        if behind < FAR_FROM_END:
             return ()
         ids = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
         has_room = num_tokens + len(ids) + request.adapter_positions <= self.context_tokens
         return tuple(ids) if has_room else ()
 
-    def _why_whole(self, params: FilterParams, num_tokens: int) -> FilterReason | None:
+    def _why_whole(
+        self, params: FilterParams, num_tokens: int, num_protected: int
+    ) -> FilterReason | None:
         """Why a prompt of `num_tokens` is not filtered, or None."""
         if METHODS[params.method].keeps_everything:
             return "disabled"
-        if num_tokens <= self.min_tokens or num_tokens <= params.kept_count(num_tokens):
+        kept = _kept_count(params, num_tokens, num_protected)
+        of_all = params.kept_count(num_tokens)  # if nothing were protected
+        if num_tokens <= max(self.min_tokens, of_all):
             return "short_prompt"
-        return None
+        is_saving = kept < num_tokens and not self._costs_more(params, num_tokens, kept)
+        if is_saving or (kept < num_tokens and self._costs_more(params, num_tokens, of_all)):
+            return None
+        return "mostly_protected"
 
-    def _budget(self, request: Request) -> Budget:
+    def _costs_more(self, params: FilterParams, num_tokens: int, kept: int) -> bool:
+        """Are a filter pass, and reading the `kept` tokens, no less work than reading all?"""
+        if not METHODS[params.method].has_layer:
+            return False
+        shape, layer = self.shape, self._layer_of(params)
+        filtered = shape.filter_chunk(0, num_tokens, layer) + shape.prefill_chunk(0, kept)
+        return filtered >= shape.prefill_chunk(0, num_tokens)
+
+    def _budget(self, request: Request, num_protected: int) -> Budget:
         """How much a filter may keep, and how much if attention is diffuse or the filter fails."""
         params, num_tokens = request.filter, len(request.prompt_ids)
-        keep = params.kept_count(num_tokens)
-        low = AUTO_MIN_KEEP if params.keep == "auto" else keep
+        protected = num_protected if METHODS[params.method].protects else 0
+        keep = _kept_count(params, num_tokens, num_protected)
+        low = protected + AUTO_MIN_KEEP if params.keep == "auto" else keep
+        budget = Budget(low=low, high=keep, limit=keep, protected=protected)
         if not params.fallback and not self.fails_open:
-            return Budget(low=low, high=keep, limit=keep)
+            return budget
         used = request.sampling.max_tokens + request.adapter_positions
         limit = min(num_tokens, self.longest_sequence - used)
-        return Budget(low=low, high=keep, limit=max(keep, limit))
+        return replace(budget, limit=max(keep, limit))
 
     def _layer_of(self, params: FilterParams) -> int:
         return self.calibration.layer if params.layer is None else params.layer
@@ -278,10 +315,10 @@ class FilterPlanner:
                     f"layer, {last}",
                     param="filter.heads",
                 )
-            if head >= self.num_heads:
+            if head >= self.shape.num_heads:
                 raise RequestError(
                     f"filter.heads: head {shown(head)} of layer {layer} must be from 0 to "
-                    f"{self.num_heads - 1}",
+                    f"{self.shape.num_heads - 1}",
                     param="filter.heads",
                 )
 
@@ -319,3 +356,9 @@ class FilterPlanner:
         if len(names) == 1:
             return f"method {names[0]} has"
         return f"methods {', '.join(names[:-1])} and {names[-1]} have"
+
+
+def _kept_count(params: FilterParams, num_tokens: int, num_protected: int) -> int:
+    """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""
+    protected = num_protected if METHODS[params.method].protects else 0
+    return protected + params.kept_count(num_tokens - protected)

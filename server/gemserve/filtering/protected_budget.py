@@ -1,4 +1,9 @@
-"""Divides a budget among the protected ranges of a prompt, kept whatever the scores are."""
+"""What a filter keeps of a prompt whatever the scores are.
+
+Instructions, tools, calls, the question and the template are always read: `keep` does not count
+them. What may be an instruction, such as the first and the last words of a long document, takes a
+part of the budget.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,7 @@ from gemserve.types import Priority, ProtectedRange
 class ReservedPositions:
     """Positions kept before any is chosen, most important first.
 
-    `firm`: the question, system messages, tools and the template. `rest`: other protected
-    positions.
+    `firm`: what is always read, outside of the budget. `rest`: other protected positions.
     """
 
     firm: list[int]
@@ -24,27 +28,31 @@ class ReservedPositions:
         return [*self.firm, *self.rest]
 
 
-def reserve(
-    protected: Sequence[ProtectedRange], num_tokens: int, budget: int, low: int
-) -> ReservedPositions:
-    """The positions that a filter of `low` to `budget` tokens keeps before it chooses any.
+def reserve(protected: Sequence[ProtectedRange], num_tokens: int, budget: int) -> ReservedPositions:
+    """The positions that a filter keeps before it chooses any.
 
-    The question comes first. Then come system messages, tools and the template, up to three
-    quarters of the budget, then the rest, up to a quarter of `low`. So a filter always has tokens
-    to choose.
+    What is always read comes first. The rest takes up to a quarter of `budget`, the tokens that may
+    be kept besides. So a filter always has tokens to choose.
     """
-    chosen: list[int] = []
-    sizes: list[int] = []
-    limits = (
-        (Priority.QUESTION, budget),
-        (Priority.FRAME, int(0.75 * budget)),
-        (Priority.TAIL, int(0.25 * low)),
-    )
-    for last, limit in limits:
-        allowed = [r for r in protected if r.priority <= last]
-        chosen = protected_positions(allowed, num_tokens, max(len(chosen), limit))
-        sizes.append(len(chosen))
-    return ReservedPositions(chosen[: sizes[1]], chosen[sizes[1] :])
+    firm = always_read(protected, num_tokens)
+    everything = protected_positions(protected, num_tokens, len(firm) + int(0.25 * budget))
+    return ReservedPositions(firm, everything[len(firm) :])
+
+
+def always_read(protected: Sequence[ProtectedRange], num_tokens: int) -> list[int]:
+    """The positions that are kept outside of the budget, most important first."""
+    firm = [r for r in protected if r.is_always_read]
+    return protected_positions(firm, num_tokens, num_tokens)
+
+
+def count_always_read(protected: Sequence[ProtectedRange], num_tokens: int, start: int = 0) -> int:
+    """How many of the positions of `always_read` are at `start` or behind it."""
+    count, end = 0, start
+    for each in sorted((r for r in protected if r.is_always_read), key=lambda r: r.start):
+        stop = min(each.stop, num_tokens)
+        count += max(0, stop - max(end, each.start))
+        end = max(end, stop)
+    return count
 
 
 def protected_positions(

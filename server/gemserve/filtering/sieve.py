@@ -98,7 +98,7 @@ class Sieve(Selector):
         num_tokens = evidence.num_tokens
         raw = check_finite(self.score(evidence, params))
         scores = raw.clone()
-        reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
+        reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         within = budget.high - len(reserved.positions)
         # a question's words attend to each other, so their neighbours would rank high
         scores[reserved.firm] = 0
@@ -115,7 +115,7 @@ class Sieve(Selector):
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
         if within and budget.low < budget.high:
             whole = int((ranks >= self.focus * ranks[0]).sum())  # so that no passage is cut
-            within = min(within, max(whole, budget.low))
+            within = min(within, max(whole, budget.least_chosen))
         kept = torch.cat([first, order[:within]])
         return Choice(positions=kept.sort().values, coverage=coverage, scores=raw)
 
@@ -170,7 +170,7 @@ class Sieve(Selector):
     ) -> tuple[tuple[int, int, int], ...]:
         """The passages of this budget with their strengths: see `FilterScores`."""
         num_tokens = evidence.num_tokens
-        reserved = reserve(evidence.protected, num_tokens, budget.high, budget.low)
+        reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         scores = scores.clone()
         scores[reserved.firm] = 0
         limit = self.passage_limit(budget.high - len(reserved.positions))

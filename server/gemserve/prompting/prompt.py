@@ -6,16 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.errors import PromptTooLong
+from gemserve.errors import PromptTooLong, RequestError
+from gemserve.prompting.chat_parts import RenderedChat
+from gemserve.prompting.chat_protection import check_marks, marked_ranges, protect_chat
 from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
 from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import encode
-from gemserve.prompting.protected import chat_ranges, last_paragraphs, plain_ranges, with_question
+from gemserve.prompting.protected import last_paragraphs, plain_ranges, with_question
 from gemserve.prompting.question import chat_question, ids_question, text_question
 from gemserve.prompting.text_breaks import find_breaks, find_breaks_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.ranges import Ranges
-from gemserve.types import NO_BREAKS, ProtectedRange, TextBreaks
+from gemserve.types import (
+    NO_BREAKS,
+    NO_PROTECT,
+    SHORT_TURN,
+    MessagePlace,
+    Priority,
+    Protect,
+    ProtectedRange,
+    TextBreaks,
+)
 
 # reading offsets holds the interpreter lock, 0.2 s for a million tokens, and delays every stream
 _MOST_TOKENS_WITH_BREAKS = 500_000
@@ -28,7 +39,7 @@ class Prompt:
     """Token ids as the model sees them, and the ranges worth protecting.
 
     `text` is what was tokenized, and `encoding` its `tokenizers.Encoding` or `TokenOffsets`. Both
-    are empty for a prompt of token ids. `question`: see `types.Request`.
+    are empty for a prompt of token ids. `question`, `messages`: see `types.Request`.
     """
 
     ids: Sequence[int]
@@ -37,6 +48,7 @@ class Prompt:
     encoding: Any = None
     breaks: TextBreaks = NO_BREAKS
     question: Ranges = ()
+    messages: tuple[MessagePlace, ...] | None = None
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:
@@ -45,8 +57,12 @@ class Prompt:
         return offsets
 
 
-def ids_prompt(tokenizer: Any, ids: Sequence[int]) -> Prompt:
-    """A prompt of token ids, taken unaltered."""
+def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT) -> Prompt:
+    """A prompt of token ids, taken unaltered. Raises `RequestError` if `protect` is given."""
+    _check_plain(protect)
+    if protect.marks:
+        field = "filter.protect.marks"
+        raise RequestError(f"{field}: only with a text; token ids have no marks", param=field)
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     question = ids_question(tokenizer, ids)
     ranges = plain_ranges(len(ids), has_bos)
@@ -58,8 +74,13 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int]) -> Prompt:
     )
 
 
-def text_prompt(tokenizer: Any, text: str) -> Prompt:
-    """A plain prompt, with the special tokens the tokenizer adds (BOS)."""
+def text_prompt(tokenizer: Any, text: str, protect: Protect = NO_PROTECT) -> Prompt:
+    """A plain prompt, with the special tokens the tokenizer adds (BOS).
+
+    Raises `RequestError` if `protect` names what is not there.
+    """
+    _check_plain(protect)
+    check_marks(text, protect)
     encoding = encode(tokenizer, text, add_special_tokens=True)
     ids = encoding.ids
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
@@ -72,6 +93,9 @@ def text_prompt(tokenizer: Any, text: str) -> Prompt:
     question = text_question(tokenizer, text, encoding)
     ranges = plain_ranges(stop, has_bos, starts)
     protected = with_question(tokenizer, ids, ranges, question, stop - _ANSWER_TOKENS)
+    chat = RenderedChat((), (), text, encoding)
+    marked = [chat.tokens(*at) for at in marked_ranges(text, protect, 0, len(text))]
+    protected += tuple(ProtectedRange(*at, Priority.SYSTEM) for at in marked)
     breaks = _breaks_of([(0, text)], encoding)
     return Prompt(ids, protected, text, encoding, breaks, question)
 
@@ -84,28 +108,40 @@ def chat_prompt(
     *,
     field: str = "messages",
     variables: Mapping[str, Any] = NO_VARIABLES,
+    protect: Protect = NO_PROTECT,
+    short: int = SHORT_TURN,
 ) -> Prompt:
     """Messages and tools through the model's chat template, ready for the answer.
 
-    The template may read further `variables`.
+    The template may read further `variables`. `protect`, `short`: see `protect_chat`.
 
     Where a message, a tool or a call spells a control token, this is text.
     Raises `RequestError` if there is no template, if it refuses the messages, or if the rendered
     chat has more than `max_tokens` tokens; that error names `field`.
     """
-    messages, tools = for_template(tokenizer, messages, tools)
+    taken, tools = for_template(tokenizer, messages, tools)
+    messages = [message.message for message in taken]
     text = render_chat(tokenizer, messages, tools, variables=variables)
     encoding = encode(tokenizer, text, add_special_tokens=False)
     _check_length(encoding, max_tokens, field)
     encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
     _check_length(encoding, max_tokens, field)
-    question = chat_question(places, messages, text, encoding)
-    ranges = chat_ranges(places, messages, text, encoding)
-    answer_start = ranges[-1].start if places else len(encoding) - _ANSWER_TOKENS
+    chat = RenderedChat(taken, places, text, encoding)
+    question = chat_question(chat)
+    ranges, shown = protect_chat(chat, protect, short)
+    answer_start = ranges[-1].start if shown else len(encoding) - _ANSWER_TOKENS
     protected = with_question(tokenizer, encoding.ids, ranges, question, answer_start)
     contents = [(low, text[low:high]) for _, low, high in places]
     breaks = _breaks_of(contents or [(0, text)], encoding)
-    return Prompt(encoding.ids, protected, text, encoding, breaks, question)
+    return Prompt(encoding.ids, protected, text, encoding, breaks, question, shown)
+
+
+def _check_plain(protect: Protect) -> None:
+    """Raise `RequestError` if a prompt without messages is told about messages."""
+    for name in ("messages", "documents"):
+        if getattr(protect, name):
+            field = f"filter.protect.{name}"
+            raise RequestError(f"{field}: only with messages; a prompt has none", param=field)
 
 
 def _breaks_of(texts: Sequence[tuple[int, str]], encoding: Any) -> TextBreaks:

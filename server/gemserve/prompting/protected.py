@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from gemserve.prompting.question_words import BLANK_LINE
-from gemserve.prompting.tools import Message
 from gemserve.ranges import Ranges, as_ranges
-from gemserve.types import FAR_FROM_END, Priority, ProtectedRange
+from gemserve.types import FAR_FROM_END, SHORT_TURN, Priority, ProtectedRange
 
 QUESTION_HEAD = 32
 QUESTION_TAIL = 64
-LONG_MESSAGE = 512
 LONGEST_QUESTION = 256
-_SURELY_ASKED = 32  # of the end of a long question, or of a document
+_SURELY_ASKED = 32  # of the end of a document
 _MOST_BLANKS = 4  # tokens of the blank line before a question, which are kept with it: \r\n\r\n
 _END_CHARS = 2048  # more than the tokens protected at a prompt's end take up
 _SHORTEST_QUESTION = 12  # characters
 _MOST_PARAGRAPHS = 8  # that may belong to a question
 
 
-def question_ranges(start: int, stop: int, paragraphs: Sequence[int] = ()) -> list[ProtectedRange]:
+def question_ranges(
+    start: int, stop: int, paragraphs: Sequence[int] = (), short: int = SHORT_TURN
+) -> list[ProtectedRange]:
     """Protect a last user turn at start..stop−1; of one that is the document itself, its ends.
 
     `paragraphs` are the starts of its last paragraphs, the last one first: the question, and what
-    may belong to it. A long question keeps its beginning and its end. A longer one is taken for
-    the document.
+    may belong to it. A question of more than `LONGEST_QUESTION` tokens is taken for the document. A
+    turn of up to `short` tokens is protected whole.
     """
-    if stop - start <= QUESTION_HEAD + QUESTION_TAIL:
+    if stop - start <= short:
         return [ProtectedRange(start, stop, Priority.QUESTION)]
     head = ProtectedRange(start, start + QUESTION_HEAD, Priority.HEAD)
     question_start = paragraphs[0] if paragraphs else start
@@ -38,10 +37,10 @@ def question_ranges(start: int, stop: int, paragraphs: Sequence[int] = ()) -> li
         before = min(p for p in paragraphs if stop - p <= QUESTION_TAIL)
         question = ProtectedRange(question_start, stop, Priority.QUESTION)
         return [question, ProtectedRange(before, question_start, Priority.BEFORE), head]
+    if stop - question_start <= LONGEST_QUESTION:
+        return [ProtectedRange(question_start, stop, Priority.QUESTION), head]
     end = stop - _SURELY_ASKED
     question = ProtectedRange(end, stop, Priority.QUESTION)
-    if stop - question_start <= LONGEST_QUESTION:
-        return [question, ProtectedRange(question_start, end, Priority.HEAD), head]
     return [question, head, ProtectedRange(stop - QUESTION_TAIL, end, Priority.TAIL)]
 
 
@@ -51,56 +50,6 @@ def plain_ranges(
     """Protect a prompt without roles: BOS, and what would be protected of a last user turn."""
     ranges = question_ranges(int(has_bos), num_tokens, paragraphs)
     return (ProtectedRange(0, 1, Priority.BOS), *ranges) if has_bos else tuple(ranges)
-
-
-def message_ranges(start: int, stop: int, priority: Priority) -> list[ProtectedRange]:
-    """Protect a message at start..stop−1; of one long enough to be a document, its ends."""
-    if stop - start <= LONG_MESSAGE:
-        return [ProtectedRange(start, stop, priority)]
-    return [
-        ProtectedRange(stop - QUESTION_TAIL, stop, priority),
-        ProtectedRange(start, start + QUESTION_HEAD, priority),
-    ]
-
-
-def chat_ranges(
-    places: Sequence[tuple[int, int, int]],
-    messages: Sequence[Message],
-    text: str,
-    encoding: Any,
-) -> tuple[ProtectedRange, ...]:
-    """Protect what frames a rendered chat and what it asks, not the other turns.
-
-    These are the template's scaffolding, system messages, tool messages (the ends of long ones)
-    and the last user turn (its ends, if it is the document itself). `places` are from
-    `find_messages`; without any, the chat is protected like a plain prompt.
-    """
-    num_tokens = len(encoding)
-    if not places:
-        return plain_ranges(num_tokens, has_bos=True)
-    last_user = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
-    ranges = [ProtectedRange(0, 1, Priority.BOS)]
-    starts = [low for low, _ in encoding.offsets]
-    ends = [high for _, high in encoding.offsets]
-    cursor = 0
-    for index, low, high in places:
-        ranges.append(ProtectedRange(cursor, bisect_right(ends, low), Priority.FRAME))
-        cursor = bisect_left(starts, high)
-        content = text[low:high]  # the blanks around it are not protected
-        start = bisect_right(ends, low + len(content) - len(content.lstrip()))
-        stop = max(start, bisect_left(starts, low + len(content.rstrip())))
-        role = messages[index]["role"]
-        if role in ("system", "developer"):
-            ranges.append(ProtectedRange(start, stop, Priority.SYSTEM))
-        elif role == "tool":
-            ranges += message_ranges(start, stop, Priority.TOOLS)  # a document, as often as not
-        elif index == last_user:
-            text_stop = low + len(content.rstrip())
-            found = last_paragraphs(content.rstrip())
-            paragraphs = [text_stop - len(end.lstrip()) for end in found]
-            ranges += question_ranges(start, stop, [bisect_right(ends, at) for at in paragraphs])
-    ranges.append(ProtectedRange(cursor, num_tokens, Priority.QUESTION))  # the answer's header
-    return tuple(r for r in ranges if r.stop > r.start)
 
 
 def with_question(

@@ -12,7 +12,9 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
+from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.control_tokens import TokenOffsets, control_ids
+from gemserve.prompting.message_structure import request_range
 from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_text import find_question
 from gemserve.prompting.question_words import Range
@@ -23,6 +25,7 @@ _NEAR_AN_END = 8192  # tokens at either end of a text; the rules look at fewer
 _NUM_DECODED = LONGEST_QUESTION + 128  # of a prompt of token ids
 # roles beside control tokens, in a chat that the client has rendered itself
 _ROLE = re.compile(r"(?:system|developer|user|assistant|model|tool|ipython)[ \t]*(?=[\r\n]|$)")
+_MOST_CALLED = 24  # tokens of calls that are watched beside the question
 _SHORTEST_FOUND = 12  # characters of a message that do not occur in a template by chance
 
 
@@ -51,22 +54,23 @@ class _Tokens:
         return start, max(start, bisect_left(indexes, high, key=lambda i: self.chars(i)[0]))
 
 
-def chat_question(
-    places: Sequence[tuple[int, int, int]],
-    messages: Sequence[dict[str, Any]],
-    text: str,
-    encoding: Any,
-) -> Ranges:
-    """The question of the last user turn. `places`: see `chat_template.find_messages`."""
-    users = [place for place in places if messages[place[0]]["role"] == "user"]
-    if users:
-        _, low, high = max(users)
-        return _find(text, low, high, encoding)
-    if places or not messages or messages[-1]["role"] != "user":
+def chat_question(chat: RenderedChat) -> Ranges:
+    """The question of the last user turn, and what the calls are about whose results follow it."""
+    if chat.request is not None:
+        placed = chat.request
+        start, stop = request_range(chat.text[placed.low : placed.high])
+        low, high = placed.low + start, placed.low + stop
+        called = [index for at in chat.called() for index in range(*chat.tokens(*at))]
+        called = list(dict.fromkeys(called))[:_MOST_CALLED]
+        most = MAX_QUESTION_TOKENS - len(called)
+        asked = _find(chat.text, low, high, chat.encoding, most=most)
+        return as_ranges(sorted({*called, *(i for at in asked for i in range(*at))}))
+    last = chat.messages[-1].message if chat.messages else None
+    if chat.parts or last is None or last["role"] != "user":
         return ()
-    content = messages[-1]["content"].strip()  # the template repeats or changes messages
-    low = text.rfind(content) if len(content) >= _SHORTEST_FOUND else -1
-    return () if low < 0 else _find(text, low, low + len(content), encoding)
+    content = last["content"].strip()  # the template repeats or changes messages
+    low = chat.text.rfind(content) if len(content) >= _SHORTEST_FOUND else -1
+    return () if low < 0 else _find(chat.text, low, low + len(content), chat.encoding)
 
 
 def text_question(tokenizer: Any, text: str, encoding: Any) -> Ranges:
@@ -99,8 +103,9 @@ def _find(
     *,
     is_plain: bool = False,
     omitted: Collection[int] = (),
+    most: int = MAX_QUESTION_TOKENS,
 ) -> Ranges:
-    """The question in text[low:high]: at most `MAX_QUESTION_TOKENS` tokens, none of `omitted`."""
+    """The question in text[low:high]: at most `most` tokens, none of `omitted`."""
     tokens = _Tokens(encoding, len(text))
 
     def count_tokens(start: int, stop: int) -> int:
@@ -112,7 +117,7 @@ def _find(
         for index in reversed(range(*tokens.range(low + start, low + stop))):
             first, end = tokens.chars(index)
             is_outside = (text[first:low] + text[high:end]).strip() != ""
-            if len(chosen) < MAX_QUESTION_TOKENS and not is_outside and index not in omitted:
+            if len(chosen) < most and not is_outside and index not in omitted:
                 chosen.add(index)
     return as_ranges(sorted(chosen))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
@@ -15,38 +16,80 @@ To call one, answer with nothing but JSON of this form: {{"name": "...", "argume
 _SYSTEM = ("system", "developer")
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a message's content.
+
+    `index`: the number of the client's message that it is of. `is_written`: the server has written
+    it, to describe tools or a call.
+    """
+
+    text: str
+    index: int
+    role: str
+    is_written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateMessage:
+    """A message as a chat template takes it. Its content has the `parts` in their order.
+
+    `called`: its calls, which the template may get as text.
+    """
+
+    message: Message
+    parts: tuple[Part, ...]
+    called: tuple[Message, ...] = ()
+
+    def written(self, text: str, separator: str) -> TemplateMessage:
+        """The message with a text of the server's at its end."""
+        content = separator.join(filter(None, [self.message["content"], text]))
+        part = Part(text, self.parts[-1].index, self.message["role"], is_written=True)
+        return replace(
+            self, message={**self.message, "content": content}, parts=(*self.parts, part)
+        )
+
+
 def for_template(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
-) -> tuple[Sequence[Message], Sequence[Tool]]:
+) -> tuple[list[TemplateMessage], Sequence[Tool]]:
     """Messages and tools as the model's chat template takes them.
 
     If it takes messages alone, the system message describes the tools, and calls become content.
     """
+    taken = [
+        TemplateMessage(
+            message,
+            (Part(message["content"], index, message["role"]),),
+            tuple(message.get("tool_calls") or ()),
+        )
+        for index, message in enumerate(messages)
+    ]
     if _takes_tools(tokenizer):
-        return messages, tools
-    return _as_messages(messages, tools), ()
+        return taken, tools
+    return _described(tools, [_with_calls(message) for message in taken]), ()
 
 
-def _as_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    plain = [_plain_message(message) for message in messages]
+def _described(tools: Sequence[Tool], messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    """The messages, of which the first one describes the tools."""
     if not tools:
-        return plain
+        return messages
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     introduction = _INTRODUCTION.format(functions=functions)
-    if plain and plain[0]["role"] in _SYSTEM:
-        first = plain[0]
-        return [{**first, "content": f"{first['content']}\n\n{introduction}"}, *plain[1:]]
-    return [{"role": "system", "content": introduction}, *plain]
+    if messages and messages[0].message["role"] in _SYSTEM:
+        return [messages[0].written(introduction, "\n\n"), *messages[1:]]
+    system = {"role": "system", "content": introduction}
+    return [TemplateMessage(system, (Part(introduction, 0, "system", is_written=True),)), *messages]
 
 
-def _plain_message(message: Message) -> Message:
-    if "tool_calls" not in message:
+def _with_calls(message: TemplateMessage) -> TemplateMessage:
+    """The message with its calls as content."""
+    fields = message.message
+    if "tool_calls" not in fields:
         return message
-    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
-    return {
-        "role": message["role"],
-        "content": "\n".join(filter(None, [message["content"], *calls])),
-    }
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in fields["tool_calls"]]
+    plain = {"role": fields["role"], "content": fields["content"]}
+    return replace(message, message=plain).written("\n".join(calls), "\n")
 
 
 def _takes_tools(tokenizer: Any) -> bool:

@@ -24,7 +24,10 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 class FilterReport(types.FilterReport):
     """What the filter did; the `filter` object of every response.
 
-    `coverage`: see `filtering.selector.Choice`. None if the method does not measure it.
+    `kept_tokens`: all that the answer is generated from. `protected_tokens`: of the prompt, how
+    many are always read, outside of the budget. `messages`: what was kept of each message; None if
+    the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
+    measure it.
     """
 
     method: ServedMethod
@@ -49,9 +52,14 @@ class AttentionExtras(TypedDict):
 
 
 class PromptTokensDetails(TypedDict):
-    """`cached_tokens`: those that the document cache had, so that they were not read again."""
+    """`cached_tokens`: those that the document cache had, so that they were not read again.
+
+    `kept_tokens`, `protected_tokens`: those of the filter reports.
+    """
 
     cached_tokens: NonNegative
+    kept_tokens: NonNegative
+    protected_tokens: NonNegative
 
 
 class Usage(TypedDict):

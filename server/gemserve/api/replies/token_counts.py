@@ -10,7 +10,7 @@ from gemserve.api.replies.reply_types import FilterObject, Usage
 from gemserve.types import FilterReport
 
 PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER = "X-Gemserve-Prompt-Tokens", "X-Gemserve-Kept-Tokens"
-FILTER_HEADER = "X-Gemserve-Filter"  # the `filter` object as JSON, without selection and scores
+FILTER_HEADER = "X-Gemserve-Filter"  # the `filter` object as JSON, without what may be long
 
 
 def filter_object(report: FilterReport) -> FilterObject:
@@ -28,7 +28,11 @@ def usage_object(reports: Sequence[FilterReport], completion_tokens: int) -> Usa
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": cached_tokens,
+            "kept_tokens": sum(report.kept_tokens for report in reports),
+            "protected_tokens": sum(report.protected_tokens for report in reports),
+        },
     }
 
 
@@ -49,6 +53,6 @@ def token_headers(reports: Sequence[FilterReport]) -> dict[str, str]:
     }
     if len(reports) == 1:
         # a selection may have thousands of ranges, and proxies limit headers
-        report = replace(reports[0], selection=None, scores=None)
+        report = replace(reports[0], selection=None, scores=None, messages=None)
         headers[FILTER_HEADER] = json.dumps(filter_object(report))
     return headers

@@ -30,7 +30,16 @@ from gemserve.api.requests.integers import (
     TokenId,
 )
 from gemserve.filtering.methods import SERVED_METHODS
-from gemserve.types import ADAPTER_NAME, FilterOptions, Heads, Keep, parse_heads, parse_keep
+from gemserve.types import (
+    ADAPTER_NAME,
+    NO_PROTECT,
+    FilterOptions,
+    Heads,
+    Keep,
+    Protect,
+    parse_heads,
+    parse_keep,
+)
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000  # of each stop string
@@ -38,6 +47,8 @@ MAX_BIASES = 1024
 MAX_PRIORITY = 100  # and the lowest is -100
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
+MOST_PROTECTED = Field(max_length=1024, fail_fast=True)  # messages, documents, or pairs of marks
+Mark = Annotated[str, Field(min_length=1, max_length=1000)]
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL]
 ServedMethod = Annotated[
@@ -56,6 +67,28 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class ProtectBody(Body):
+    """What is instruction and what is document, where the server should not tell by itself.
+
+    `messages` and `documents`: numbers of messages, from 0, which are read whole, or are documents.
+    `marks`: pairs of texts; what stands between the two is read whole.
+    """
+
+    messages: Annotated[list[Natural], MOST_PROTECTED, INTEGRAL_ITEMS] = []
+    documents: Annotated[list[Natural], MOST_PROTECTED, INTEGRAL_ITEMS] = []
+    marks: Annotated[
+        list[Annotated[list[Mark], Field(min_length=2, max_length=2)]], MOST_PROTECTED
+    ] = []
+
+    @property
+    def options(self) -> Protect:
+        return Protect(
+            messages=tuple(self.messages),
+            documents=tuple(self.documents),
+            marks=tuple((opening, closing) for opening, closing in self.marks),
+        )
+
+
 class FilterBody(Body):
     """The `filter` object. What is omitted falls back to the server's settings."""
 
@@ -65,6 +98,7 @@ class FilterBody(Body):
     layer: Natural | Literal["auto"] = "auto"
     heads: Annotated[Any, WithJsonSchema(field_schemas.HEADS)] = None
     pooling: Literal["mean", "max"] | None = None
+    protect: ProtectBody | None = None
     return_selection: bool = False
     return_scores: bool | Literal["exact", "heads"] = False
 
@@ -81,8 +115,12 @@ class FilterBody(Body):
     @property
     def options(self) -> FilterOptions:
         """The filter's options as the engine takes them."""
-        fields = self.model_dump(exclude={"layer"})
-        return FilterOptions(layer=None if self.layer == "auto" else self.layer, **fields)
+        fields = self.model_dump(exclude={"layer", "protect"})
+        return FilterOptions(
+            layer=None if self.layer == "auto" else self.layer,
+            protect=NO_PROTECT if self.protect is None else self.protect.options,
+            **fields,
+        )
 
 
 class AnswerFilterBody(FilterBody):

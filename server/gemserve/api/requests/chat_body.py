@@ -204,6 +204,9 @@ class Tool(Body):
         return self.model_dump(exclude_none=True, exclude={"cache_control"})
 
 
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
 class NamedFunction(Body):
     name: str
 
@@ -219,7 +222,7 @@ class ChatBody(GenerationBody, ChatFieldsWithoutEffect):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None

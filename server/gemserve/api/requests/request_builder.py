@@ -21,7 +21,7 @@ from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_format, answer_grammar
 from gemserve.api.requests.template_variables import check_no_variables
-from gemserve.api.requests.tool_choice import chat_call_rules, prompt_tools
+from gemserve.api.requests.tool_choice import chat_call_rules, check_tools, prompt_tools
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.context_limits import ContextLimits
@@ -31,10 +31,12 @@ from gemserve.prompting.encoding import decode
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.tools import Tool
 from gemserve.types import (
+    NO_PROTECT,
     FilterOptions,
     FilterParams,
     Grammar,
     LoadedAdapter,
+    Protect,
     Request,
     SamplingParams,
 )
@@ -76,7 +78,7 @@ class RequestBuilder:
                 self._request(
                     body,
                     request_id,
-                    self._plain_prompt(prompt, field),
+                    self._plain_prompt(prompt, field, _protect(body)),
                     field,
                     DEFAULT_COMPLETION_TOKENS,
                     adapter=adapter,
@@ -98,7 +100,7 @@ class RequestBuilder:
         rules = chat_call_rules(body)
         messages = [message.plain for message in body.messages]
         prompt = self._chat_prompt(
-            messages, "messages", prompt_tools(body), body.chat_template_kwargs
+            messages, "messages", prompt_tools(body), body.chat_template_kwargs, _protect(body)
         )
         request = self._request(
             body,
@@ -143,11 +145,17 @@ class RequestBuilder:
                     param="document",
                 )
             messages = [message.plain for message in body.messages]
-            prompt = self._chat_prompt(messages, field, variables=body.chat_template_kwargs)
+            tools = check_tools(body.tools)
+            prompt = self._chat_prompt(
+                messages, field, tools, body.chat_template_kwargs, _protect(body)
+            )
         elif body.prompt is not None and body.messages is None:
             check_no_variables(body.chat_template_kwargs)
             field = "prompt"
-            prompt = self._plain_prompt(behind_document(body.prompt, body.document), field)
+            if body.tools is not None:
+                raise RequestError("tools: only with messages", param="tools")
+            text = behind_document(body.prompt, body.document)
+            prompt = self._plain_prompt(text, field, _protect(body))
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
         limits = self._limits(body, prompt, field, adapter)
@@ -167,18 +175,19 @@ class RequestBuilder:
             protected=prompt.protected,
             breaks=prompt.breaks,
             question=prompt.question,
+            messages=prompt.messages,
             adapter=adapter,
         )
         return repeat_for_choices(self.planner, [request], 1)
 
-    def _plain_prompt(self, prompt: PlainPrompt, field: str) -> Prompt:
+    def _plain_prompt(self, prompt: PlainPrompt, field: str, protect: Protect) -> Prompt:
         if not prompt:
             raise RequestError(f"{field}: must not be empty", param=field)
         if isinstance(prompt, str):
             self._check_chars(len(prompt), field)
-            return text_prompt(self.tokenizer, prompt)
+            return text_prompt(self.tokenizer, prompt, protect)
         check_ids(prompt, field, self.vocab_size)
-        return ids_prompt(self.tokenizer, prompt)
+        return ids_prompt(self.tokenizer, prompt, protect)
 
     def _text_of(self, prompt: PlainPrompt) -> str:
         if isinstance(prompt, str):
@@ -189,8 +198,9 @@ class RequestBuilder:
         self,
         messages: Sequence[dict[str, Any]],
         field: str,
-        tools: Sequence[Tool] = (),
-        variables: dict[str, Any] | None = None,
+        tools: Sequence[Tool],
+        variables: dict[str, Any] | None,
+        protect: Protect,
     ) -> Prompt:
         if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
@@ -202,6 +212,8 @@ class RequestBuilder:
             tools,
             field=field,
             variables=variables or {},
+            protect=protect,
+            short=self.planner.short_message_tokens,
         )
 
     def _limits(
@@ -218,6 +230,7 @@ class RequestBuilder:
             planner=self.planner,
             params=self._resolve(body.filter),
             num_tokens=len(prompt.ids),
+            protected=prompt.protected,
             longest=self.max_prompt_tokens,
             adapter=adapter,
             is_scored=is_scored,
@@ -260,6 +273,7 @@ class RequestBuilder:
             protected=prompt.protected,
             breaks=prompt.breaks,
             question=prompt.question,
+            messages=prompt.messages,
             grammar=grammar,
             adapter=adapter,
         )
@@ -278,6 +292,10 @@ class RequestBuilder:
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
             raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field, is_least=True)
+
+
+def _protect(body: FilteringBody) -> Protect:
+    return NO_PROTECT if body.filter is None else body.filter.options.protect
 
 
 def _check_best_of(body: CompletionBody) -> None:

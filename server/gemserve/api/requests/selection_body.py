@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import FilteringBody
-from gemserve.api.requests.chat_body import Message
+from gemserve.api.requests.chat_body import Message, Tools
 from gemserve.api.requests.completion_body import PromptField
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.template_variables import TemplateVariables
@@ -19,11 +19,12 @@ class SelectionBody(FilteringBody):
 
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
-            {"prompt": {}, "messages": None, "chat_template_kwargs": None},
+            {"prompt": {}, "messages": None, "tools": None, "chat_template_kwargs": None},
             {"messages": {}, "prompt": None, "document": None},
         )
     )
     prompt: PromptField | None = None
     document: DocumentReference | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import Body
-from gemserve.api.requests.chat_body import Message
+from gemserve.api.requests.chat_body import Message, Tools
 from gemserve.api.requests.integers import TokenIds
 from gemserve.api.requests.template_variables import TemplateVariables
 
@@ -25,6 +25,7 @@ class TokenizeBody(TokenizerBody):
             {
                 "prompt": {},
                 "messages": None,
+                "tools": None,
                 "add_generation_prompt": None,
                 "chat_template_kwargs": None,
             },
@@ -33,6 +34,7 @@ class TokenizeBody(TokenizerBody):
     )
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

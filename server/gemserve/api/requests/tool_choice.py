@@ -90,6 +90,10 @@ def call_rules(
 
 def prompt_tools(body: ChatBody) -> list[dict[str, Any]]:
     """The tools in the form of chat templates; none if `tool_choice` is "none"."""
-    if body.tool_choice == "none":
-        return []
-    return [tool.plain for tool in body.tools or []]
+    return [] if body.tool_choice == "none" else [tool.plain for tool in body.tools or ()]
+
+
+def check_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """Tools that nothing will call, in the form of chat templates. Raises `RequestError`."""
+    call_rules(tools or (), None, is_parallel=True, has_format=False)
+    return [tool.plain for tool in tools or ()]

@@ -23,6 +23,7 @@ from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.sampling_options import check_ids
 from gemserve.api.requests.template_variables import check_no_variables
 from gemserve.api.requests.tokenizer_bodies import DetokenizeBody, TokenizeBody, TokenizerBody
+from gemserve.api.requests.tool_choice import check_tools
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import read_body
 from gemserve.errors import RequestError, shown
@@ -144,13 +145,15 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         if body.prompt is not None:
             raise RequestError("messages: not together with prompt", param="messages")
         plain = [message.plain for message in body.messages]
-        num_chars = count_chat_chars(plain, (), body.chat_template_kwargs)
+        given = check_tools(body.tools)
+        num_chars = count_chat_chars(plain, given, body.chat_template_kwargs)
         builder.check_tokenized_chars(num_chars, "messages")
-        messages, _ = for_template(tokenizer, plain, ())
+        taken, tools = for_template(tokenizer, plain, given)
+        messages = [message.message for message in taken]
         has_header = body.add_generation_prompt is not False
         variables = body.chat_template_kwargs or {}
         text = render_chat(
-            tokenizer, messages, add_generation_prompt=has_header, variables=variables
+            tokenizer, messages, tools, add_generation_prompt=has_header, variables=variables
         )
         encoding = encode(tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
         encoding, _ = encode_chat(
@@ -158,10 +161,13 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
             text,
             encoding,
             messages,
+            tools,
             add_generation_prompt=has_header,
             variables=variables,
         )
         return text, encoding
+    if body.tools is not None:
+        raise RequestError("tools: only with messages", param="tools")
     if body.add_generation_prompt is not None:
         raise RequestError(
             f"add_generation_prompt={shown(body.add_generation_prompt)}: only with messages",

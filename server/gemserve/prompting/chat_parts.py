@@ -1,0 +1,149 @@
+"""Where a rendered chat shows what: the parts of its messages, what is asked, and calls."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gemserve.prompting.message_structure import request_range
+from gemserve.prompting.tools import Message, Part, TemplateMessage
+
+Places = Sequence[tuple[int, int, int]]  # (message, start, end) in characters
+_LONGEST_VALUE = 200  # characters of an argument that says what a call is about
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """A part at characters low..high−1 of the rendered text. `message`: the one it is shown in."""
+
+    part: Part
+    message: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A chat as text and tokens.
+
+    `messages`: as the template took them. `places`: see `chat_template.find_messages`.
+    """
+
+    messages: Sequence[TemplateMessage]
+    places: Places
+    text: str
+    encoding: Any
+
+    @cached_property
+    def parts(self) -> list[PlacedPart]:
+        """The parts that are shown, in the order of the text. Empty: their places are unknown."""
+        places = self.places or _found_in_turn(self.messages, self.text)
+        return [part for place in places for part in self._parts_at(*place)]
+
+    @cached_property
+    def request(self) -> PlacedPart | None:
+        """The last user's turn that says more than tagged instructions."""
+        for placed in reversed(self.parts):
+            if placed.part.role == "user" and not placed.part.is_written:
+                low, high = request_range(self.text[placed.low : placed.high])
+                if low < high:
+                    return placed
+        return None
+
+    @cached_property
+    def last_results(self) -> list[PlacedPart]:
+        """What the last calls gave, if nobody has said anything since."""
+        found: list[PlacedPart] = []
+        for placed in reversed(self.parts):
+            if placed.part.role != "tool":
+                break
+            found.append(placed)
+        return found
+
+    def called(self) -> Iterator[tuple[int, int]]:
+        """The characters of what the last calls are about: names of functions, then arguments."""
+        results = self.last_results
+        if not results:
+            return
+        before = [p for p in self.parts if p.high <= results[-1].low and p.part.role != "tool"]
+        if not before:
+            return
+        index = before[-1].part.index
+        calls = next(
+            (m.called for m in self.messages if m.parts[-1].index == index and m.called), ()
+        )
+        low = min(p.low for p in before if p.part.index == index)
+        at = low
+        for value in (value for call in calls for value in _values(call)):
+            found = self.text.find(value, at, results[-1].low)
+            found = self.text.find(value, low, results[-1].low) if found < 0 else found
+            if found >= 0:
+                at = found + len(value)
+                yield found, at
+
+    @cached_property
+    def _edges(self) -> tuple[list[int], list[int]]:
+        offsets = self.encoding.offsets
+        return [low for low, _ in offsets], [high for _, high in offsets]
+
+    def tokens(self, low: int, high: int) -> tuple[int, int]:
+        """The tokens that have any of the characters low..high−1."""
+        starts, ends = self._edges
+        start = bisect_right(ends, low)
+        return start, max(start, bisect_left(starts, high))
+
+    def _parts_at(self, index: int, low: int, high: int) -> Iterator[PlacedPart]:
+        parts = self.messages[index].parts
+        if len(parts) == 1:
+            yield PlacedPart(parts[0], index, low, high)
+            return
+        found: list[PlacedPart] = []
+        at = low
+        for part in parts:
+            text = part.text.strip()
+            start = self.text.find(text, at, high)
+            if start < 0:  # the template has rewritten them: they are read whole, as one
+                written = Part(self.text[low:high], parts[0].index, parts[0].role, is_written=True)
+                yield PlacedPart(written, index, low, high)
+                return
+            at = start + len(text)
+            found.append(PlacedPart(part, index, start, at))
+        yield from found
+
+
+def _found_in_turn(messages: Sequence[TemplateMessage], text: str) -> Places:
+    """Where the messages' texts stand, one behind the other; nothing if one is not there."""
+    places: list[tuple[int, int, int]] = []
+    at = 0
+    for index, message in enumerate(messages):
+        content = message.message["content"].strip()
+        start = text.find(content, at)
+        if start < 0:
+            return []
+        at = start + len(content)
+        if content:
+            places.append((index, start, at))
+    return places
+
+
+def _values(call: Message) -> Iterator[str]:
+    """The name of the function, and short values of the arguments."""
+    yield call["function"]["name"]
+    yield from _leaves(call["function"]["arguments"])
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for member in value.values():
+            yield from _leaves(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _leaves(member)
+    elif isinstance(value, str):
+        if 0 < len(value.strip()) <= _LONGEST_VALUE:
+            yield value.strip()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield str(value)

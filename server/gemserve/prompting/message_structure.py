@@ -1,0 +1,144 @@
+"""Tells documents from instructions within one message, by structure.
+
+Retrieval frameworks put documents into a system message or into the user's, and agents put
+instructions into the user's turns. Tags, separators and labels tell them apart:
+
+- A document is what tags such as <context>, <documents> or <file> enclose; what follows a line of
+  eight or more equal signs, if the text before speaks of a context, up to the last such line; what
+  follows a label such as "Context:", up to one such as "Question:"; and, in a user's turn, a fenced
+  block of code. All of these only if they are long.
+- In a user's turn, an instruction is what tags such as <system-reminder> enclose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from gemserve.prompting.code_blocks import closed_blocks
+from gemserve.ranges import Ranges
+
+FEWEST_CHARS = 2000  # of a document; less is read whole
+_FEWEST_LABELLED_CHARS = 4000  # separators and labels are weaker signs than tags
+_CUE_CHARS = 300
+_TAG = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{0,40})((?:\s[^<>\n]{0,500})?)>", re.MULTILINE)
+_DOCUMENT_NAMES = (
+    "doc|docs|document|documents|context|contexts|file|files|source|sources|passage|passages|text|"
+    "texts|article|articles|content|contents|data|page|pages|chunk|chunks|excerpt|excerpts|"
+    "results?|search[-_]?results?|retrieved[-_]?\\w+|knowledge|knowledge[-_]?base|references?|book|"
+    "transcript|email|emails|report|paper|story|chapter|attachments?|input|log|logs|history|"
+    "conversation|repository|code|codebase|diff"
+)
+_DOCUMENT_NAME = re.compile(rf"(?:{_DOCUMENT_NAMES})(?:[-_]?\d+)?", re.IGNORECASE)
+_INSTRUCTION_NAME = re.compile(
+    r".*(?:instruction|reminder|rule|guideline|polic(?:y|ies)|permission|persona|skill|preference)"
+    r".*|system|environment(?:[-_]\w+)?|env|user[-_]info|collaboration[-_]mode",
+    re.IGNORECASE,
+)
+_SEPARATOR = re.compile(r"^[ \t]*([-=*_#~])\1{7,}[ \t]*$", re.MULTILINE)
+_CUE = re.compile(
+    r"\b(?:context|documents?|passages?|excerpts?|sources?|articles?|retrieved|knowledge[ -]base|"
+    r"search results|information is below)\b",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    r"^[ \t]*(?:#+[ \t]*)?[*_]{0,2}(?:retrieved[ \t]+|relevant[ \t]+|given[ \t]+|provided[ \t]+)?"
+    r"(?:context(?:[ \t]+information)?|documents?|sources?|search results|passages?|excerpts?|"
+    r"articles?|knowledge(?:[ \t]+base)?|transcript)[*_]{0,2}[ \t]*:[*_]{0,2}[ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_END_LABEL = re.compile(
+    r"^[ \t]*(?:#+[ \t]*)?[*_]{0,2}(?:user[ \t]+)?(?:question|query|task|instructions?|request|"
+    r"answer|rules)[*_]{0,2}[ \t]*:",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def find_documents(text: str, *, is_system: bool) -> Ranges:
+    """The ranges of characters that are long documents, ascending.
+
+    `is_system`: of a system message, whose blocks of code are examples.
+    """
+    found = [*_enclosed(text, _DOCUMENT_NAME), *_separated(text), *_labelled(text)]
+    if not is_system:
+        found += closed_blocks(text)
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(found):
+        # neighbours such as <document index="1"> and <document index="2"> are one
+        if joined and (low <= joined[-1][1] or _is_tags_alone(text[joined[-1][1] : low])):
+            joined[-1] = joined[-1][0], max(high, joined[-1][1])
+        else:
+            joined.append((low, high))
+    return tuple((low, high) for low, high in joined if high - low >= FEWEST_CHARS)
+
+
+def find_instructions(text: str) -> Ranges:
+    """The ranges of characters of a user's turn that are tagged as instructions, with the tags."""
+    return tuple(_enclosed(text, _INSTRUCTION_NAME, with_tags=True))
+
+
+def request_range(text: str) -> tuple[int, int]:
+    """The range of a user's turn without tagged instructions and blanks at its ends."""
+    low, high = 0, len(text)
+    tagged = find_instructions(text)
+    for start, stop in tagged:
+        if not text[low:start].strip():
+            low = stop
+    for start, stop in reversed(tagged):
+        if start >= low and not text[stop:high].strip():
+            high = start
+    part = text[low:high]
+    start = low + len(part) - len(part.lstrip())
+    return start, max(start, low + len(part.rstrip()))
+
+
+def _enclosed(
+    text: str, name: re.Pattern[str], *, with_tags: bool = False
+) -> Iterator[tuple[int, int]]:
+    """What tags of such names enclose, the outermost only."""
+    at = 0
+    unclosed: set[str] = set()  # else each of many opening tags would be looked for to the end
+    while opening := _TAG.search(text, at):
+        at = opening.end()
+        tag, closing = f"<{opening[1]}>", f"</{opening[1]}>"
+        if opening[1] in unclosed or not name.fullmatch(opening[1]) or opening[2].endswith("/"):
+            continue
+        end = text.find(closing, at)
+        if end < 0:
+            unclosed.add(opening[1])
+            continue
+        depth = text.count(tag, at, end)  # what is enclosed may have tags of the same name
+        while depth and (after := text.find(closing, end + len(closing))) >= 0:
+            depth += text.count(tag, end, after) - 1
+            end = after
+        stop = end + len(closing)
+        yield (opening.start(), stop) if with_tags else (at, end)
+        at = stop
+
+
+def _separated(text: str) -> Iterator[tuple[int, int]]:
+    """What follows the first separator; what follows the last one too, unless it is short."""
+    separators = list(_SEPARATOR.finditer(text))
+    if not separators:
+        return
+    first, last = separators[0], separators[-1]
+    if not _CUE.search(text[max(0, first.start() - _CUE_CHARS) : first.start()]):
+        return
+    is_closed = len(separators) > 1 and len(text) - last.end() < FEWEST_CHARS
+    low, high = first.end(), last.start() if is_closed else len(text)
+    if high - low >= _FEWEST_LABELLED_CHARS:
+        yield low, high
+
+
+def _labelled(text: str) -> Iterator[tuple[int, int]]:
+    labels = [match.end() for match in _LABEL.finditer(text)]
+    for low, until in pairwise([*labels, len(text)]):
+        end = _END_LABEL.search(text, low, until)
+        high = end.start() if end else until
+        if high - low >= _FEWEST_LABELLED_CHARS:
+            yield low, high
+
+
+def _is_tags_alone(text: str) -> bool:
+    return not re.sub(r"</?[A-Za-z][^<>\n]{0,500}>", "", text).strip()

@@ -114,10 +114,13 @@ class KeptTooLong(RequestError):
     def __init__(
         self, *, tokens: int, kept: int, protected: int, limit: int, param: str, note: str = ""
     ) -> None:
+        of_them = (
+            f" {protected} of them are instructions, tools, calls, the question and the template, "
+            "which are always read; lower filter.keep, or shorten them"
+        )
         super().__init__(
             f"{param}: the filter would keep {kept} of {tokens} tokens, and the context has room "
-            f"for {limit}{note}. {protected} tokens are instructions, tools, calls, the question "
-            "and the template, which are always read; lower filter.keep, or shorten them.",
+            f"for {limit}{note};{of_them if protected else ' lower filter.keep'}",
             param=param,
             code="context_length_exceeded",
         )

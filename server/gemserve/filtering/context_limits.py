@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemserve.errors import KeptTooLong, PromptTooLong, RequestError, shown
+from gemserve.filtering.methods import METHODS
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.types import FilterParams, LoadedAdapter, ProtectedRange
@@ -38,8 +39,7 @@ class ContextLimits:
         """Tokens that the answer is generated from, as far as the plan goes."""
         if self.is_scored:
             return self.num_tokens
-        num_protected = count_always_read(self.protected, self.num_tokens)
-        return self.planner.generated_from(self.params, self.num_tokens, num_protected)
+        return self.planner.generated_from(self.params, self.num_tokens, self._num_protected)
 
     @property
     def room(self) -> int:
@@ -57,7 +57,7 @@ class ContextLimits:
             raise KeptTooLong(
                 tokens=self.num_tokens,
                 kept=self.read,
-                protected=count_always_read(self.protected, self.num_tokens),
+                protected=self._num_protected if METHODS[self.params.method].protects else 0,
                 limit=left,
                 param=field,
                 note=self._adapter_note(),
@@ -73,6 +73,10 @@ class ContextLimits:
                 "tokens it is read with",
                 param=field,
             )
+
+    @property
+    def _num_protected(self) -> int:
+        return count_always_read(self.protected, self.num_tokens)
 
     def _adapter_note(self) -> str:
         """What an error about a limit says about the adapter."""

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from gemserve.prompting.message_structure import request_range
@@ -13,6 +14,7 @@ from gemserve.prompting.tools import Message, Part, TemplateMessage
 
 Places = Sequence[tuple[int, int, int]]  # (message, start, end) in characters
 _LONGEST_VALUE = 200  # characters of an argument that says what a call is about
+_MOST_VALUES = 64  # of all arguments; each is looked for in all of the calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +70,16 @@ class RenderedChat:
         results = self.last_results
         if not results:
             return
-        before = [p for p in self.parts if p.high <= results[-1].low and p.part.role != "tool"]
-        if not before:
+        before = [m for m in self.messages if m.parts[-1].index < results[-1].part.index]
+        calling = next((m for m in reversed(before) if m.called), None)
+        if calling is None:
             return
-        index = before[-1].part.index
-        calls = next(
-            (m.called for m in self.messages if m.parts[-1].index == index and m.called), ()
-        )
-        low = min(p.low for p in before if p.part.index == index)
+        # the template may show the calls alone, and no content
+        index = calling.parts[-1].index
+        low = max((p.high for p in self.parts if p.part.index < index), default=0)
         at = low
-        for value in (value for call in calls for value in _values(call)):
+        values = (value for call in calling.called for value in _values(call))
+        for value in islice(values, _MOST_VALUES):
             found = self.text.find(value, at, results[-1].low)
             found = self.text.find(value, low, results[-1].low) if found < 0 else found
             if found >= 0:

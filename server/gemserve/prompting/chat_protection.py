@@ -8,6 +8,7 @@ calls, old turns, and what a message encloses as a document: see `message_struct
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import cast
 
 from gemserve.errors import RequestError, shown
@@ -30,6 +31,7 @@ from gemserve.types import ChatRole, MessagePlace, Priority, Protect, ProtectedR
 LONGEST_INSTRUCTIONS = 12_288  # tokens of a system message without any structure
 _INSTRUCTION_ENDS = 1024  # tokens that are read of either end of a longer one
 _LONGEST_BESIDE = 2048  # tokens of a user's turn that are read beside the documents in it
+MOST_MARKED = 4096  # texts between marks; ranges without end would take long
 _SYSTEM = ("system", "developer")
 
 
@@ -66,28 +68,51 @@ def protect_chat(
     return tuple(r for r in ranges if r.stop > r.start), tuple(places)
 
 
-def marked_ranges(text: str, protect: Protect, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """The characters of text[low:high] between marks that a request names, marks included."""
-    for opening, closing in protect.marks:
-        at = text.find(opening, low, high)
-        while at >= 0:
-            end = text.find(closing, at + len(opening), high)
-            if end < 0:
-                break
-            yield at, end + len(closing)
-            at = text.find(opening, end + len(closing), high)
+def marked_ranges(text: str, protect: Protect, low: int, high: int) -> Ranges:
+    """The characters of text[low:high] between marks that a request names, marks included.
+
+    Ascending, without overlaps.
+    """
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(
+        at for pair in protect.marks for at in _between(text, pair, low, high)
+    ):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
 
 
 def check_marks(text: str, protect: Protect) -> None:
-    """Raise `RequestError` for marks between which nothing stands in `text`."""
+    """Raise `RequestError` for marks between which nothing stands in `text`, or too many texts."""
+    count = 0
     for at, pair in enumerate(protect.marks):
-        one = Protect(marks=(pair,))
-        if next(marked_ranges(text, one, 0, len(text)), None) is None:
-            field = f"filter.protect.marks.{at}"
+        found = sum(1 for _ in islice(_between(text, pair, 0, len(text)), MOST_MARKED + 1))
+        count += found
+        field = f"filter.protect.marks.{at}"
+        if found == 0:
             raise RequestError(
                 f"{field}={shown(list(pair))}: the prompt has no text between these marks",
                 param=field,
             )
+        if count > MOST_MARKED:
+            raise RequestError(
+                f"{field}={shown(list(pair))}: the prompt has more than {MOST_MARKED} texts "
+                "between marks, which is the limit",
+                param=field,
+            )
+
+
+def _between(text: str, pair: tuple[str, str], low: int, high: int) -> Iterator[tuple[int, int]]:
+    opening, closing = pair
+    at = text.find(opening, low, high)
+    while at >= 0:
+        end = text.find(closing, at + len(opening), high)
+        if end < 0:
+            return
+        yield at, end + len(closing)
+        at = text.find(opening, end + len(closing), high)
 
 
 def _check(chat: RenderedChat, protect: Protect) -> None:
@@ -122,7 +147,7 @@ def _part_ranges(
     if role in _SYSTEM:
         return _system_ranges(chat, placed)
     if role == "tool":
-        if placed not in chat.last_results:
+        if not chat.last_results or placed.low < chat.last_results[-1].low:
             return []
         if stop - start <= short:
             return [ProtectedRange(start, stop, Priority.TOOLS)]

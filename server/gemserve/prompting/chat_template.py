@@ -64,7 +64,11 @@ def find_messages(
     """
     nonce = f"{secrets.randbelow(10**20):020}"  # or a client could send the marks
     marks = [f"\ue000{nonce}:{i}\ue001" for i in range(len(messages))]
-    marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
+    # a template may show calls alone, if there is no content
+    marked = [
+        m if m.get("tool_calls") and not m["content"] else {**m, "content": mark}
+        for m, mark in zip(messages, marks, strict=True)
+    ]
     try:
         frame = render_chat(
             tokenizer,

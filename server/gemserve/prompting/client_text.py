@@ -139,7 +139,8 @@ class _Inputs:
 
 def _show_all(places: Places, messages: Sequence[Message], text: str) -> bool:
     """Do the places hold every content, and as it was sent? Else one may be in the wrong place."""
-    return len(places) == len(messages) and all(
+    shown = {index for index, _, _ in places}
+    return all(i in shown for i, message in enumerate(messages) if message["content"]) and all(
         text[low:high].strip() == messages[index]["content"].strip() for index, low, high in places
     )
 

@@ -13,6 +13,8 @@ instructions into the user's turns. Tags, separators and labels tell them apart:
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -23,6 +25,7 @@ FEWEST_CHARS = 2000  # of a document; less is read whole
 _FEWEST_LABELLED_CHARS = 4000  # separators and labels are weaker signs than tags
 _CUE_CHARS = 300
 _TAG = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{0,40})((?:\s[^<>\n]{0,500})?)>", re.MULTILINE)
+_CLOSING_TAG = re.compile(r"</([A-Za-z][\w.:-]{0,40})>")
 _DOCUMENT_NAMES = (
     "doc|docs|document|documents|context|contexts|file|files|source|sources|passage|passages|text|"
     "texts|article|articles|content|contents|data|page|pages|chunk|chunks|excerpt|excerpts|"
@@ -83,11 +86,13 @@ def request_range(text: str) -> tuple[int, int]:
     low, high = 0, len(text)
     tagged = find_instructions(text)
     for start, stop in tagged:
-        if not text[low:start].strip():
-            low = stop
+        if text[low:start].strip():
+            break
+        low = stop
     for start, stop in reversed(tagged):
-        if start >= low and not text[stop:high].strip():
-            high = start
+        if start < low or text[stop:high].strip():
+            break
+        high = start
     part = text[low:high]
     start = low + len(part) - len(part.lstrip())
     return start, max(start, low + len(part.rstrip()))
@@ -98,21 +103,23 @@ def _enclosed(
 ) -> Iterator[tuple[int, int]]:
     """What tags of such names enclose, the outermost only."""
     at = 0
-    unclosed: set[str] = set()  # else each of many opening tags would be looked for to the end
+    # found at once: many opening tags, each looked for up to the end of the text, would take long
+    closings: defaultdict[str, list[int]] = defaultdict(list)
+    for closing in _CLOSING_TAG.finditer(text):
+        closings[closing[1]].append(closing.start())
     while opening := _TAG.search(text, at):
         at = opening.end()
-        tag, closing = f"<{opening[1]}>", f"</{opening[1]}>"
-        if opening[1] in unclosed or not name.fullmatch(opening[1]) or opening[2].endswith("/"):
+        tag, ends = f"<{opening[1]}>", closings.get(opening[1], [])
+        number = bisect_left(ends, at)
+        is_closed = number < len(ends) and not opening[2].endswith("/")
+        if not is_closed or not name.fullmatch(opening[1]):
             continue
-        end = text.find(closing, at)
-        if end < 0:
-            unclosed.add(opening[1])
-            continue
-        depth = text.count(tag, at, end)  # what is enclosed may have tags of the same name
-        while depth and (after := text.find(closing, end + len(closing))) >= 0:
-            depth += text.count(tag, end, after) - 1
-            end = after
-        stop = end + len(closing)
+        depth = text.count(tag, at, ends[number])  # it may enclose tags of the same name
+        while depth and number + 1 < len(ends):
+            depth += text.count(tag, ends[number], ends[number + 1]) - 1
+            number += 1
+        end = ends[number]
+        stop = end + len(f"</{opening[1]}>")
         yield (opening.start(), stop) if with_tags else (at, end)
         at = stop
 

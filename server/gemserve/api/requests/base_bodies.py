@@ -47,7 +47,8 @@ MAX_BIASES = 1024
 MAX_PRIORITY = 100  # and the lowest is -100
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
-MOST_PROTECTED = Field(max_length=1024, fail_fast=True)  # messages, documents, or pairs of marks
+MOST_PROTECTED = Field(max_length=1024, fail_fast=True)  # messages, or documents
+MOST_MARKS = Field(max_length=64, fail_fast=True)  # each is looked for in the whole prompt
 Mark = Annotated[str, Field(min_length=1, max_length=1000)]
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL]
@@ -77,7 +78,7 @@ class ProtectBody(Body):
     messages: Annotated[list[Natural], MOST_PROTECTED, INTEGRAL_ITEMS] = []
     documents: Annotated[list[Natural], MOST_PROTECTED, INTEGRAL_ITEMS] = []
     marks: Annotated[
-        list[Annotated[list[Mark], Field(min_length=2, max_length=2)]], MOST_PROTECTED
+        list[Annotated[list[Mark], Field(min_length=2, max_length=2)]], MOST_MARKS
     ] = []
 
     @property

@@ -31,7 +31,6 @@ MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # attend to what follows it, so the filter pass reads it once more after the prompt.
 FAR_FROM_END = 256
 SHORT_TURN = 96  # a chat's last turn of so few tokens is no document, however short others are
-SHORT_MESSAGE = 512  # one of more tokens is, unless its structure says otherwise
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
 
 

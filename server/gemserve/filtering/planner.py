@@ -19,7 +19,6 @@ from gemserve.filtering.protected_budget import count_always_read
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FAR_FROM_END,
-    SHORT_MESSAGE,
     SHORT_TURN,
     FilterMethod,
     FilterOptions,
@@ -104,8 +103,11 @@ class FilterPlanner:
 
     @property
     def short_message_tokens(self) -> int:
-        """Up to how many tokens a chat's last turn is no document."""
-        return max(SHORT_TURN, min(SHORT_MESSAGE, self.min_tokens // 4))
+        """Up to how many tokens a chat's last turn is no document.
+
+        What is short as a prompt is short as a part of one.
+        """
+        return max(SHORT_TURN, self.min_tokens)
 
     def generated_from(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
         """Number of tokens of a prompt of `num_tokens` that the answer is generated from.

@@ -31,13 +31,15 @@ class PlacedPart:
 class RenderedChat:
     """A chat as text and tokens.
 
-    `messages`: as the template took them. `places`: see `chat_template.find_messages`.
+    `messages`: as the template took them. `places`: see `chat_template.find_messages`. `has_tools`:
+    whether the answer may call any, or an earlier one did.
     """
 
     messages: Sequence[TemplateMessage]
     places: Places
     text: str
     encoding: Any
+    has_tools: bool = False
 
     @cached_property
     def parts(self) -> list[PlacedPart]:

@@ -30,6 +30,7 @@ from gemserve.types import ChatRole, MessagePlace, Priority, Protect, ProtectedR
 
 LONGEST_INSTRUCTIONS = 12_288  # tokens of a system message without any structure
 _INSTRUCTION_ENDS = 1024  # tokens that are read of either end of a longer one
+_LONGEST_RESULT = 512  # tokens of a result of the last calls that is read whole
 _LONGEST_BESIDE = 2048  # tokens of a user's turn that are read beside the documents in it
 MOST_MARKED = 4096  # texts between marks; ranges without end would take long
 _SYSTEM = ("system", "developer")
@@ -40,7 +41,8 @@ def protect_chat(
 ) -> tuple[tuple[ProtectedRange, ...], tuple[MessagePlace, ...]]:
     """The ranges to protect, and where each message is.
 
-    `short`: tokens up to which a user's last turn, or a result of the last calls, is read whole.
+    `short`: tokens up to which a user's last turn is read whole; twice as many in a chat with tools,
+    where long turns are orders more often than documents.
     All of a chat is protected if it cannot be seen which text is whose. Raises `RequestError` if
     `protect` names what is not there.
     """
@@ -149,7 +151,7 @@ def _part_ranges(
     if role == "tool":
         if not chat.last_results or placed.low < chat.last_results[-1].low:
             return []
-        if stop - start <= short:
+        if stop - start <= min(short, _LONGEST_RESULT):
             return [ProtectedRange(start, stop, Priority.TOOLS)]
         return _ends(start, stop)
     if role != "user":
@@ -160,7 +162,7 @@ def _part_ranges(
     ]
     if placed is not chat.request:
         return tagged
-    return [*tagged, *_request_ranges(chat, placed, short)]
+    return [*tagged, *_request_ranges(chat, placed, 2 * short if chat.has_tools else short)]
 
 
 def _system_ranges(chat: RenderedChat, placed: PlacedPart) -> list[ProtectedRange]:

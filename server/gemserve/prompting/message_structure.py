@@ -7,7 +7,8 @@ instructions into the user's turns. Tags, separators and labels tell them apart:
   eight or more equal signs, if the text before speaks of a context, up to the last such line; what
   follows a label such as "Context:", up to one such as "Question:"; and, in a user's turn, a fenced
   block of code. All of these only if they are long.
-- In a user's turn, an instruction is what tags such as <system-reminder> enclose.
+- In a user's turn, an instruction is what tags such as <system-reminder> enclose, unless it says
+  that it is what a tool returned.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _INSTRUCTION_NAME = re.compile(
     r".*|system|environment(?:[-_]\w+)?|env|user[-_]info|collaboration[-_]mode",
     re.IGNORECASE,
 )
+_RESULT = re.compile(r"<[^<>]*>\s*(?:results?|outputs?) of\b", re.IGNORECASE)
 _SEPARATOR = re.compile(r"^[ \t]*([-=*_#~])\1{7,}[ \t]*$", re.MULTILINE)
 _CUE = re.compile(
     r"\b(?:context|documents?|passages?|excerpts?|sources?|articles?|retrieved|knowledge[ -]base|"
@@ -66,6 +68,8 @@ def find_documents(text: str, *, is_system: bool) -> Ranges:
     found = [*_enclosed(text, _DOCUMENT_NAME), *_separated(text), *_labelled(text)]
     if not is_system:
         found += closed_blocks(text)
+        tagged = _enclosed(text, _INSTRUCTION_NAME, with_tags=True)
+        found += [(low, high) for low, high in tagged if _RESULT.match(text, low)]
     joined: list[tuple[int, int]] = []
     for low, high in sorted(found):
         # neighbours such as <document index="1"> and <document index="2"> are one
@@ -78,7 +82,8 @@ def find_documents(text: str, *, is_system: bool) -> Ranges:
 
 def find_instructions(text: str) -> Ranges:
     """The ranges of characters of a user's turn that are tagged as instructions, with the tags."""
-    return tuple(_enclosed(text, _INSTRUCTION_NAME, with_tags=True))
+    tagged = _enclosed(text, _INSTRUCTION_NAME, with_tags=True)
+    return tuple((low, high) for low, high in tagged if not _RESULT.match(text, low))
 
 
 def request_range(text: str) -> tuple[int, int]:

@@ -119,6 +119,7 @@ def chat_prompt(
     Raises `RequestError` if there is no template, if it refuses the messages, or if the rendered
     chat has more than `max_tokens` tokens; that error names `field`.
     """
+    has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
     taken, tools = for_template(tokenizer, messages, tools)
     messages = [message.message for message in taken]
     text = render_chat(tokenizer, messages, tools, variables=variables)
@@ -126,7 +127,7 @@ def chat_prompt(
     _check_length(encoding, max_tokens, field)
     encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
     _check_length(encoding, max_tokens, field)
-    chat = RenderedChat(taken, places, text, encoding)
+    chat = RenderedChat(taken, places, text, encoding, has_tools)
     question = chat_question(chat)
     ranges, shown = protect_chat(chat, protect, short)
     answer_start = ranges[-1].start if shown else len(encoding) - _ANSWER_TOKENS

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gemserve.errors import PromptTooLong
+from gemserve.errors import KeptTooLong, PromptTooLong
 from gemserve.filtering.context_limits import ContextLimits
-from gemserve.types import FilterParams
+from gemserve.types import FilterParams, Priority, ProtectedRange
 from tests.unit.test_document_cache import FakeAdapter
 from tests.unit.test_filter_plan import FULL, SIEVE
+
+INSTRUCTIONS = (ProtectedRange(0, 300, Priority.SYSTEM),)
 
 
 class Prefix(FakeAdapter):
@@ -23,7 +27,12 @@ def test_a_prompt_that_is_read_whole_leaves_room_for_one_token(num_positions: in
     whole = FilterParams(method="none", keep=64)
     for num_tokens in (most, most + 1):
         limits = ContextLimits(
-            planner=FULL, params=whole, num_tokens=num_tokens, longest=10_000, adapter=adapter
+            planner=FULL,
+            params=whole,
+            num_tokens=num_tokens,
+            protected=(),
+            longest=10_000,
+            adapter=adapter,
         )
         assert limits.room == most + 1 - num_tokens
         if num_tokens > most:
@@ -37,8 +46,58 @@ def test_only_what_is_kept_must_fit_unless_all_is_scored() -> None:
     """Scoring reads the whole prompt, whatever filter the request names."""
     rooms = [
         ContextLimits(
-            planner=FULL, params=SIEVE, num_tokens=3900, longest=10_000, is_scored=is_scored
+            planner=FULL,
+            params=SIEVE,
+            num_tokens=3900,
+            protected=protected,
+            longest=10_000,
+            is_scored=is_scored,
         ).room
         for is_scored in (False, True)
+        for protected in ((), INSTRUCTIONS)
     ]
-    assert rooms == [4000 - 64, 100]
+    assert rooms == [4000 - 64, 4000 - 64 - 300, 100, 100]
+
+
+def kept_limits(params: FilterParams, num_tokens: int, adapter: Prefix | None) -> ContextLimits:
+    return ContextLimits(
+        planner=FULL,
+        params=params,
+        num_tokens=num_tokens,
+        protected=INSTRUCTIONS,
+        longest=100_000,
+        adapter=adapter,
+    )
+
+
+@pytest.mark.parametrize("num_positions", [0, 10])
+def test_what_is_always_read_must_fit_with_the_budget(num_positions: int) -> None:
+    """A budget that fitted alone was admitted, with instructions for which there was no room."""
+    adapter = Prefix("x", "1") if num_positions else None
+    most = FULL.context_tokens - num_positions - 1
+    fitting = FilterParams(method="position", keep=most - 300)
+    limits = kept_limits(fitting, 50_000, adapter)
+    limits.check_prompt("messages")
+    assert (limits.read, limits.room) == (most, 1)
+    with pytest.raises(KeptTooLong) as caught:
+        kept_limits(replace(fitting, keep=most - 299), 50_000, adapter).check_prompt("messages")
+    named = " with adapter 'x' (which takes 10)" if num_positions else ""
+    assert str(caught.value) == (
+        f"messages: the filter would keep {most + 1} of 50000 tokens, and the context has room for "
+        f"{most}{named}; 300 of them are instructions, tools, calls, the question and the "
+        "template, which are always read; lower filter.keep, or shorten them"
+    )
+    assert caught.value.param == "messages"
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_without_protection_a_budget_that_does_not_fit_is_alone_to_blame() -> None:
+    """A method that protects nothing was told to shorten its instructions."""
+    params = FilterParams(method="gemfilter", keep=3999)
+    kept_limits(params, 50_000, None).check_prompt("prompt")
+    with pytest.raises(KeptTooLong) as caught:
+        kept_limits(replace(params, keep=4000), 50_000, None).check_prompt("prompt")
+    assert str(caught.value) == (
+        "prompt: the filter would keep 4000 of 50000 tokens, and the context has room for 3999; "
+        "lower filter.keep"
+    )

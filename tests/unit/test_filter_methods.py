@@ -13,7 +13,7 @@ from gemserve.config import EngineConfig
 from gemserve.errors import ConfigError
 from gemserve.filtering.controls import BlindSelector, Position, Uniform
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
-from gemserve.filtering.protected_budget import reserve
+from gemserve.filtering.protected_budget import always_read, count_always_read, reserve
 from gemserve.llm import LLM
 from gemserve.types import Priority, ProtectedRange
 
@@ -65,24 +65,28 @@ def draws() -> list[tuple[int, list[ProtectedRange], int]]:
 
 @pytest.mark.parametrize("selector", [Position(), Uniform()])
 def test_exactly_the_budget_is_kept(selector: BlindSelector) -> None:
-    """The protected tokens among it, whatever the seed."""
+    """Beside what is always read, whatever the seed; the whole prompt if it has no more."""
     for number, (num_tokens, protected, keep) in enumerate(draws()):
         seed = number - (1 << 63)
         kept = selector.select(num_tokens, protected, keep, seed)
-        assert len(kept) == keep
+        assert len(kept) == min(num_tokens, keep + count_always_read(protected, num_tokens))
         assert list(kept) == sorted(set(kept))
         assert kept[0] >= 0
         assert kept[-1] < num_tokens
-        assert set(reserve(protected, num_tokens, keep, keep).positions) <= set(kept)
+        reserved = reserve(protected, num_tokens, keep)
+        assert set(always_read(protected, num_tokens)) == set(reserved.firm)
+        assert set(reserved.positions) <= set(kept)
+        assert len(reserved.rest) <= keep // 4
         assert selector.select(num_tokens, protected, keep, seed) == kept
 
 
 def test_position_keeps_the_ends() -> None:
     """Both ends, the first token before the last one."""
     for num_tokens, protected, keep in draws():
-        chosen = dict.fromkeys(reserve(protected, num_tokens, keep, keep).positions)
+        reserved = reserve(protected, num_tokens, keep)
+        chosen = dict.fromkeys(reserved.positions)
         for position in sorted(range(num_tokens), key=lambda p: min(p, num_tokens - 1 - p)):
-            if len(chosen) < keep:
+            if len(chosen) < keep + len(reserved.firm):
                 chosen.setdefault(position)
         assert Position().select(num_tokens, protected, keep, 0) == tuple(sorted(chosen))
 

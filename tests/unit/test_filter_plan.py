@@ -213,14 +213,18 @@ def test_every_method_has_one_way(method: FilterMethod) -> None:
         assert (plan.reason, plan.num_kept, plan.layer) == ("disabled", NUM_TOKENS, None)
         return
     assert plan.reason is None
-    assert plan.num_kept == 64
-    assert plan.budget == Budget(low=64, high=64, limit=64)
+    always = 3 if METHODS[method].protects else 0
+    assert {m for m in METHODS if METHODS[m].protects} == {"sieve", "position", "random"}
+    kept = 64 + always
+    assert plan.num_kept == kept
+    assert plan.budget == Budget(low=kept, high=kept, limit=kept, protected=always)
+    assert plan.budget.least_chosen == 64
     ways = (plan.layer is not None, plan.chosen is not None, plan.evicts)
     assert sum(ways) == 1
     assert plan.evicts == (method == "snapkv")
     assert (plan.chosen is not None) == (METHODS[method].blind is not None)
     if plan.chosen is not None:
-        assert len(plan.chosen) == 64
+        assert len(plan.chosen) == kept
         assert {0, 1, 2} <= set(plan.chosen)
     expected: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         "sieve": ((*range(980, 990), *range(992, 996)), (1, 3)),
@@ -279,7 +283,8 @@ def test_rows_are_the_questions_and_the_ends_where_they_were_calibrated() -> Non
 def test_short_prompts_are_read_whole(num_tokens: int) -> None:
     plan = PLANNER.plan(request(num_tokens=num_tokens, question=()))
     assert (plan.reason, plan.num_kept, plan.layer) == ("short_prompt", num_tokens, None)
-    assert PLANNER.generated_from(SIEVE, num_tokens) == num_tokens
+    assert PLANNER.generated_from(SIEVE, num_tokens, 0) == num_tokens
+    assert PLANNER.generated_from(SIEVE, num_tokens, num_tokens) == num_tokens
 
 
 def test_a_prompt_that_would_be_kept_whole_is_not_filtered() -> None:
@@ -287,10 +292,80 @@ def test_a_prompt_that_would_be_kept_whole_is_not_filtered() -> None:
     large = FilterParams(method="sieve", keep=NUM_TOKENS)
     assert PLANNER.plan(request(large)).reason == "short_prompt"
     assert PLANNER.plan(request(replace(large, keep=NUM_TOKENS - 1))).reason is None
-    assert PLANNER.generated_from(large, NUM_TOKENS) == NUM_TOKENS
-    assert PLANNER.generated_from(SIEVE, NUM_TOKENS) == 64
+    assert PLANNER.generated_from(large, NUM_TOKENS, 0) == NUM_TOKENS
+    assert PLANNER.generated_from(SIEVE, NUM_TOKENS, 0) == 64
+    assert PLANNER.generated_from(SIEVE, NUM_TOKENS, 100) == 164
+    for method in ("gemfilter", "fastkv", "claa"):
+        unprotected = FilterParams(method=method, keep=64)
+        assert PLANNER.generated_from(unprotected, NUM_TOKENS, 100) == 64
     evicted = FilterParams(method="snapkv", keep=64)
-    assert PLANNER.generated_from(evicted, NUM_TOKENS) == NUM_TOKENS
+    assert PLANNER.generated_from(evicted, NUM_TOKENS, 100) == NUM_TOKENS
+
+
+def protecting(count: int, params: FilterParams, num_tokens: int = NUM_TOKENS) -> FilterPlan:
+    """The plan of a prompt that begins with `count` tokens of instructions."""
+    always = (ProtectedRange(0, count, Priority.SYSTEM),)
+    return FULL.plan(request(params, num_tokens, protected=always))
+
+
+def test_a_fraction_is_a_share_of_the_documents() -> None:
+    """Of a chat that was mostly instructions, a tenth of all was as much as its document."""
+    for method in ("sieve", "position", "random"):
+        plan = protecting(400, FilterParams(method=method, keep=0.1))
+        assert plan.budget == Budget(low=460, high=460, limit=460, protected=400)
+        assert plan.num_kept == 460
+    plan = protecting(400, FilterParams(method="gemfilter", keep=0.1))
+    assert plan.budget == Budget(low=100, high=100, limit=100)
+    auto = protecting(400, FilterParams(method="sieve", keep="auto"), 3600)
+    assert auto.budget.protected == 400
+    assert auto.budget.high == 400 + 400  # an eighth of 3,200
+    assert auto.budget.least_chosen == AUTO_MIN_KEEP
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prompt_that_is_mostly_protected_is_read_whole(method: FilterMethod) -> None:
+    """Nothing was left to choose, or the filter pass cost more than it spared."""
+    params = FilterParams(method=method, keep=64)
+    plan = protecting(NUM_TOKENS - 64, params)
+    if not METHODS[method].protects:
+        assert plan.reason == ("disabled" if method == "none" else None)
+        return
+    assert (plan.reason, plan.num_kept) == ("mostly_protected", NUM_TOKENS)
+    assert plan.budget.protected == NUM_TOKENS - 64
+    assert (plan.layer, plan.chosen, plan.rows) == (None, None, ())
+    assert FULL.generated_from(params, NUM_TOKENS, NUM_TOKENS - 64) == NUM_TOKENS
+    assert protecting(NUM_TOKENS, params).reason == "mostly_protected"
+    assert protecting(NUM_TOKENS, params, num_tokens=200).reason == "short_prompt"
+    one_less = protecting(NUM_TOKENS - 65, params)
+    # a choice that needs no pass spares a token; a pass would cost more than that
+    expected = "mostly_protected" if METHODS[method].has_layer else None
+    assert one_less.reason == expected
+
+
+def test_a_pass_that_costs_more_than_it_spares_is_left_out() -> None:
+    """The border is where a pass and the tokens it keeps are as much work as the whole prompt."""
+    shape, layer = FULL.shape, MEASURED.layer
+    whole = shape.prefill_chunk(0, NUM_TOKENS)
+
+    def costs_more(kept: int) -> bool:
+        return shape.filter_chunk(0, NUM_TOKENS, layer) + shape.prefill_chunk(0, kept) >= whole
+
+    first = next(kept for kept in range(64, NUM_TOKENS) if costs_more(kept))
+    assert 300 < first < NUM_TOKENS - 1
+    for kept in (first - 1, first):
+        plan = protecting(kept - 64, SIEVE)
+        assert plan.reason == ("mostly_protected" if kept == first else None), kept
+        assert plan.num_kept == (NUM_TOKENS if kept == first else kept)
+        # whoever keeps as much by choice has said so, and nothing is protected
+        assert protecting(0, replace(SIEVE, keep=kept)).reason is None
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "short"), [(0, 96), (16, 96), (96, 96), (97, 97), (512, 512)]
+)
+def test_what_is_short_as_a_prompt_is_a_short_message(min_tokens: int, short: int) -> None:
+    """Of a last turn of 97 tokens the ends were kept, and its orders were not."""
+    assert replace(PLANNER, min_tokens=min_tokens).short_message_tokens == short
 
 
 def test_scored_prompts_are_read_whole() -> None:

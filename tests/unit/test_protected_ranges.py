@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from gemserve.filtering.protected_budget import protected_positions, reserve
+from gemserve.filtering.protected_budget import (
+    always_read,
+    count_always_read,
+    protected_positions,
+    reserve,
+)
 from gemserve.prompting.prompt import chat_prompt, text_prompt
 from gemserve.prompting.protected import (
     LONGEST_QUESTION,
@@ -45,28 +50,52 @@ def test_budget_and_order_hold_for_random_spans() -> None:
 
 
 def test_what_is_protected_leaves_room_for_what_is_found() -> None:
-    """A system prompt, tool results or a hundred turns used up the budget: the filter was blind."""
+    """A system prompt, tool results or a hundred turns used up the budget: the filter was blind.
+
+    They are outside of it, and the ends of documents take a quarter.
+    """
     long = 10_000
     question = ProtectedRange(long - 20, long, Priority.QUESTION)
-    for priority, share in ((Priority.SYSTEM, 0.75), (Priority.FRAME, 0.75), (Priority.HEAD, 0.25)):
+    for priority in Priority:
         spans = [BOS, ProtectedRange(1, 5000, priority), question]
-        chosen = reserve(spans, long, 400, 400).positions
-        assert len(chosen) == 400 * share
-        assert {0, *range(long - 20, long)} <= set(chosen)
-        assert reserve(spans, long, 20, 20).positions == protected_positions(spans, long, 20)
+        reserved = reserve(spans, long, 400)
+        is_firm = priority <= Priority.FRAME
+        assert len(reserved.firm) == (5020 if is_firm else 21)
+        assert len(reserved.rest) == (0 if is_firm else 100)
+        assert {0, *range(long - 20, long)} <= set(reserved.firm)
+        assert not set(reserved.firm) & set(reserved.rest)
     everything = [
         BOS,
         ProtectedRange(1, 101, Priority.SYSTEM),
         ProtectedRange(200, 9000, Priority.HEAD),
         question,
     ]
-    chosen = set(reserve(everything, long, 400, 400).positions)
-    assert set(range(101)) | set(range(long - 20, long)) <= chosen
-    assert len(chosen) == 121, "more than a quarter is taken before the rest has its turn"
-    assert reserve([ProtectedRange(0, 900, Priority.QUESTION)], long, 400, 400).positions[0] == 899
-    assert (
-        len(reserve([ProtectedRange(0, 900, Priority.QUESTION)], long, 400, 400).positions) == 400
-    )
+    reserved = reserve(everything, long, 400)
+    assert set(reserved.firm) == set(range(101)) | set(range(long - 20, long))
+    assert reserved.rest == list(range(200, 300)), "a quarter, whatever is always read"
+    asked = reserve([ProtectedRange(0, 900, Priority.QUESTION)], long, 400)
+    assert (asked.firm, asked.rest) == (list(range(899, -1, -1)), [])
+
+
+def test_what_is_always_read_is_counted_without_being_listed() -> None:
+    """A count that differed from the list by one made a budget that the filter could not meet."""
+    for seed in range(2000):
+        rng = random.Random(seed)
+        num_tokens = rng.randrange(0, 60)
+        spans = [
+            ProtectedRange(
+                rng.randrange(-10, 70), rng.randrange(-10, 80), rng.choice(list(Priority))
+            )
+            for _ in range(rng.randrange(9))
+        ]
+        listed = always_read(spans, num_tokens)
+        firm = [s for s in spans if s.priority <= Priority.FRAME]
+        covered = {p for s in firm for p in range(max(0, s.start), min(s.stop, num_tokens))}
+        assert set(listed) == covered, seed
+        assert len(listed) == len(covered) == count_always_read(spans, num_tokens), seed
+        for start in (0, rng.randrange(70), num_tokens):
+            behind = sum(position >= start for position in listed)
+            assert count_always_read(spans, num_tokens, start) == behind, (seed, start)
 
 
 def test_the_order_of_spans_does_not_matter() -> None:
@@ -146,12 +175,15 @@ def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> Non
         assert question_ranges(7, stop, paragraphs) == expected
     # a long one
     for asked in (435, stop - LONGEST_QUESTION):
-        expected = [end, ProtectedRange(asked, stop - 32, of_head), head]
+        expected = [ProtectedRange(asked, stop, question), head]
         assert question_ranges(7, stop, [asked, asked - 9]) == expected
     # none to be seen
     for paragraphs in ([], [stop - LONGEST_QUESTION - 1]):
         tail = ProtectedRange(stop - QUESTION_TAIL, stop - 32, Priority.TAIL)
         assert question_ranges(7, stop, paragraphs) == [end, head, tail]
+    # what is short is for the caller to say
+    assert question_ranges(7, stop, [480], short=stop - 7) == [ProtectedRange(7, stop, question)]
+    assert len(question_ranges(7, stop, [480], short=stop - 8)) == 3
 
 
 @pytest.mark.parametrize("num_tokens", [1, QUESTION_TAIL, 1000])
@@ -178,7 +210,7 @@ def test_a_question_in_front_comes_before_the_end_of_its_document(
         prompt = chat_prompt(tokenizer, [{"role": "user", "content": content}])
     else:
         prompt = text_prompt(tokenizer, f"{content}\n\nAnswer:")
-    kept = reserve(prompt.protected, len(prompt.ids), 36, 36).positions
+    kept = reserve(prompt.protected, len(prompt.ids), 36).firm
     ((start, stop),) = prompt.question
     assert start < 16
     assert set(range(start, stop)) <= set(kept)
@@ -189,7 +221,7 @@ def test_a_blank_line_of_two_characters_each_is_kept_whole(tokenizer: Any) -> No
     """Half of the blank line before the question was kept where lines end in CR LF."""
     content = f"{PARAGRAPH * 12}\r\n\r\nWhat is the code for the lantern?"
     prompt = chat_prompt(tokenizer, [{"role": "user", "content": content}])
-    kept = reserve(prompt.protected, len(prompt.ids), 64, 64).positions
+    kept = reserve(prompt.protected, len(prompt.ids), 64).firm
     ((start, _),) = prompt.question
     blank = prompt.text.index("\r\n\r\nWhat")
     first = next(i for i, (low, _) in enumerate(prompt.offsets) if low >= blank)

@@ -142,7 +142,9 @@ def test_any_question_is_of_the_last_user_turn(family: str, messages: Messages) 
     assert flat == sorted(set(flat))
     assert sum(b - a for a, b in prompt.question) <= MAX_QUESTION_TOKENS
     assert all(0 <= edge <= len(prompt.ids) for edge in flat)
-    last = max(i for i, message in enumerate(messages) if message["role"] == "user")
+    # an empty turn asks nothing: the one before it does
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    last = max((i for i in users if messages[i]["content"].strip()), default=users[-1])
     places = {i: (a, b) for i, a, b in find_messages(tokenizer, prompt.text, messages)}
     if last not in places:
         return

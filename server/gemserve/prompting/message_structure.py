@@ -40,7 +40,7 @@ _INSTRUCTION_NAME = re.compile(
     r".*|system|environment(?:[-_]\w+)?|env|user[-_]info|collaboration[-_]mode",
     re.IGNORECASE,
 )
-_RESULT = re.compile(r"<[^<>]*>\s*(?:results?|outputs?) of\b", re.IGNORECASE)
+_RESULT = re.compile(r"[ \t]*<[^<>]*>\s*(?:results?|outputs?) of\b", re.IGNORECASE)
 _SEPARATOR = re.compile(r"^[ \t]*([-=*_#~])\1{7,}[ \t]*$", re.MULTILINE)
 _CUE = re.compile(
     r"\b(?:context|documents?|passages?|excerpts?|sources?|articles?|retrieved|knowledge[ -]base|"

@@ -70,18 +70,14 @@ class RenderedChat:
         results = self.last_results
         if not results:
             return
-        before = [p for p in self.parts if p.high <= results[-1].low and p.part.role != "tool"]
-        if not before:
+        end = results[-1].low
+        callers = [i for i in range(results[-1].message) if self.messages[i].called]
+        if not callers:
             return
-        index = before[-1].part.index
-        calls = next(
-            (m.called for m in self.messages if m.parts[-1].index == index and m.called), ()
-        )
-        low = min(p.low for p in before if p.part.index == index)
-        at = low
-        for value in (value for call in calls for value in _values(call)):
-            found = self.text.find(value, at, results[-1].low)
-            found = self.text.find(value, low, results[-1].low) if found < 0 else found
+        at = low = max((p.high for p in self.parts if p.message < callers[-1]), default=0)
+        for value in (v for call in self.messages[callers[-1]].called for v in _values(call)):
+            found = self.text.find(value, at, end)
+            found = self.text.find(value, low, end) if found < 0 else found
             if found >= 0:
                 at = found + len(value)
                 yield found, at

@@ -23,9 +23,9 @@ class Filter(TypedDict, total=False):
     """How a prompt is filtered. The server fills in what is left out.
 
     `method` is one of the server's; it refuses other names, and says which it has. `keep` is the
-    budget for documents: a number of tokens, a fraction of them in (0, 1), or "auto". `layer` counts from 0, and
-    so do the [layer, head] pairs of `heads`. Instead of a `Filter`, a request may give the name of
-    a method alone.
+    budget for documents: a number of tokens, a fraction of them in (0, 1), or "auto". `layer`
+    counts from 0, and so do the [layer, head] pairs of `heads`. Instead of a `Filter`, a request
+    may give the name of a method alone.
 
     ```python
     filter: Filter = {"method": "sieve", "keep": 0.1, "return_selection": True}

@@ -48,7 +48,9 @@ class FilterPlan:
     heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
     ids that the filter pass reads after the prompt.
 
-    `evicts`: the whole prompt is read, and then keys and values are dropped. `chosen`: the
+    `num_stable`: how many tokens at the prompt's beginning are always read, and so begin what is
+    kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
+    dropped. `chosen`: the
     positions that a method without a pass keeps.
 
     `answer_heads`: the (layer, head) pairs whose attention is watched while the answer is
@@ -65,6 +67,7 @@ class FilterPlan:
     heads: tuple[tuple[int, int], ...] | None = None
     coverage_bound: float = 0.0
     repeated: tuple[int, ...] = ()
+    num_stable: int = 0
     evicts: bool = False
     chosen: tuple[int, ...] | None = None
     answer_layer: int | None = None

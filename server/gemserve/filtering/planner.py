@@ -15,7 +15,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
-from gemserve.filtering.protected_budget import count_always_read
+from gemserve.filtering.protected_budget import count_always_read, count_first
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FAR_FROM_END,
@@ -176,6 +176,7 @@ class FilterPlanner:
             num_kept=num_tokens if reason is not None else budget.high,
             budget=budget,
             fails_open=self.fails_open and budget.limit == num_tokens,
+            num_stable=count_first(request.protected, num_tokens) if budget.protected else 0,
         )
         if params.return_attention:
             layer = self._layer_of(params)

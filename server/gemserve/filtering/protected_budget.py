@@ -55,6 +55,16 @@ def count_always_read(protected: Sequence[ProtectedRange], num_tokens: int, star
     return count
 
 
+def count_first(protected: Sequence[ProtectedRange], num_tokens: int) -> int:
+    """How many tokens at the beginning of a prompt are always read, without a gap."""
+    end = 0
+    for each in sorted((r for r in protected if r.is_always_read), key=lambda r: r.start):
+        if each.start > end:
+            break
+        end = max(end, each.stop)
+    return min(end, num_tokens)
+
+
 def protected_positions(
     protected: Sequence[ProtectedRange], num_tokens: int, budget: int
 ) -> list[int]:

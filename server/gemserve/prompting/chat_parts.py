@@ -72,18 +72,15 @@ class RenderedChat:
         results = self.last_results
         if not results:
             return
-        before = [m for m in self.messages if m.parts[-1].index < results[-1].part.index]
-        calling = next((m for m in reversed(before) if m.called), None)
-        if calling is None:
+        end = results[-1].low
+        callers = [i for i in range(results[-1].message) if self.messages[i].called]
+        if not callers:
             return
-        # the template may show the calls alone, and no content
-        index = calling.parts[-1].index
-        low = max((p.high for p in self.parts if p.part.index < index), default=0)
-        at = low
-        values = (value for call in calling.called for value in _values(call))
+        at = low = max((p.high for p in self.parts if p.message < callers[-1]), default=0)
+        values = (v for call in self.messages[callers[-1]].called for v in _values(call))
         for value in islice(values, _MOST_VALUES):
-            found = self.text.find(value, at, results[-1].low)
-            found = self.text.find(value, low, results[-1].low) if found < 0 else found
+            found = self.text.find(value, at, end)
+            found = self.text.find(value, low, end) if found < 0 else found
             if found >= 0:
                 at = found + len(value)
                 yield found, at

@@ -41,8 +41,9 @@ def protect_chat(
 ) -> tuple[tuple[ProtectedRange, ...], tuple[MessagePlace, ...]]:
     """The ranges to protect, and where each message is.
 
-    `short`: tokens up to which a user's last turn is read whole; twice as many in a chat with tools,
-    where long turns are orders more often than documents.
+    `short`: tokens up to which a user's last turn is read whole; twice as many in a chat with
+    tools, where long turns are orders more often than documents.
+
     All of a chat is protected if it cannot be seen which text is whose. Raises `RequestError` if
     `protect` names what is not there.
     """

@@ -67,6 +67,7 @@ class CachedDocument:
     is_pinned: bool = False
     is_saved: bool = False  # on the disk, as far as it should be
     is_dropped: bool = False
+    num_stable: int = 0  # of a part that was chosen: see `add`
     last_used: int = 0
     used_s: float = 0.0
 
@@ -226,19 +227,33 @@ class DocumentCache:
         shares: tuple[Share, ...],
         ids: Collection[str] = (),
         is_pinned: bool = False,
+        *,
+        num_stable: int = 0,
     ) -> None:
         """Take over the caller's `shares`. Documents that this one begins with are dropped.
 
-        A pinned one is dropped only for another that should be pinned.
+        A pinned one is dropped only for another that should be pinned. `num_stable`: the tokens are
+        a part that was chosen of a prompt, and so many of them begin every choice. They take the
+        place of earlier choices that begin with the same, because only the beginning is likely to
+        be found again.
         """
         all_ids = frozenset(ids)
         beginnings = [d for d in self._documents if d.key == key and _is_beginning(d, tokens)]
+        if num_stable:
+            beginnings += [
+                d
+                for d in self._documents
+                if d.key == key
+                and d.num_stable == num_stable
+                and d not in beginnings
+                and num_common(d.tokens, tokens) >= num_stable
+            ]
         for beginning in beginnings:
             all_ids |= beginning.ids
         for share in shares:
             share.span.is_private |= bool(all_ids)
         shares[-1].span.ids |= all_ids  # the others' tokens were there before
-        document = CachedDocument(key, tokens, shares, all_ids)
+        document = CachedDocument(key, tokens, shares, all_ids, num_stable=num_stable)
         self._documents.append(document)
         self._held.add(document)
         self._touch(document)

@@ -97,7 +97,7 @@ def awaits_leader(
     key = sequence.cache_key
     if key is None or sequence.times_passed >= MAX_TIMES_PASSED:
         return False
-    reading = State.PREFILLING if sequence.is_whole else State.FILTERING
+    reading = State.PREFILLING if key.layer is None else State.FILTERING
     passes = (s for s in running if s.state is reading and s.cache_key == key)
     return any(_is_worth_waiting(cache, sequence, leader, num_layers) for leader in passes)
 
@@ -105,9 +105,12 @@ def awaits_leader(
 def find_answering(
     cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence]
 ) -> tuple[Sequence | None, int]:
-    """The prompt that was read whole and is being answered with the most tokens in common."""
+    """The sequence that is being answered with the most tokens in common.
+
+    Its prompt was read by all layers, whole or what was chosen of it.
+    """
     key, best, most = sequence.cache_key, None, FEWEST_TOKENS - 1
-    if key is None or not sequence.is_whole or not cache.is_on:
+    if key is None or key.layer is not None or not cache.is_on:
         return None, 0
     for other in running:
         if other.state is State.DECODING and other.cache_key == key:
@@ -155,20 +158,22 @@ def leave_filter_pass(
 def leave_whole_prompt(
     cache: DocumentCache, pool: MemoryPool, sequence: Sequence, num_layers: int
 ) -> None:
-    """Let the cache have the memory of an answered prompt that was read whole, if it wants it.
+    """Let the cache have the memory of an answered prompt that all layers read, if it wants it.
 
     It keeps the prompt's keys and values alone. Those of the answer were computed token by token,
     and may differ in the last digit from what reading them as a prompt gives.
     """
     key, tokens = sequence.cache_key, sequence.tokens
-    if key is None or not sequence.is_whole:
+    if key is None or key.layer is not None:
         return
     ids, is_pinned = sequence.request.documents, sequence.request.pin
     if not cache.wants(key, tokens, sequence.document_units(num_layers), ids, is_pinned):
         return
     span, sequence.span = sequence.memory, None
     pool.repack(span, key.token_units(num_layers), len(tokens))
-    cache.add(key, tokens, (Share(span, len(tokens), len(tokens)),), ids, is_pinned)
+    share = Share(span, len(tokens), len(tokens))
+    num_stable = sequence.plan.num_stable if sequence.begins_alike else 0
+    cache.add(key, tokens, (share,), ids, is_pinned, num_stable=num_stable)
 
 
 def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> None:

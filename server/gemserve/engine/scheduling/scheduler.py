@@ -26,7 +26,7 @@ from gemserve.engine.reuse.lookup import (
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import Chunk, Copy, DecodeRow, StepOutput, StepPlan
+from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, StepOutput, StepPlan
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
@@ -79,8 +79,11 @@ class Scheduler:
         at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
-        copies = self._admit()
+        taken = self._take_over()
+        self._admit(taken)
         moves = self.pool.take_changes()
+        # only now, because compaction for one moves what another takes over
+        copies = [source.copy_to(sequence, self._num_layers) for sequence, source in taken]
         decoding = [s for s in self.running if s.state is State.DECODING]
         chunk = None if decoding and is_decode_due else self._next_chunk(chunk_tokens)
         rows = tuple(map(_decode_row, decoding)) if chunk is None else ()
@@ -146,19 +149,33 @@ class Scheduler:
         self.cache.check_integrity()
         self.pool.check_owners(owned)
 
-    def _admit(self) -> list[Copy]:
+    def _take_over(self) -> list[tuple[Sequence, Source]]:
+        """What the first sequence whose filter has just chosen takes over from others, if anything.
+
+        The kept tokens may begin like those of an earlier choice. The others wait for their turn,
+        so that a step copies one document at most.
+        """
+        for sequence in [s for s in self.running if s.awaits_source]:
+            sequence.awaits_source = False
+            source = find_source(self.cache, sequence, self.running)
+            self._begin_pass(sequence, source)
+            if source is not None:
+                return [(sequence, source)]
+        return []
+
+    def _admit(self, taken: list[tuple[Sequence, Source]]) -> None:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
         Documents in the cache give way, unless `MOST_READING` prompts are being read. Scattered
         free units are made one by compaction, which waits until no chunk is under way, because its
         pass holds views of the memory. A step copies one document at most, so that nobody's next
-        token waits for several.
+        token waits for several. `taken`: what will be copied, to which this adds.
         """
-        taken: list[tuple[Sequence, Source]] = []  # what will be copied
-        copied: list[CachedDocument] = []  # which must stay until this plan has been carried out
+        # these must stay until this plan has been carried out
+        copied = [source.document for _, source in taken if source.document is not None]
         self._awaits_compaction = False
         if not self.waiting or len(self.running) >= self._max_running:
-            return []
+            return
         slots = SlotShares(self.running, self._max_running)
         num_reading = sum(sequence.state is not State.DECODING for sequence in self.running)
         for sequence in (order := slots.order(self.waiting)):
@@ -198,8 +215,6 @@ class Scheduler:
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
-        # only now, because compaction for a later one moves what an earlier one takes over
-        return [source.copy_to(sequence, self._num_layers) for sequence, source in taken]
 
     def _fitting(
         self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool
@@ -256,7 +271,11 @@ class Scheduler:
         begun is finished before another prompt's begins, so few passes hold memory at once.
         """
         reading = (State.FILTERING, State.PREFILLING)
-        unfinished = [s for s in self.running if s.state in reading and not s.is_loading]
+        unfinished = [
+            s
+            for s in self.running
+            if s.state in reading and not s.is_loading and not s.awaits_source
+        ]
         if self._awaits_compaction:
             unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
@@ -325,6 +344,7 @@ class Scheduler:
             self._release_shared(sequence)
             sequence.state = State.PREFILLING
             self.pool.shrink(sequence.memory, needed)
+            sequence.found, sequence.awaits_source = None, sequence.cache_key is not None
             return
         self._release(sequence)
         sequence.state = State.WAITING

@@ -54,7 +54,9 @@ class Sequence:
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
+    awaits_source: bool = False  # a choice was just made; see `Scheduler._take_over`
     _tokens: Tokens | None = None
+    _kept: tuple[Ids[int], Tokens] | None = None
     _cache_key: CacheKey | None = None
     _in_common: dict[tuple[int, bool], int] = field(default_factory=dict)  # `num_common_with`
 
@@ -97,6 +99,10 @@ class Sequence:
     @property
     def tokens(self) -> Tokens:
         """All tokens of the pass that `cache_key` belongs to."""
+        if self.begins_alike:
+            if self._kept is None or self._kept[0] is not self.ids:
+                self._kept = self.ids, as_tokens(self.ids)
+            return self._kept[1]
         if self.is_whole or not self.plan.repeated:
             return self.request.tokens
         if self._tokens is None:
@@ -111,17 +117,28 @@ class Sequence:
         return has_chosen and not self.evicts and self.num_kept == self.num_prompt
 
     @property
+    def begins_alike(self) -> bool:
+        """Would any choice from such a prompt begin with the same tokens as the one just made?
+
+        These are, for example, an agent's instructions and tools.
+        """
+        has_chosen = self.chosen is not None and not self.evicts
+        is_part = has_chosen and self.num_kept < self.num_prompt
+        return is_part and self.plan.num_stable >= FEWEST_TOKENS
+
+    @property
     def cache_key(self) -> CacheKey | None:
         """What the document cache finds its pass by. None: it keeps nothing of that pass.
 
-        The pass is the filter pass until a filter has chosen, then the one over the whole prompt.
+        The pass is the filter pass until a filter has chosen, then the one that the answer is
+        generated from: over the whole prompt, or over a choice that `begins_alike`.
         """
-        is_whole = self.is_whole
-        if is_whole and self.num_prompt <= FEWEST_TOKENS:
+        is_last = self.is_whole or self.begins_alike
+        if self.is_whole and self.num_prompt <= FEWEST_TOKENS:
             return None
-        if not is_whole and (self.filter_layer is None or self.chosen is not None):
+        if not is_last and (self.filter_layer is None or self.chosen is not None):
             return None
-        layer = None if is_whole else self.filter_layer
+        layer = None if is_last else self.filter_layer
         if self._cache_key is None or self._cache_key.layer != layer:
             adapter = self.request.adapter
             of_adapter = None if adapter is None else (adapter.name, adapter.version)
@@ -135,13 +152,13 @@ class Sequence:
         A filter pass has to compute the rows that it watches, and a prefill pass those whose logits
         are needed: the last one, or all if the prompt is scored.
         """
-        if not self.is_whole:
+        if not self.is_whole and not self.begins_alike:
             return min(self.plan.rows, default=0)
-        return self.num_prompt - 1 if self.request.prompt_logprobs is None else 0
+        return self.num_kept - 1 if self.request.prompt_logprobs is None else 0
 
     def num_common_with(self, other: Sequence) -> int:
         """How many tokens that it may leave out another sequence's pass of the same key has."""
-        memo = other.order, self.is_whole
+        memo = other.order, self.is_whole or self.begins_alike
         count = self._in_common.get(memo)
         if count is None:
             count = min(self.most_cached, num_common(self.tokens, other.tokens))

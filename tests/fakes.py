@@ -23,6 +23,10 @@ from gemserve.cost import ModelShape
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.worker import Engine
+from gemserve.filter_plan import FilterReason
+from gemserve.filtering.message_report import report_messages
+from gemserve.filtering.protected_budget import always_read
+from gemserve.ranges import as_ranges
 from gemserve.types import (
     Event,
     Filtered,
@@ -198,20 +202,30 @@ class FakeCore:
 
 
 def report_for(request: Request) -> FilterReport:
-    """What a real core would report, had it kept the first tokens."""
-    n, params = len(request.prompt_ids), request.filter
-    applied = params.method != "none" and n > max(MIN_TOKENS, params.kept_count(n))
-    kept = params.kept_count(n) if applied else n
+    """What a real core would report, had it kept what is always read, and then the first tokens."""
+    n, params, plan = len(request.prompt_ids), request.filter, request.plan
+    if plan is None:  # a test's own request, which no planner has seen
+        reason: FilterReason | None = "disabled" if params.method == "none" else "short_prompt"
+        protected, num_kept = 0, params.kept_count(n)
+        reason = None if params.method != "none" and n > max(MIN_TOKENS, num_kept) else reason
+    else:
+        reason, protected, num_kept = plan.reason, plan.budget.protected, plan.num_kept
+    applied = reason is None
+    first = dict.fromkeys(always_read(request.protected, n) if protected else ())
+    first |= dict.fromkeys(range(n))
+    kept = sorted(list(first)[: num_kept if applied else n])
     return FilterReport(
         method=params.method,
         applied=applied,
-        reason=None if applied else "disabled" if params.method == "none" else "short_prompt",
+        reason=reason,
         layer=params.layer if applied else None,
         prompt_tokens=n,
-        kept_tokens=kept,
+        kept_tokens=len(kept),
+        protected_tokens=protected,
         cached_tokens=0,
         filter_ms=1.5 if applied else 0.0,
-        selection=((0, kept),) if params.return_selection else None,
+        selection=as_ranges(kept) if params.return_selection else None,
+        messages=report_messages(request, kept),
     )
 
 

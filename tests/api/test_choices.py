@@ -37,11 +37,16 @@ async def test_n_choices_count_the_prompt_once(api: Api, path: str) -> None:
     body = (await api.post(path, n=3, seed=7)).json()
     assert text_by_index([body]) == dict.fromkeys(range(3), TEXT)
     num_prompt = len(api.core.requests[0].prompt_ids)
+    assert 0 < body["filter"]["protected_tokens"] <= num_prompt
     assert body["usage"] == {
         "prompt_tokens": num_prompt,
         "completion_tokens": 12,
         "total_tokens": num_prompt + 12,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": 0,
+            "kept_tokens": num_prompt,
+            "protected_tokens": body["filter"]["protected_tokens"],
+        },
     }
     assert body["filter"]["prompt_tokens"] == num_prompt
     assert [r.sampling.seed for r in api.core.requests] == [7, 8, 9]

@@ -48,8 +48,13 @@ async def test_a_whole_reply_is_openai_s(api: Api, path: str) -> None:
         "prompt_tokens": num_prompt,
         "completion_tokens": 4,
         "total_tokens": num_prompt + 4,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": 0,
+            "kept_tokens": num_prompt,
+            "protected_tokens": body["filter"]["protected_tokens"],
+        },
     }
+    assert 0 < body["filter"]["protected_tokens"] <= num_prompt
 
 
 @both
@@ -98,7 +103,9 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
     assert set(whole) == {
         *("method", "applied", "reason", "layer", "prompt_tokens", "kept_tokens"),
         *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
+        *("protected_tokens", "messages"),
     }
+    assert (whole["messages"] is None) == (path == COMPLETIONS)
     assert (whole["applied"], whole["reason"]) == (False, "short_prompt")
 
 
@@ -106,7 +113,9 @@ async def test_usage_counts_what_was_sent_not_what_was_kept(api: Api) -> None:
     reply = await api.post(COMPLETIONS, prompt=list(range(10, 510)), filter={"keep": 32})
     body = reply.json()
     assert body["usage"]["prompt_tokens"] == body["filter"]["prompt_tokens"] == 500
-    assert body["filter"]["kept_tokens"] == 32
+    always = body["filter"]["protected_tokens"]
+    assert always > 0
+    assert body["filter"]["kept_tokens"] == 32 + always
     assert reply.headers["x-gemserve-prompt-tokens"] == "500"
     assert reply.headers["x-gemserve-kept-tokens"] == "32"
     assert body["filter"]["selection"] is None
@@ -115,7 +124,8 @@ async def test_usage_counts_what_was_sent_not_what_was_kept(api: Api) -> None:
 async def test_a_selection_comes_only_if_asked_for(api: Api) -> None:
     options = {"keep": 32, "return_selection": True}
     reply = await api.post(COMPLETIONS, prompt=list(range(10, 510)), filter=options)
-    assert reply.json()["filter"]["selection"] == [[0, 32]]
+    report = reply.json()["filter"]
+    assert report["selection"] == [[0, 32], [500 - report["protected_tokens"], 500]]
 
 
 @both

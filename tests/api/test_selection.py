@@ -33,20 +33,29 @@ async def test_the_reply_has_report_text_and_usage(api: Api, is_chat: bool) -> N
         "prompt_tokens": n,
         "completion_tokens": 0,
         "total_tokens": n,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": 0,
+            "kept_tokens": body["filter"]["kept_tokens"],
+            "protected_tokens": body["filter"]["protected_tokens"],
+        },
     }
-    assert body["filter"]["kept_tokens"] == 32
+    always = body["filter"]["protected_tokens"]
+    assert always > 0
+    assert body["filter"]["kept_tokens"] == always + 32 < n
     assert body["filter"]["selection"] is None
     assert body["text"].startswith("The river runs")
     assert "<|" not in body["text"]
-    assert reply.headers["x-gemserve-kept-tokens"] == "32"
+    assert reply.headers["x-gemserve-kept-tokens"] == str(always + 32)
 
 
 async def test_the_selection_is_shown_if_asked_for(api: Api) -> None:
     ids = list(range(10, 510))
     asked = {"method": "sieve", "keep": 32, "return_selection": True}
     body = (await post(api, prompt=ids, filter=asked)).json()
-    assert body["filter"]["selection"] == [[0, 32]]
+    always = body["filter"]["protected_tokens"]
+    first, *others = body["filter"]["selection"]
+    assert first == [0, 32]
+    assert sum(stop - start for start, stop in others) == always > 0
     expected = FilterParams(method="sieve", keep=32, layer=FILTER_LAYER, return_selection=True)
     assert api.core.requests[0].filter == expected
 

@@ -107,10 +107,9 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
         assert request.attributes["gen_ai.response.finish_reasons"] == ("length",)
         assert request.attributes["gemserve.request_id"] == "me"
     first, second = (spans["filter"][0].attributes for spans in found)
-    assert (first["gemserve.filter.kept_tokens"], first["gemserve.filter.cached_tokens"]) == (
-        128,
-        0,
-    )
+    # the template and the question, too
+    assert 128 < first["gemserve.filter.kept_tokens"] < 128 + 32
+    assert first["gemserve.filter.cached_tokens"] == 0
     assert second["gemserve.filter.cached_tokens"] > 1000
     texts = json.dumps(
         [span.to_json() for spans in found for some in spans.values() for span in some]

@@ -34,9 +34,9 @@ class Removal:
 REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}prompt_filters.py::test_a_hit_in_the_cache_keeps_the_system_prompt",
-        "prompting/protected.py",
-        "ranges.append(ProtectedRange(start, stop, Priority.SYSTEM))",
-        "pass",
+        "prompting/chat_protection.py",
+        "if stop - start <= LONGEST_INSTRUCTIONS:",
+        "if True:\n        return []\n    if stop - start <= LONGEST_INSTRUCTIONS:",
     ),
     Removal(
         f"{NEW}prompt_filters.py::test_code_is_kept_in_whole_lines",
@@ -59,8 +59,8 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}prompt_filters.py::test_short_prompts_are_left_alone",
         "filtering/planner.py",
-        "if num_tokens <= self.min_tokens or num_tokens <= params.kept_count(num_tokens):",
-        "if num_tokens <= params.kept_count(num_tokens):",
+        "if num_tokens <= max(self.min_tokens, of_all):",
+        "if num_tokens <= of_all:",
     ),
     Removal(
         f"{NEW}prompt_filters.py::test_usage_counts_what_was_sent_and_the_report_what_was_kept",

@@ -156,7 +156,9 @@ def test_filter_options_count_on_every_route(
         fields = {**prompt_for(path, text), **ROUTES[path], "filter": options}
         report = report_of(builtin, path, stream=stream, **fields)
         assert (report["applied"], report["reason"]) == (True, None)
-        assert (report["method"], report["layer"], report["kept_tokens"]) == (method, layer, kept)
+        chosen = report["kept_tokens"] - report["protected_tokens"]
+        assert (report["method"], report["layer"], chosen) == (method, layer, kept)
+        assert (report["protected_tokens"] > 0) == (method != "gemfilter")
         assert report["selection"] is None
     whole = {**prompt_for(path, text), **ROUTES[path], "filter": "none"}
     report = report_of(builtin, path, stream=stream, **whole)
@@ -203,7 +205,9 @@ def test_recall_survives_compaction(builtin: Served, tokenizer: Any) -> None:
             temperature=0,
             filter={**KEEP, "keep": 0.125},
         )
-        assert reply["filter"]["kept_tokens"] <= len(example.prompt.ids) // 8 + 1
+        found = reply["filter"]
+        documents = len(example.prompt.ids) - found["protected_tokens"]
+        assert found["kept_tokens"] - found["protected_tokens"] == -(-documents // 8)
         right += all(answer in reply["choices"][0]["text"] for answer in example.answers)
     assert right >= 18
 
@@ -217,7 +221,10 @@ def test_short_prompts_are_left_alone(builtin: Served, method: str) -> None:
     assert (report["applied"], report["reason"]) == (False, "short_prompt")
     assert report["kept_tokens"] == report["prompt_tokens"] == 256
     longer = builtin.ask(COMPLETIONS, **{**fields, "prompt": [400] * 257})
-    assert longer["filter"]["kept_tokens"] == 64
+    assert longer["filter"]["applied"]
+    always = longer["filter"]["protected_tokens"]
+    assert longer["filter"]["kept_tokens"] == 64 + always
+    assert (always > 0) == (method in ("sieve", "position", "random"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -234,6 +241,10 @@ def test_usage_counts_what_was_sent_and_the_report_what_was_kept(
         usage, report = chunks[-1]["usage"], chunks[0]["filter"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (500, 2)
     assert usage["total_tokens"] == 502
-    assert (report["prompt_tokens"], report["kept_tokens"]) == (500, 192)
+    always = report["protected_tokens"]
+    assert 0 < always < 100
+    assert (report["prompt_tokens"], report["kept_tokens"]) == (500, 192 + always)
+    details = usage["prompt_tokens_details"]
+    assert (details["kept_tokens"], details["protected_tokens"]) == (192 + always, always)
     assert reply.headers["x-gemserve-prompt-tokens"] == "500"
-    assert reply.headers["x-gemserve-kept-tokens"] == "192"
+    assert reply.headers["x-gemserve-kept-tokens"] == str(192 + always)

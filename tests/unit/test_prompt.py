@@ -88,7 +88,7 @@ def test_the_system_prompt_survives_a_small_budget(tokenizer: Any) -> None:
     assert "river" not in text
 
 
-def test_developer_is_system_and_tools_are_tools(tokenizer: Any) -> None:
+def test_developer_is_system_and_an_old_result_is_a_document(tokenizer: Any) -> None:
     messages = [
         message("developer", "Use the tool."),
         message("user", "Weather?"),
@@ -98,8 +98,11 @@ def test_developer_is_system_and_tools_are_tools(tokenizer: Any) -> None:
     ]
     prompt = chat_prompt(tokenizer, messages)
     assert text_at(prompt, Priority.SYSTEM) == ["Use the tool."]
-    assert text_at(prompt, Priority.TOOLS) == ['{"celsius": 21}']
     assert text_at(prompt, Priority.QUESTION)[0] == "So?"
+    n = len(prompt.ids)
+    free = set(range(n)) - set(protected_positions(prompt.protected, n, n))
+    said = tokenizer.decode([prompt.ids[position] for position in sorted(free)])
+    assert said == 'Weather?calling{"celsius": 21}', "old turns, a result among them"
 
 
 def test_a_chat_that_ends_in_a_tool_result_keeps_result_and_question(tokenizer: Any) -> None:

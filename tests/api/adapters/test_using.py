@@ -190,14 +190,18 @@ async def test_what_a_prefix_takes_is_not_there_for_the_answer(
     store = AdapterStore(model, root, MIB)
     store.load("p", "good")
     async with api_over(FakeCore(), tokenizer, adapters=store) as api:
-        prompt = [50] * 500  # of which the filter keeps 64
-        room = CONTEXT - 64 - PREFIX
+        prompt = [50] * 500  # of which the filter keeps 64, and the question
+        reply = await ask(api, prompt=prompt, adapter="p", max_tokens=1)
+        report = reply.json()["filter"]
+        kept = 64 + report["protected_tokens"]
+        assert report["kept_tokens"] == kept > 64
+        room = CONTEXT - kept - PREFIX
         reply = await ask(api, prompt=prompt, adapter="p", max_tokens=room)
         assert reply.status_code == 200
         reply = await ask(api, prompt=prompt, adapter="p", max_tokens=room + 1)
         message = check_error(reply, 400, "max_tokens", "invalid_value")
         assert f"{CONTEXT - PREFIX} tokens with adapter 'p' (which takes 7)" in message
-        assert f"leaves room for {room} after the 64 prompt tokens" in message
+        assert f"leaves room for {room} after the {kept} prompt tokens" in message
         reply = await ask(api, prompt=prompt, max_tokens=room + PREFIX)
         assert reply.status_code == 200
         text = {"messages": [{"role": "user", "content": "a " * 600}], "filter": "none"}

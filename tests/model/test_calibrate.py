@@ -24,6 +24,7 @@ from gemserve.evaluation.run import generate
 from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
+from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
@@ -51,7 +52,9 @@ def test_every_layer_shows_what_the_engine_s_own_filter_pass_sees() -> None:
     rows = selector.rows(len(prompt.ids), prompt.question, found.ends_with)
     (evidence,) = observe(core, [prompt], [rows])
     assert list(evidence.layers) == list(range(core.model.num_layers))
-    budget = Budget(low=96, high=96, limit=96)
+    always = count_always_read(prompt.protected, len(prompt.ids))
+    size = 96 + always
+    budget = Budget(low=size, high=size, limit=size, protected=always)
     evidence = replace(
         evidence,
         layers={i: e for i, e in evidence.layers.items() if i <= found.layer},

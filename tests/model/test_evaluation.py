@@ -19,6 +19,7 @@ from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
 from gemserve.evaluation.run import Outcome, Outcomes, average, evaluate, run_example
 from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.registry import TASKS
+from gemserve.filtering.protected_budget import always_read, count_always_read
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.types import AUTO_MIN_KEEP
 
@@ -120,9 +121,13 @@ def test_reading_once_for_two_methods_is_reading_twice(core: Core) -> None:
 @pytest.mark.parametrize("arm", CHOSEN_OUTSIDE)
 def test_arms_outside_keep_their_budget(core: Core, arm: str) -> None:
     example = example_of(core, "niah_multikey")
+    protected = example.prompt.protected
+    always = always_read(protected, len(example.prompt.ids))
     for keep in (80, 128, 400):
         kept = CHOSEN_OUTSIDE[arm](core.tokenizer, example, keep)
-        assert len(kept) == len(set(kept)) <= keep
+        assert set(always) <= set(kept)
+        assert len(kept) == len(set(kept)) <= keep + len(always)
+        assert arm == "oracle" or len(kept) == keep + len(always)
         assert list(kept) == sorted(kept)
         if keep == 400:
             gold = {p for a, b in example.gold for p in range(a, b)}
@@ -210,13 +215,16 @@ def test_adaptive_arms_tell_what_they_saw(core: Core) -> None:
     example = TASKS["needle"]["single"](core.tokenizer, draw)
     arms = ["sieve", "sieve:auto", "sieve:fallback"]
     fixed, auto, fallback = run_example(core, example, 1, arms, 100)
-    assert fixed.kept_tokens == 100
+    always = count_always_read(example.prompt.protected, len(example.prompt.ids))
+    assert always > 0
+    assert fixed.kept_tokens == 100 + always
     assert fixed.coverage is not None
     assert fixed.reason is None
     if auto.reason is None:
-        assert auto.kept_tokens == AUTO_MIN_KEEP
+        assert auto.kept_tokens == AUTO_MIN_KEEP + always
     assert fallback.coverage == fixed.coverage
-    assert fallback.kept_tokens == (100 if fallback.reason is None else len(example.prompt.ids))
+    whole = len(example.prompt.ids)
+    assert fallback.kept_tokens == (100 + always if fallback.reason is None else whole)
 
 
 def test_rows_average_what_was_run() -> None:

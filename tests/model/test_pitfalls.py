@@ -19,6 +19,7 @@ from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
+from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
@@ -54,7 +55,8 @@ def kept_text(core: Core, prompt: Prompt, method: FilterMethod, keep: int) -> st
     assert report.applied
     assert report.selection is not None
     kept = [prompt.ids[p] for start, stop in report.selection for p in range(start, stop)]
-    assert len(kept) == keep
+    assert report.protected_tokens > 0
+    assert len(kept) == report.kept_tokens == report.protected_tokens + keep
     text: Any = core.tokenizer.decode(kept)
     return str(text)
 
@@ -141,7 +143,9 @@ def test_3_code_is_kept_in_whole_lines(core: Core) -> None:
     def fragments(breaks: TextBreaks) -> int:
         """Lines kept in part, around a token of line 41."""
         evidence = replace(code_evidence(prompt, spot + 9), breaks=breaks)
-        budget = Budget(low=320, high=320, limit=320)
+        always = count_always_read(prompt.protected, len(prompt.ids))
+        size = 320 + always
+        budget = Budget(low=size, high=size, limit=size, protected=always)
         choice = Sieve().choose(evidence, budget, FilterParams(method="sieve", keep=320))
         kept = set(choice.positions.tolist())
         parts = [sum(p in kept for p in range(a, b)) / (b - a) for a, b in pairwise(nearby)]

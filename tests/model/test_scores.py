@@ -13,6 +13,7 @@ import torch
 
 from gemserve.filter_plan import Budget
 from gemserve.filtering import sieve
+from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.score_report import report_scores
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
@@ -155,7 +156,10 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
         breaks=TextBreaks(paragraphs=levels[0], sentences=levels[1], lines=levels[2]),
         coverage_bound=inputs.coverage_bound,
     )
-    budget = Budget(low=keep, high=keep, limit=inputs.limit)
+    always = count_always_read(evidence.protected, N)
+    assert report.protected_tokens == always > 0
+    assert report.kept_tokens == keep + always
+    budget = Budget(low=keep + always, high=keep + always, limit=inputs.limit, protected=always)
     params = FilterParams(method="sieve", keep=keep, fallback=inputs.fallback)
     choice = GivenScores().choose(evidence, budget, params)
     assert as_ranges(choice.positions.tolist()) == report.selection

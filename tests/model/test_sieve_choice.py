@@ -12,6 +12,7 @@ import torch
 from gemserve.calibration.files import Calibration
 from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
+from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.protected import plain_ranges
@@ -20,7 +21,15 @@ from gemserve_kernels import select_backend
 
 NUM_TOKENS = 1024
 PARAMS = FilterParams(method="sieve", keep="auto", fallback=True)
-BUDGET = Budget(low=64, high=256, limit=NUM_TOKENS)
+ALWAYS = 33  # of `evidence`: BOS, and the end, where the question may be
+
+
+def budget_of(low: int, high: int, limit: int = NUM_TOKENS) -> Budget:
+    """A budget of `low` to `high` tokens of documents; `limit` counts what is always read, too."""
+    return Budget(low=low + ALWAYS, high=high + ALWAYS, limit=limit, protected=ALWAYS)
+
+
+BUDGET = budget_of(64, 256)
 
 
 def evidence(*spots: int, sharpness: float = 30.0) -> Evidence:
@@ -61,26 +70,30 @@ def test_auto_keeps_whole_passages() -> None:
     kept = set(Sieve().choose(evidence(700), BUDGET, PARAMS).positions.tolist())
     assert set(range(700 - 8, 700 + 9)) <= kept
     free = [p for p in kept if 0 < p < NUM_TOKENS - 64]
-    assert len(free) >= BUDGET.low
+    assert len(free) >= BUDGET.least_chosen
 
 
 def test_auto_leaves_out_what_is_hardly_looked_at() -> None:
     """A share of all attention let many weak passages in, behind the one that says the answer."""
-    budget = Budget(low=17, high=256, limit=NUM_TOKENS)
+    budget = budget_of(17, 256)
+    assert count_always_read(evidence().protected, NUM_TOKENS) == ALWAYS
     for share, is_kept in ((0.4, True), (0.2, False)):
         found = evidence(300)
         found.layers[0].keys[0, 700, 0] = 1.0 + math.log(share) / 30.0
         kept = set(Sieve().choose(found, budget, PARAMS).positions.tolist())
         assert set(range(292, 309)) <= kept
         assert (700 in kept) == is_kept
-        assert len([p for p in kept if 0 < p < NUM_TOKENS - 64]) == (34 if is_kept else 17)
+        head = {1, 2, 3, 4}  # a quarter of the least that is chosen
+        assert head <= kept
+        free = [p for p in kept - head if 0 < p < NUM_TOKENS - 64]
+        assert len(free) == (34 if is_kept else 17)
 
 
 def test_coverage_does_not_depend_on_the_budget() -> None:
     """A bound found at one budget was wrong at every other."""
     found, seen = evidence(*range(100, 900, 40), sharpness=8.0), set()
     for keep in (80, 128, 700):
-        budget = Budget(low=keep, high=keep, limit=keep)
+        budget = budget_of(keep, keep, keep + ALWAYS)
         seen.add(Sieve().choose(found, budget, replace(PARAMS, fallback=False)).coverage)
     assert len(seen) == 1
 
@@ -106,7 +119,7 @@ def test_what_a_question_sees_in_itself_is_not_the_document() -> None:
     kept = set(Sieve().choose(found, BUDGET, replace(PARAMS, fallback=False)).positions.tolist())
     assert set(range(100, 900, 8)) <= kept
     found = looking_at_itself(300, sharpness=30.0)
-    narrow = Budget(low=34, high=34, limit=34)
+    narrow = Budget(low=34, high=34, limit=34, protected=17)
     kept = set(Sieve().choose(found, narrow, replace(PARAMS, fallback=False)).positions.tolist())
     assert kept == {0, *range(292, 309), *range(1008, NUM_TOKENS)}
 
@@ -114,7 +127,7 @@ def test_what_a_question_sees_in_itself_is_not_the_document() -> None:
 def test_the_bound_decides_what_is_trusted() -> None:
     """It was one number for all models; each calibration now brings its own."""
     found = evidence(*range(100, 900, 40))
-    budget = Budget(low=128, high=128, limit=NUM_TOKENS)
+    budget = budget_of(128, 128)
     reached = Sieve().choose(found, budget, replace(PARAMS, keep=128)).coverage
     assert reached is not None
     for bound, is_diffuse in ((reached - 0.01, False), (reached + 0.01, True)):
@@ -139,23 +152,43 @@ def test_a_head_that_rests_on_the_first_token_is_not_diffuse() -> None:
     assert Sieve().choose(asleep, BUDGET, PARAMS).is_diffuse
 
 
-def test_a_question_that_fills_the_budget_is_called_diffuse() -> None:
+def test_a_question_longer_than_the_budget_leaves_all_of_it() -> None:
     """Nothing was chosen, and with a fallback asked for the answer came from the question alone."""
+    length = NUM_TOKENS - 500
     question = replace(
         evidence(300), protected=(ProtectedRange(500, NUM_TOKENS, Priority.QUESTION),)
     )
-    budget = Budget(low=64, high=64, limit=NUM_TOKENS)
+    size = length + 64
+    budget = Budget(low=size, high=size, limit=NUM_TOKENS, protected=length)
+    for params in (PARAMS, replace(PARAMS, keep=64, fallback=False)):
+        choice = Sieve().choose(question, budget, params)
+        kept = choice.positions.tolist()
+        assert (len(kept), choice.is_diffuse) == (size, False)
+        assert set(range(500, NUM_TOKENS)) <= set(kept)
+        assert set(range(292, 309)) <= set(kept)
+        assert choice.coverage is not None
+        assert choice.coverage > 0.95
+
+
+def test_a_budget_without_room_has_found_nothing() -> None:
+    """It was trusted for what the question saw in itself."""
+    question = replace(
+        evidence(300), protected=(ProtectedRange(500, NUM_TOKENS, Priority.QUESTION),)
+    )
+    length = NUM_TOKENS - 500
+    budget = Budget(low=length, high=length, limit=NUM_TOKENS, protected=length)
     choice = Sieve().choose(question, budget, PARAMS)
     assert (len(choice.positions), choice.coverage, choice.is_diffuse) == (NUM_TOKENS, 0.0, True)
     choice = Sieve().choose(question, budget, replace(PARAMS, keep=64, fallback=False))
-    assert choice.positions.tolist() == list(range(NUM_TOKENS - 64, NUM_TOKENS))
+    assert choice.positions.tolist() == list(range(500, NUM_TOKENS))
     assert (choice.coverage, choice.is_diffuse) == (0.0, False)
 
 
 def test_nothing_is_called_widened_that_was_not() -> None:
-    choice = Sieve().choose(evidence(sharpness=0.0), Budget(low=256, high=256, limit=256), PARAMS)
+    budget = budget_of(256, 256, 256 + ALWAYS)
+    choice = Sieve().choose(evidence(sharpness=0.0), budget, PARAMS)
     assert not choice.is_diffuse
-    assert len(choice.positions) == 256
+    assert len(choice.positions) == 256 + ALWAYS
 
 
 def test_diffuse_attention_keeps_what_fits() -> None:
@@ -165,20 +198,21 @@ def test_diffuse_attention_keeps_what_fits() -> None:
     assert choice.positions.tolist() == list(range(NUM_TOKENS))
     assert choice.coverage is not None
     assert choice.coverage < 0.5
-    limited = Sieve().choose(diffuse, Budget(low=64, high=256, limit=600), PARAMS)
+    limited = Sieve().choose(diffuse, budget_of(64, 256, 600), PARAMS)
     assert limited.is_diffuse
     assert len(limited.positions) == 600
     strict = FilterParams(method="sieve", keep="auto")
-    choice = Sieve().choose(diffuse, Budget(low=64, high=256, limit=256), strict)
+    choice = Sieve().choose(diffuse, budget_of(64, 256, 256 + ALWAYS), strict)
     assert not choice.is_diffuse
-    assert len(choice.positions) <= 256
+    assert 64 + ALWAYS <= len(choice.positions) <= 256 + ALWAYS
 
 
 @pytest.mark.parametrize("keep", [16, 70, 256, 1000])
 def test_a_fixed_budget_is_exact(keep: int) -> None:
-    fixed = Budget(low=keep, high=keep, limit=keep)
+    keep = min(keep, NUM_TOKENS - ALWAYS)
+    fixed = budget_of(keep, keep, keep + ALWAYS)
     choice = Sieve().choose(evidence(300), fixed, FilterParams(method="sieve", keep=keep))
-    assert len(choice.positions) == keep
+    assert len(choice.positions) == keep + ALWAYS
 
 
 @pytest.mark.parametrize("selector", [Sieve(), GemFilter()])

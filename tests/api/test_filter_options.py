@@ -58,10 +58,13 @@ async def test_options_reach_the_engine(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("keep", "kept"), [(32, 32), (33.0, 33), (0.1, 50), (0.101, 51)])
 async def test_keep_is_exact(api: Api, stream: bool, keep: float, kept: int) -> None:
-    prompt = list(range(10, 510))
+    """A fraction is one of the documents: of 500 tokens beside those that are always read."""
+    always = 64  # of a prompt without breaks: the tokens at its end
+    prompt = list(range(10, 510 + always))
     reply = await api.post(COMPLETIONS, stream=stream, prompt=prompt, filter={"keep": keep})
     report = data_of(reply)[0]["filter"] if stream else reply.json()["filter"]
-    assert (report["prompt_tokens"], report["kept_tokens"]) == (500, kept)
+    assert (report["prompt_tokens"], report["protected_tokens"]) == (500 + always, always)
+    assert report["kept_tokens"] == kept + always
     assert report["applied"]
 
 

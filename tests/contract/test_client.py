@@ -114,8 +114,17 @@ def test_a_selection(client: GemserveClient) -> None:
     kept = client.filter(model="fake", messages=MESSAGES, filter=FILTER)
     check(kept.filter, kept.usage.prompt_tokens)
     assert kept.text.startswith("word word")
-    plain = client.filter(model="fake", prompt=IDS)
-    assert (plain.filter.kept_tokens, plain.filter.selection) == (64, None)
+    asked = {"messages": [0], "documents": []}
+    whole = client.filter(model="fake", messages=MESSAGES, filter={"protect": asked})
+    assert whole.filter.reason == "mostly_protected"
+    assert whole.filter.messages is not None
+    first = whole.filter.messages[0]
+    assert (first.index, first.role, first.protected_tokens) == (0, "user", first.tokens)
+    plain = client.filter(model="fake", prompt=[*IDS, *IDS])
+    always = plain.filter.protected_tokens
+    assert always > 0
+    assert (plain.filter.kept_tokens, plain.filter.selection) == (64 + always, None)
+    assert plain.filter.messages is None
     assert plain.usage.completion_tokens == 0
 
 
@@ -242,7 +251,7 @@ def test_the_key_of_another_service_is_not_sent(
             wrong.filter(model="fake", prompt=IDS)
         monkeypatch.setenv("GEMSERVE_API_KEY", "sk-ours")
         with GemserveClient(max_retries=0) as right:
-            assert right.filter(model="fake", prompt=IDS).filter.applied
+            assert right.filter(model="fake", prompt=[*IDS, *IDS]).filter.applied
 
 
 @pytest.mark.parametrize(

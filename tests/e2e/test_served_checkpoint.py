@@ -47,7 +47,9 @@ async def test_same_greedy_tokens_as_generate_on_the_kept_ids(
     report = reply["filter"]
     kept = [p for start, stop in report["selection"] for p in range(start, stop)]
     assert report["applied"] == (method != "none")
-    assert len(kept) == report["kept_tokens"] == (700 if method == "none" else 96)
+    always = report["protected_tokens"]
+    assert (always > 0) == (method == "sieve")
+    assert len(kept) == report["kept_tokens"] == (700 if method == "none" else 96 + always)
     assert reply["usage"]["prompt_tokens"] == report["prompt_tokens"] == 700
 
     theirs = AutoModelForCausalLM.from_pretrained(directory).eval()

@@ -236,6 +236,18 @@ def test_documents_within_messages_are_free_and_what_stands_beside_is_not(family
     assert "river" not in kept
 
 
+@pytest.mark.parametrize("label", ["Context:", "The context is below.\n----------------"])
+def test_a_request_behind_a_document_that_nothing_closes(label: str) -> None:
+    """It was taken for the end of the document: of a long order the 64 tokens that are watched."""
+    points = " ".join(f"Say at point {i} what the clerk has to do." for i in range(12))
+    order = f"Answer in French, and leave out the appendix. {points}"
+    content = f"Be kind.\n\n{label}\n{DOCUMENT}\n\n{order}"
+    kept = always_text(prompted("chatml", user(content), short=96))
+    assert "Be kind." in kept
+    assert order in kept
+    assert "Line 60" not in kept
+
+
 def test_a_system_message_without_structure_is_read_whole_up_to_a_limit() -> None:
     for count, is_whole in ((LONGEST_INSTRUCTIONS, True), (LONGEST_INSTRUCTIONS + 1, False)):
         text = " go" * count

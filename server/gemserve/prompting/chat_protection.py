@@ -185,15 +185,20 @@ def _request_ranges(chat: RenderedChat, placed: PlacedPart, short: int) -> list[
     text = chat.text[placed.low : placed.high]
     first, last = request_range(text)
     start, stop = chat.tokens(placed.low + first, placed.low + last)
+    beside: list[ProtectedRange] = []
     if stop - start > short:
         documents = find_documents(text, is_system=False)
         beside = _beside(chat, placed, documents, Priority.QUESTION)
-        if documents and sum(r.stop - r.start for r in beside) <= _LONGEST_BESIDE:
+        if not documents or sum(r.stop - r.start for r in beside) > _LONGEST_BESIDE:
+            beside = []
+        elif documents[-1][1] < last or text[last - 1] in "`~":
             return beside
+        # nothing closes the last document: what it ends with may be the request
     content = text[first:last]
     end = placed.low + last
     ends = [end - len(found.lstrip()) for found in last_paragraphs(content)]
-    return question_ranges(start, stop, [chat.tokens(at, end)[0] for at in ends], short)
+    at_ends = question_ranges(start, stop, [chat.tokens(at, end)[0] for at in ends], short)
+    return [*beside, *at_ends]
 
 
 def _beside(

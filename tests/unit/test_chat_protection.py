@@ -68,10 +68,8 @@ def assert_sound(prompt: Prompt) -> None:
     assert all(0 <= r.start < r.stop <= n for r in prompt.protected)
     assert prompt.messages is not None
     assert all(0 <= place.start <= place.stop <= n for place in prompt.messages)
-    behind = [0, *(place.stop for place in prompt.messages)]
-    assert all(p.start >= end for p, end in zip(prompt.messages, behind, strict=False)), (
-        "no overlap"
-    )
+    neighbours = pairwise(prompt.messages)
+    assert all(one.stop <= other.start for one, other in neighbours), "no overlap"
     always = set(always_read(prompt.protected, n))
     of_messages = {p for place in prompt.messages for p in range(place.start, place.stop)}
     assert set(range(n)) - of_messages <= always, "the template is always read"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gemserve.decoding.grammar import GrammarFailed, Grammars, Matcher
-from gemserve.decoding.json_schema import MAX_SCHEMA_BYTES, InvalidGrammar
+from gemserve.decoding.grammar_compiler import MAX_GRAMMAR_BYTES, InvalidGrammar
 from gemserve.decoding.sampling import Draw, SamplerState, draw
 from gemserve.types import ANY_OBJECT, Grammar, SamplingParams
 from tests.fakes import EOS
@@ -137,8 +137,8 @@ def test_what_cannot_be_held_to_is_refused_soon(grammars: Grammars, name: str) -
 
 
 def test_a_schema_s_size_is_limited(grammars: Grammars) -> None:
-    big = {"enum": ["x" * MAX_SCHEMA_BYTES]}
-    with pytest.raises(InvalidGrammar, match=str(MAX_SCHEMA_BYTES)):
+    big = {"enum": ["x" * MAX_GRAMMAR_BYTES]}
+    with pytest.raises(InvalidGrammar, match=str(MAX_GRAMMAR_BYTES)):
         grammars.matcher(grammar(big))
 
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_held_is_left_out_if_the_schema_is_not_strict(
 def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     monkeypatch.setattr(
-        "gemserve.decoding.grammar.check", lambda grammar, _: checked.append(grammar.schema)
+        "gemserve.decoding.grammar.check", lambda grammar, _: checked.append(grammar.text)
     )
     for _ in range(3):
         grammars.matcher(grammar({"const": "once"}))
@@ -215,7 +215,7 @@ def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyP
     tried: list[str] = []
 
     def refuse(grammar: Grammar, _: object) -> None:
-        tried.append(grammar.schema)
+        tried.append(grammar.text)
         raise InvalidGrammar("takes too long to compile")
 
     monkeypatch.setattr("gemserve.decoding.grammar.check", refuse)

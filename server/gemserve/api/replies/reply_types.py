@@ -48,6 +48,21 @@ class AttentionExtras(TypedDict):
     attention: NotRequired[AttentionObject]
 
 
+class TokenIds(TypedDict):
+    """With `return_token_ids`: those that were drawn, also the one that ended the answer."""
+
+    token_ids: NotRequired[list[NonNegative]]
+
+
+class PromptIds(TypedDict):
+    """With `return_token_ids`: the prompt as the model would read it without a filter.
+
+    In a stream the first chunk of a choice has it.
+    """
+
+    prompt_token_ids: NotRequired[list[NonNegative]]
+
+
 class PromptTokensDetails(TypedDict):
     """`cached_tokens`: those that the document cache had, so that they were not read again."""
 
@@ -78,7 +93,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[NonNegative]
 
 
-class CompletionText(AttentionExtras):
+class CompletionText(AttentionExtras, TokenIds, PromptIds):
     index: NonNegative
     text: str
     logprobs: CompletionLogprobs | None
@@ -173,14 +188,14 @@ class ChatMessage(TypedDict):
     tool_calls: NotRequired[Annotated[list[ToolCall], Field(min_length=1)]]
 
 
-class ChatChoice(AttentionExtras):
+class ChatChoice(AttentionExtras, TokenIds):
     index: NonNegative
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
 
 
-class Chat(ReplyHead):
+class Chat(ReplyHead, PromptIds):
     object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], Field(min_length=1)]
     usage: Usage
@@ -207,14 +222,14 @@ class Delta(TypedDict):
     tool_calls: NotRequired[Annotated[list[CallPart], Field(min_length=1)]]
 
 
-class ChatPart(AttentionExtras):
+class ChatPart(AttentionExtras, TokenIds):
     index: NonNegative
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
 
 
-class ChatChunk(ReplyChunk):
+class ChatChunk(ReplyChunk, PromptIds):
     object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatPart], Field(max_length=1)]
 

@@ -87,7 +87,13 @@ class RequestBuilder:
                 )
             )
         echoes = [self._text_of(prompt) for prompt in prompts] if body.echo else []
-        return repeat_for_choices(self.planner, requests, body.n or 1, echoes)
+        return repeat_for_choices(
+            self.planner,
+            requests,
+            body.n or 1,
+            echoes,
+            returns_ids=bool(body.return_token_ids),
+        )
 
     def build_chat(
         self, body: ChatBody, request_id: str, adapter: LoadedAdapter | None = None
@@ -111,7 +117,9 @@ class RequestBuilder:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             grammar=answer_grammar(answer_format(body), body.tools or (), rules, self.grammars),
         )
-        return repeat_for_choices(self.planner, [request], body.n or 1)
+        return repeat_for_choices(
+            self.planner, [request], body.n or 1, returns_ids=bool(body.return_token_ids)
+        )
 
     def build_as_chat(
         self, body: HasForm, request_id: str, adapter: LoadedAdapter | None = None

@@ -195,7 +195,7 @@ class _Writer:
 
     def _success(self, operation: Operation) -> Json:
         if operation.reply is None:
-            return _reply("Metrics", {_PLAIN: {"schema": {"type": "string"}}}, {})
+            return _reply("Plain text", {_PLAIN: {"schema": {"type": "string"}}}, {})
         content = {_JSON: {"schema": self._schemas[operation.reply]}}
         headers: Json = {}
         if operation.reply is Selection:

@@ -328,6 +328,46 @@ class NotAlive(TypedDict):
     cause: NotRequired[str]
 
 
+class Load(TypedDict):
+    server_load: NonNegative
+
+
+class ServerInfo(TypedDict):
+    """`engine` and `server` are settings by their names, without those that name places."""
+
+    version: str
+    model: str
+    attention_backend: str
+    kernels: str
+    max_model_len: NonNegative
+    needs_key: bool
+    engine: dict[str, Any]
+    server: dict[str, Any]
+
+
+class GenerationSettings(TypedDict):
+    n_ctx: NonNegative
+
+
+class Modalities(TypedDict):
+    vision: Literal[False]
+    audio: Literal[False]
+
+
+class Props(TypedDict):
+    """`total_slots`: the most choices in progress at once. `model_path` is the model's name."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: NonNegative
+    model_path: str
+    model_alias: str
+    chat_template: str | dict[str, Any] | None
+    bos_token: str | None
+    eos_token: str | None
+    modalities: Modalities
+    build_info: str
+
+
 class Version(TypedDict):
     """`attention_backend`: what evaluates attention; `kernels`: what runs the other operations."""
 

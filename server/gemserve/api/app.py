@@ -29,6 +29,8 @@ from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
+from gemserve.api.ollama.errors import OllamaErrors
+from gemserve.api.ollama.routes import ollama_routes
 from gemserve.api.openai_responses.routes import openai_responses_routes
 from gemserve.api.openapi import write_document
 from gemserve.api.replies.token_counts import (
@@ -130,6 +132,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         completion_routes(submitter, builder),
         openai_responses_routes(submitter, builder),
         anthropic_routes(submitter, builder, models),
+        ollama_routes(submitter, builder, models, serving.model_type),
         filter_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
@@ -180,6 +183,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
         on_error=partial(metrics.internal_errors.count, "request"),
     )
     app.add_middleware(AnthropicErrors)
+    app.add_middleware(OllamaErrors)
 
 
 def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:

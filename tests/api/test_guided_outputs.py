@@ -27,6 +27,7 @@ HELD: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ["yes", "no", 'a "b" 🌍\\'],
         ["y", "maybe", ""],
     ),
+    ({"choice": [f"option {i}" for i in range(3000)]}, ["option 7", "option 2999"], ["option"]),
     ({"grammar": LARK}, ["a1", "a123"], ["a", "1", "b1"]),
     ({"grammar": GBNF}, ["a1", "a123"], ["a", "1", "b1"]),
     ({"json": SCHEMA}, ['{"b": 1}'], ["{}", '{"b": 1, "c": 2}']),

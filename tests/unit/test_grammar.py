@@ -311,3 +311,22 @@ def test_a_matcher_that_fails_takes_no_other_request_with_it(grammars: Grammars)
     assert isinstance(held, Draw)
     alone = draw(logits[1:2], [sampler(None)])
     assert free == alone[0]
+
+
+def test_rules_that_fit_a_text_in_many_ways_end_their_own_answer(grammars: Grammars) -> None:
+    """A token took a second after 70 tokens, and ever more later, in the thread of all answers.
+
+    The trial draws too few tokens to see it.
+    """
+    sums = " | ".join(" ".join(["a"] * count) for count in range(2, 12))
+    rules = f'start: ("x" | "y"){{60}} a\na: {sums} | /[a-z ]/ | /[a-z]+/'
+    matcher = grammars.matcher(Grammar(rules, kind="context_free"))
+    started_s, rng = time.monotonic(), Random(0)
+
+    def write_on() -> None:
+        for _ in range(400):
+            matcher.advance(rng.choice([i for i in allowed_ids(matcher) if i != EOS]))
+
+    with pytest.raises(GrammarFailed, match="items"):
+        write_on()
+    assert time.monotonic() - started_s < 30

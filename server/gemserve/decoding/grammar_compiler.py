@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemserve.errors import SchemasBusy
-from gemserve.types import Grammar
+from gemserve.types import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -94,7 +94,7 @@ def compile_grammar(grammar: Grammar, tables: LLTokenizer) -> LLMatcher:
     """A matcher at the grammar's start. Raises `InvalidGrammar`."""
     from llguidance import LLMatcher
 
-    compiled = LLMatcher(tables, library_grammar(grammar), log_level=0, limits=limits())
+    compiled = LLMatcher(tables, library_grammar(grammar), log_level=0, limits=limits(grammar.kind))
     if not compiled.is_error():
         compiled.compute_bitmask()  # some errors only show at the first step
     if compiled.is_error():
@@ -148,11 +148,21 @@ def _in_lark(text: str) -> str:
         raise ValueError(message) from error
 
 
-def limits() -> LLParserLimits:
-    """Limits of a grammar while it is compiled, and at each token."""
+def limits(kind: GrammarKind) -> LLParserLimits:
+    """Limits of a grammar while it is compiled, and at each token.
+
+    Rules that fit a text in many ways take longer for every token of an answer, with the square of
+    the items in a row. Large schemas have as many items, but fit a text in one way.
+    """
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_items_in_row=20_000, max_lexer_states=30_000, verbose_errors=False)
+    has_rules = kind == "context_free"
+    return LLParserLimits(
+        max_items_in_row=500 if has_rules else 20_000,
+        step_max_items=20_000 if has_rules else 50_000,
+        max_lexer_states=30_000,
+        verbose_errors=False,
+    )
 
 
 def reason(message: str) -> str:

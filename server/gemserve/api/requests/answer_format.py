@@ -104,4 +104,6 @@ def _of_text(given: str | None, kind: GrammarKind, field: str) -> Iterator[Answe
 def _of_choice(given: list[str] | None, field: str) -> Iterator[AnswerFormat]:
     if given is not None:
         texts = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(given))
-        yield AnswerFormat(text=f"start: {' | '.join(texts)}", kind="context_free", field=field)
+        # one token of the grammar, because rules for each text would be as many items in a row
+        text = f"start: CHOICE\nCHOICE: {' | '.join(texts)}"
+        yield AnswerFormat(text=text, kind="context_free", field=field)

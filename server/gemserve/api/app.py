@@ -140,7 +140,14 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config),
         health_routes(engine, serving.backend, metrics, serving.watchdog),
-        server_state_routes(serving),
+        server_state_routes(
+            engine,
+            builder,
+            serving.backend,
+            model_name=serving.model_name,
+            engine_config=serving.engine_config,
+            config=config,
+        ),
     ]
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import gemserve
 from gemserve.api.replies.reply_types import Load, Props, ServerInfo
+from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.routes.operation import Operation, Routes
-from gemserve.api.serving import Serving
 from gemserve.config import EngineConfig, ServerConfig
+from gemserve.engine.worker import Engine
+from gemserve_kernels import Backend
 
 # Places in files and networks, which are nobody's business.
 LEFT_OUT = frozenset(
@@ -25,9 +27,16 @@ INFO = Operation(summary="How is the server configured?", reply=ServerInfo)
 PROPS = Operation(summary="Describe the model and its limits, in llama.cpp's form", reply=Props)
 
 
-def server_state_routes(serving: Serving) -> Routes:
+def server_state_routes(
+    engine: Engine,
+    builder: RequestBuilder,
+    backend: Backend,
+    *,
+    model_name: str,
+    engine_config: EngineConfig,
+    config: ServerConfig,
+) -> Routes:
     routes = Routes()
-    engine, builder = serving.engine, serving.builder
 
     @routes.add("GET", "/load", LOAD)
     async def get_load() -> Load:
@@ -37,13 +46,13 @@ def server_state_routes(serving: Serving) -> Routes:
     async def get_server_info() -> ServerInfo:
         return {
             "version": gemserve.__version__,
-            "model": serving.model_name,
-            "attention_backend": serving.backend.name,
-            "kernels": serving.backend.kernels,
+            "model": model_name,
+            "attention_backend": backend.name,
+            "kernels": backend.kernels,
             "max_model_len": builder.context_tokens,
-            "needs_key": serving.config.api_key_file is not None,
-            "engine": _settings(serving.engine_config),
-            "server": _settings(serving.config),
+            "needs_key": config.api_key_file is not None,
+            "engine": _settings(engine_config),
+            "server": _settings(config),
         }
 
     @routes.add("GET", "/props", PROPS)
@@ -51,9 +60,9 @@ def server_state_routes(serving: Serving) -> Routes:
         tokenizer = builder.tokenizer
         return {
             "default_generation_settings": {"n_ctx": builder.context_tokens},
-            "total_slots": serving.engine_config.max_running,
-            "model_path": serving.model_name,
-            "model_alias": serving.model_name,
+            "total_slots": engine_config.max_running,
+            "model_path": model_name,
+            "model_alias": model_name,
             "chat_template": tokenizer.chat_template,
             "bos_token": tokenizer.bos_token,
             "eos_token": tokenizer.eos_token,

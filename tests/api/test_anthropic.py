@@ -241,7 +241,7 @@ async def test_an_answer_is_held_to_its_format(api: Api) -> None:
     await whole(api, output_config={"format": form, "effort": "low"})
     grammar = api.core.requests[0].grammar
     assert grammar is not None
-    assert "place" in grammar.schema
+    assert "place" in grammar.text
 
 
 async def test_a_prompt_that_is_too_long_is_counted(api: Api) -> None:

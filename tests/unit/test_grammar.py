@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gemserve.decoding.grammar import GrammarFailed, Grammars, Matcher
-from gemserve.decoding.json_schema import MAX_SCHEMA_BYTES, InvalidGrammar
+from gemserve.decoding.grammar_compiler import MAX_GRAMMAR_BYTES, InvalidGrammar
 from gemserve.decoding.sampling import Draw, SamplerState, draw
 from gemserve.types import ANY_OBJECT, Grammar, SamplingParams
 from tests.fakes import EOS
@@ -137,8 +137,8 @@ def test_what_cannot_be_held_to_is_refused_soon(grammars: Grammars, name: str) -
 
 
 def test_a_schema_s_size_is_limited(grammars: Grammars) -> None:
-    big = {"enum": ["x" * MAX_SCHEMA_BYTES]}
-    with pytest.raises(InvalidGrammar, match=str(MAX_SCHEMA_BYTES)):
+    big = {"enum": ["x" * MAX_GRAMMAR_BYTES]}
+    with pytest.raises(InvalidGrammar, match=str(MAX_GRAMMAR_BYTES)):
         grammars.matcher(grammar(big))
 
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_held_is_left_out_if_the_schema_is_not_strict(
 def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     monkeypatch.setattr(
-        "gemserve.decoding.grammar.check", lambda grammar, _: checked.append(grammar.schema)
+        "gemserve.decoding.grammar.check", lambda grammar, _: checked.append(grammar.text)
     )
     for _ in range(3):
         grammars.matcher(grammar({"const": "once"}))
@@ -215,7 +215,7 @@ def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyP
     tried: list[str] = []
 
     def refuse(grammar: Grammar, _: object) -> None:
-        tried.append(grammar.schema)
+        tried.append(grammar.text)
         raise InvalidGrammar("takes too long to compile")
 
     monkeypatch.setattr("gemserve.decoding.grammar.check", refuse)
@@ -311,3 +311,22 @@ def test_a_matcher_that_fails_takes_no_other_request_with_it(grammars: Grammars)
     assert isinstance(held, Draw)
     alone = draw(logits[1:2], [sampler(None)])
     assert free == alone[0]
+
+
+def test_rules_that_fit_a_text_in_many_ways_end_their_own_answer(grammars: Grammars) -> None:
+    """A token took a second after 70 tokens, and ever more later, in the thread of all answers.
+
+    The trial draws too few tokens to see it.
+    """
+    sums = " | ".join(" ".join(["a"] * count) for count in range(2, 12))
+    rules = f'start: ("x" | "y"){{60}} a\na: {sums} | /[a-z ]/ | /[a-z]+/'
+    matcher = grammars.matcher(Grammar(rules, kind="context_free"))
+    started_s, rng = time.monotonic(), Random(0)
+
+    def write_on() -> None:
+        for _ in range(400):
+            matcher.advance(rng.choice([i for i in allowed_ids(matcher) if i != EOS]))
+
+    with pytest.raises(GrammarFailed, match="items"):
+        write_on()
+    assert time.monotonic() - started_s < 30

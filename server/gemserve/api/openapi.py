@@ -32,7 +32,8 @@ from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
 from gemserve.types import ADAPTER_NAME
 
-_JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
+_JSON, _PLAIN = "application/json", "text/plain"
+_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 _KEY, _KEY_HEADER = "api_key", "api_key_header"
 
 
@@ -71,7 +72,8 @@ def _types_in(operations: Iterable[Operation]) -> tuple[Any, ...]:
     """Every type of a body or reply, once."""
     types: dict[Any, None] = {}
     for operation in operations:
-        replies = (operation.reply, operation.event, operation.error, operation.unavailable)
+        streams = (operation.event, operation.line)
+        replies = (operation.reply, *streams, operation.error, operation.unavailable)
         for kind in (operation.body, *replies):
             if kind is not None:
                 types[kind] = None
@@ -195,13 +197,16 @@ class _Writer:
 
     def _success(self, operation: Operation) -> Json:
         if operation.reply is None:
-            return _reply("Metrics", {_PLAIN: {"schema": {"type": "string"}}}, {})
+            return _reply("Plain text", {_PLAIN: {"schema": {"type": "string"}}}, {})
         content = {_JSON: {"schema": self._schemas[operation.reply]}}
         headers: Json = {}
         if operation.reply is Selection:
             headers = {**_COUNTS, FILTER_HEADER: _REPORT}
         if operation.event is not None:
             content[_EVENTS] = {"schema": self._event(operation)}
+        if operation.line is not None:
+            content[_LINES] = {"schema": self._schemas[operation.line]}
+        if operation.event is not None or operation.line is not None:
             headers = {name: _optional(header) for name, header in _COUNTS.items()}
             headers[FILTER_HEADER] = _REPORT
         reply = _reply("Done", content, headers)

@@ -306,7 +306,7 @@ async def test_a_limit_beyond_the_context_is_lowered_and_told(api: Api) -> None:
 
 
 async def test_a_lowered_limit_leaves_room_for_a_fallback(api: Api) -> None:
-    long = {"role": "user", "content": "one two three four " * 200}
+    long = {"role": "user", "content": "one two three four " * 150}
     options = {"method": "sieve", "keep": 64, "fallback": True}
     await whole(api, max_tokens=32_000, messages=[long], filter=options)
     (request,) = api.core.requests

@@ -25,13 +25,22 @@ def parse_arguments(arguments: str) -> dict[str, Any]:
 
 
 def text_argument(arguments: str, name: str) -> str:
-    """The text of that name, as far as it has come; the arguments themselves if there is none."""
+    """The text of that name, as far as it has come; other arguments are given back as they are."""
     try:
-        value = from_json(arguments, allow_partial="trailing-strings")
+        value = from_json(arguments)
     except ValueError:
-        return arguments
+        return _text_so_far(arguments, name)
     text = value.get(name) if isinstance(value, dict) else None
     return text if isinstance(text, str) else arguments
+
+
+def _text_so_far(arguments: str, name: str) -> str:
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:  # half a character, for example
+        return arguments
+    text = value.get(name) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def _integer(digits: str) -> int | float:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from gemserve.types import Finished
+from tests.described import Described
 from tests.fakes import CHAT, CONTEXT, FILTERED, Api
 from tests.openai_responses_requests import (
     CALLS,
+    RESPONSES,
     STOP,
     WEATHER,
     post,
@@ -291,3 +293,24 @@ async def test_the_count_is_that_of_the_prompt(api: Api) -> None:
 async def test_a_count_may_exceed_the_context(api: Api) -> None:
     count = await api.client.post("/v1/responses/input_tokens", json={"input": "x " * 3000})
     assert count.json()["input_tokens"] > CONTEXT
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        SPACED_CALL,
+        called("patch", {"input": "x"}),
+        called("tool_search", {"query": "x"}),
+        called("number", {"input": ""}),
+    ],
+)
+async def test_replies_are_as_described(api: Api, answer: str) -> None:
+    described = Described((await api.client.get("/openapi.json")).json())
+    api.core.script = (FILTERED, answer)
+    fields = {"model": "fake", "input": "?", "tools": [SPACE, PATCH, NUMBER, SEARCH, *HOSTED]}
+    assert described.accepts(RESPONSES, fields)
+    for stream in (False, True):
+        reply = await post(api, **fields, stream=stream)
+        assert reply.status_code == 200, reply.text
+        assert "call_id" in reply.text
+        described.check(reply)

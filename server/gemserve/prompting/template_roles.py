@@ -8,10 +8,11 @@ were sent gets them unaltered.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any
 
 from gemserve.errors import RequestError
@@ -19,6 +20,7 @@ from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
 from gemserve.prompting.tools import Message, Tool
 
 _BETWEEN = "\n\n"
+_MARK = re.compile("\ue000[0-9]{20}\ue001")
 Change = Callable[[Sequence[Message]], list[Message]]
 
 
@@ -36,7 +38,7 @@ def fit_roles(
     if tokenizer.chat_template is None:
         return messages
     marked = [_marked(message) for message in messages]
-    marks = [message["content"] for message in _easily_lost(marked)]
+    marks = {message["content"] for message in _easily_lost(marked)}
 
     def render(some: Sequence[Message]) -> str | None:
         try:
@@ -45,7 +47,7 @@ def fit_roles(
             return None
 
     def shows_all(text: str | None) -> bool:
-        return text is not None and all(mark in text for mark in marks)
+        return text is not None and marks.issubset(_MARK.findall(text))
 
     as_sent = render(marked)
     if shows_all(as_sent) or (as_sent is None and render(messages) is not None):
@@ -112,7 +114,8 @@ def _changes(messages: Sequence[Message]) -> Iterator[Change]:
     steps.append(_neighbours_as_one)
     for count in range(1, len(steps) + 1):
         for chosen in combinations(steps, count):
-            yield partial(_changed, chosen)
+            if not {_systems_first, _systems_in_user}.issubset(chosen):
+                yield partial(_changed, chosen)
 
 
 def _changed(steps: Sequence[Change], messages: Sequence[Message]) -> list[Message]:
@@ -167,26 +170,29 @@ def _systems_in_user(messages: Sequence[Message]) -> list[Message]:
 def _neighbours_as_one(messages: Sequence[Message]) -> list[Message]:
     """Neighbours of one role as one message. Results of tools answer a call each, and stay."""
     merged: list[Message] = []
-    for message in messages:
-        last = merged[-1] if merged else None
-        if last is None or last["role"] != message["role"] or message["role"] == "tool":
-            merged.append(message)
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        members = list(group)
+        if role == "tool" or len(members) == 1:
+            merged += members
             continue
-        both = {**last, **message, **_joined([last, message])}
-        if calls := [*last.get("tool_calls", ()), *message.get("tool_calls", ())]:
-            both["tool_calls"] = calls
-        merged[-1] = both
+        one = {**members[0], **_joined(members)}
+        if calls := [call for member in members for call in member.get("tool_calls", ())]:
+            one["tool_calls"] = calls
+        merged.append(one)
     return merged
 
 
 def _joined(messages: Sequence[Message], label: str = "") -> dict[str, Any]:
     """The contents of messages as one, behind `label`, with the places of all their sources."""
-    text = label
+    pieces = [label]
     sources: list[tuple[int, int, int]] = []
+    at = len(label)
     for index, message in enumerate(messages):
-        if index and text and message["content"]:
-            text += _BETWEEN
-        at = len(text)
+        content = message["content"]
+        if index and at and content:
+            pieces.append(_BETWEEN)
+            at += len(_BETWEEN)
         sources += [(source, at + low, at + high) for source, low, high in message["sources"]]
-        text += message["content"]
-    return {"content": text, "sources": sources}
+        pieces.append(content)
+        at += len(content)
+    return {"content": "".join(pieces), "sources": sources}

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 class Described:
-    """A document. The schemas of streams are those of one event, and of its data."""
+    """A document. The schemas of streams are those of one event and of its data, or of a line."""
 
     def __init__(self, document: Json) -> None:
         self.document = document
@@ -42,6 +42,9 @@ class Described:
         if kind == "text/event-stream":
             for event in events_of(reply.text):
                 self._check_event(event, schema)
+        elif kind == "application/x-ndjson":
+            for line in reply.text.splitlines():
+                self._validator(schema).validate(json.loads(line))
         else:
             content = reply.json() if kind == "application/json" else reply.text
             self._validator(schema).validate(content)

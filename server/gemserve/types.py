@@ -18,6 +18,8 @@ from gemserve.scores import AnswerAttention, FilterScores, ReturnScores
 TokenArray = npt.NDArray[np.int64]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Switch = Literal["auto", "on", "off"]
+# "context_free": rules in Lark's notation or in llama.cpp's (GBNF)
+GrammarKind = Literal["json_schema", "regex", "context_free"]
 FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
@@ -246,17 +248,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be: JSON that its schema describes. `schema`: that schema's JSON text.
+    """What an answer must be. `text`: a JSON schema, as JSON, or what another `kind` says.
 
-    `calls`: the same of a call of a function, which the answer may be instead; `is_parallel`: or of
-    several ones. `is_strict`: keywords that no answer can be held to are errors, not ignored.
+    `calls`: the schema of a call of a function, which the answer may be instead; `is_parallel`: or
+    of several ones. `is_strict`: keywords that no answer can be held to are errors, not ignored.
     `compiled`: its compiled form, if there is one; a request that has it compiles nothing.
     """
 
-    schema: str
+    text: str
     is_strict: bool = True
     calls: str | None = None
     is_parallel: bool = True
+    kind: GrammarKind = "json_schema"
     compiled: Any = field(default=None, compare=False, repr=False)
 
 

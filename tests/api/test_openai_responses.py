@@ -142,7 +142,7 @@ async def test_text_is_held_to_its_format(api: Api, form: dict[str, Any]) -> Non
         assert grammar is None
     else:
         assert grammar is not None
-        assert ("place" in grammar.schema) == (form["type"] == "json_schema")
+        assert ("place" in grammar.text) == (form["type"] == "json_schema")
     echoed = response["text"]["format"]
     assert {name: value for name, value in echoed.items() if value is not None} == form
 

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.anyio
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
 MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
 DOCUMENTS = "/v1/documents"
+OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 UNKNOWN = "doc-" + "0" * 32
 SAID = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
@@ -39,10 +40,13 @@ GOOD: dict[str, dict[str, Any]] = {
     COUNTED: {"model": "fake", "messages": [SAID]},
     SELECTION: {"model": "fake", "prompt": "Hi"},
     DOCUMENTS: {"text": "Hi"},
+    OLLAMA_CHAT: {"model": "fake", "messages": [SAID], "stream": False},
+    OLLAMA_GENERATE: {"model": "fake", "prompt": "Hi", "stream": False},
+    "/api/show": {"model": "fake"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [50]},
 }
-STREAMED = (COMPLETIONS, CHAT, RESPONSES, MESSAGED)
+STREAMED = (COMPLETIONS, CHAT, RESPONSES, MESSAGED, OLLAMA_CHAT, OLLAMA_GENERATE)
 ANSWERED = (*STREAMED, SELECTION)
 BOOM = MemoryError("boom")
 
@@ -105,10 +109,10 @@ async def test_keys_and_quotas_are_described_where_there_are_some(
         FakeCore(), tokenizer, api_key_file=keys, requests_per_minute=len(GOOD)
     ) as api:
         document = await described(api, **key)
-        for path in ("/health", "/ready", "/version", "/metrics"):
+        for path in ("/health", "/ping", "/ready", "/version", "/metrics"):
             assert "security" not in document.operation("GET", path)
             document.check(await api.client.get(path))
-        for path in ("/tokenizer_info", "/v1/models", "/v1/adapters"):
+        for path in ("/tokenizer_info", "/v1/models", "/v1/adapters", "/server_info", "/api/tags"):
             assert document.operation("GET", path)["security"]
             document.check(await api.client.get(path))
         for status in (401, 200, 429):
@@ -319,6 +323,29 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
     (MESSAGED, {"stop_sequences": [""]}, False),
     (MESSAGED, {"max_tokens": None}, False),
     (COUNTED, {"max_tokens": 9}, False),
+    *((COMPLETIONS, {"structured_outputs": f}, True) for f in (None, {"regex": "a"})),
+    (COMPLETIONS, {"structured_outputs": {"json_object": True, "json": None}}, True),
+    *((COMPLETIONS, {"structured_outputs": {"json": j}}, True) for j in ({}, "{}")),
+    *((COMPLETIONS, {"structured_outputs": f}, False) for f in ({}, {"regex": None}, "a")),
+    (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, False),
+    (COMPLETIONS, {"structured_outputs": {"json_object": False}}, False),
+    (COMPLETIONS, {"structured_outputs": {"regex": "a", "whitespace_pattern": ""}}, False),
+    *((CHAT, {"guided_choice": c}, False) for c in ([], [""], "a", [3])),
+    (CHAT, {"guided_choice": ["a"], "guided_decoding_backend": "x", "guided_json": None}, True),
+    (CHAT, {"return_token_ids": 1}, False),
+    (OLLAMA_CHAT, {"format": "", "think": "low", "keep_alive": -1, "tools": []}, True),
+    (OLLAMA_CHAT, {"messages": [{**SAID, "images": [], "tool_calls": None, "x": None}]}, True),
+    (OLLAMA_CHAT, {"messages": [{**SAID, "images": ["x"]}]}, False),
+    (OLLAMA_CHAT, {"format": "yaml"}, False),
+    (OLLAMA_CHAT, {"think": "very"}, False),
+    *((OLLAMA_GENERATE, {"options": {"num_predict": n}}, True) for n in (-1, -2.0, 3.0, None)),
+    *((OLLAMA_GENERATE, {"options": {"num_predict": n}}, False) for n in (-3, 0, 1.5)),
+    *((OLLAMA_GENERATE, {"options": {"mirostat": m}}, m == 0) for m in (0, 0.0, 1)),
+    (OLLAMA_GENERATE, {"options": {"typical_p": 1, "tfs_z": 1.0}}, True),
+    (OLLAMA_GENERATE, {"options": {"typical_p": 0.5}}, False),
+    (OLLAMA_GENERATE, {"raw": True}, False),
+    (OLLAMA_GENERATE, {"raw": False, "context": [], "suffix": "", "top_logprobs": 0}, True),
+    ("/api/show", {"verbose": 3}, False),
 ]
 
 

@@ -107,8 +107,7 @@ async def prompt_of(api: Api, messages: list[dict[str, Any]], **fields: Any) -> 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"guided_json": {}}, "guided_json"),
-        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"modalities": ["audio"]}, "modalities.0"),
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
         ({"functions": [{"name": "f"}]}, "functions"),

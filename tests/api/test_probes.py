@@ -25,7 +25,7 @@ async def test_models(api: Api) -> None:
 
 
 async def test_probes(api: Api) -> None:
-    for path in ("/health", "/ready", "/version", "/metrics", "/openapi.json"):
+    for path in ("/health", "/ping", "/ready", "/version", "/metrics", "/openapi.json", "/load"):
         reply = await api.client.get(path)
         assert reply.status_code == 200, path
         assert reply.headers["x-request-id"]

@@ -32,7 +32,7 @@ async def test_a_schema_reaches_the_engine_as_written(api: Api, path: str, strea
     grammar = api.core.requests[0].grammar
     assert grammar is not None
     # the order of properties included, and no others
-    assert grammar.schema == json.dumps({**SCHEMA, "additionalProperties": False})
+    assert grammar.text == json.dumps({**SCHEMA, "additionalProperties": False})
     assert grammar.is_strict
 
 

@@ -224,7 +224,7 @@ async def test_openai_agents_sends_tools_and_a_format_on_every_turn(api: Api, gi
         assert reply.status_code == 200, reply.text
         grammar = api.core.requests[-1].grammar
         assert grammar is not None
-        assert ("weather" in grammar.schema) == (not has_answer)
+        assert ("weather" in grammar.text) == (not has_answer)
         assert (grammar.calls is not None) == (has_answer and has_call)
     await api.post(CHAT, tools=TOOLS, response_format={"type": "text"})
     assert api.core.requests[-1].grammar is None

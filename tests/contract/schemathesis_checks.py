@@ -13,26 +13,36 @@ DOCUMENT = os.environ.get("GEMSERVE_TEST_DOCUMENT", "")
 NO_DOCUMENT = "doc-" + "0" * 32
 # Fields with limits that no schema tells: tokens, the vocabulary, the model's layers, and what
 # depends on another field.
+GUIDED = (
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
 LIMITED = {
     "/v1/completions": {
         *("prompt", "max_tokens", "min_tokens", "n", "best_of", "logit_bias", "stop_token_ids"),
-        *("filter", "response_format"),
+        *("filter", "response_format", *GUIDED),
     },
     "/v1/chat/completions": {
         *("messages", "max_tokens", "max_completion_tokens", "min_tokens", "logit_bias"),
         *("stop_token_ids", "filter", "response_format", "tools", "tool_choice", "top_logprobs"),
+        *GUIDED,
     },
     "/v1/responses": {
         *("input", "max_output_tokens", "min_tokens", "logit_bias", "stop_token_ids", "filter"),
         *("text", "tools", "tool_choice", "top_logprobs"),
     },
+    "/v1/responses/input_tokens": {"input", "text", "tools", "tool_choice"},
     "/v1/messages": {
-        *("messages", "max_tokens", "filter", "output_config", "tools", "tool_choice"),
+        *("messages", "max_tokens", "filter", "output_config", "output_format", "tools"),
+        "tool_choice",
     },
-    "/v1/messages/count_tokens": {"messages", "output_config", "tools", "tool_choice"},
-    "/v1/filter": {"prompt", "messages", "filter"},
+    "/v1/messages/count_tokens": {
+        *("messages", "output_config", "output_format", "tools", "tool_choice"),
+    },
+    "/api/chat": {"messages", "options", "filter", "format", "tools"},
+    "/api/generate": {"prompt", "options", "filter", "format"},
+    "/v1/filter": {"prompt", "messages", "filter", "tools"},
     "/v1/documents": {"text", "ttl", "filter", "file"},
-    "/tokenize": set(),
+    "/tokenize": {"tools"},
     "/detokenize": {"tokens"},
     "/v1/adapters": {"path"},
 }
@@ -91,10 +101,11 @@ def a_refusal_names_a_limited_field(
     if response.status_code != 400 or meta is None or not meta.generation.mode.is_positive:
         return
     error = response.json()["error"]
-    # /v1/messages has errors in Anthropic's form, whose messages begin with the field
-    param = error["param"] if "param" in error else re.split("[:=]", error["message"])[0]
+    # errors in Anthropic's and in Ollama's form have messages that begin with the field
+    message = error if isinstance(error, str) else error["message"]
+    param = error["param"] if "param" in error else re.split("[:=]", message)[0]
     field = None if param is None else param.split(".")[0]
-    if param == "prompt is too long":
-        field = "messages"
+    if "maximum context length" in message and "param" not in error:
+        field = "prompt" if case.path == "/api/generate" else "messages"
     limited = LIMITED.get(case.path, set())
     assert field in limited, f"{case.path} refused {param}: {response.text[:300]}"

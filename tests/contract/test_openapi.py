@@ -32,6 +32,7 @@ SEED = 1
 KEY = "sk-described"
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
 MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
+OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 DOCUMENTS = "/v1/documents"
 HERE = Path(__file__).parent
 
@@ -95,6 +96,13 @@ CALLED = {
     "tool_choice": "required",
 }
 FINDER = [{"name": "find", "input_schema": {"type": "object"}}]
+AGENT_TOOLS = [
+    {
+        "type": "custom",
+        "name": "t",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{1,3}"},
+    }
+]
 ASKED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "Hi"}),
     (COMPLETIONS, {"prompt": ["Hi", "Ho"], "n": 2, "seed": 1}),
@@ -126,6 +134,18 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
             "max_output_tokens": 5,
         },
     ),
+    (RESPONSES + "/input_tokens", {"input": "Where?", "tools": AGENT_TOOLS}),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 9000, "truncate_max_tokens": True}),
+    (
+        MESSAGED,
+        {
+            "messages": MESSAGES,
+            "max_tokens": 32000,
+            "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+            "thinking": {"type": "enabled", "budget_tokens": 31999},
+            "mcp_servers": [],
+        },
+    ),
     (
         MESSAGED,
         {"messages": MESSAGES, "max_tokens": 3, "system": [{"type": "text", "text": "Be."}]},
@@ -149,6 +169,19 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/tokenize", {"messages": MESSAGES}),
     ("/detokenize", {"tokens": [50, 60]}),
+    (COMPLETIONS, {"prompt": ["Hi", "Ho"], "n": 2, "return_token_ids": True}),
+    (CHAT, {"messages": MESSAGES, "return_token_ids": True, "guided_regex": "[ab]{3}"}),
+    (CHAT, {**CALLED, "return_token_ids": True}),
+    (CHAT, {"messages": MESSAGES, "structured_outputs": {"choice": ["yes", "no"]}}),
+    (COMPLETIONS, {"prompt": "Hi", "guided_grammar": 'root ::= "a" | "b"'}),
+    (OLLAMA_CHAT, {"messages": MESSAGES, "options": {"num_predict": 3}}),
+    (
+        OLLAMA_CHAT,
+        {"messages": MESSAGES, "tools": CALLED["tools"], "format": "json", "adapter": ADAPTER},
+    ),
+    (OLLAMA_GENERATE, {"prompt": "one two " * 14, "filter": {"keep": 16}, "system": "Be."}),
+    (OLLAMA_GENERATE, {"prompt": "Hi", "format": {"const": "a"}}),
+    ("/api/show", {"model": f"{MODEL}:{ADAPTER}"}),
 ]
 
 
@@ -161,6 +194,11 @@ def test_replies_are_as_described(
     reply = client.post(path, json=whole)
     assert reply.status_code == 200, reply.text
     described.check(reply)
+    if path in (OLLAMA_CHAT, OLLAMA_GENERATE):
+        assert reply.headers["content-type"].startswith("application/x-ndjson")
+        unstreamed = client.post(path, json={**whole, "stream": False})
+        assert unstreamed.headers["content-type"] == "application/json"
+        described.check(unstreamed)
     if path not in (COMPLETIONS, CHAT, RESPONSES, MESSAGED):
         return
     options = {} if path in (RESPONSES, MESSAGED) else {"stream_options": {"include_usage": True}}

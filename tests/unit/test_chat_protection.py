@@ -6,7 +6,6 @@ import copy
 import json
 import time
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import pytest

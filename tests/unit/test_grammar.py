@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from gemserve.decoding.grammar import GrammarFailed, Grammars, Matcher
-from gemserve.decoding.json_schema import MAX_SCHEMA_BYTES, InvalidGrammar
+from gemserve.decoding.grammar_compiler import MAX_GRAMMAR_BYTES, InvalidGrammar
 from gemserve.decoding.sampling import Draw, SamplerState, draw
+from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.types import ANY_OBJECT, Grammar, SamplingParams
 from tests.fakes import EOS
 from tests.schemas import REFUSED, Schema, random_schema
@@ -137,8 +138,8 @@ def test_what_cannot_be_held_to_is_refused_soon(grammars: Grammars, name: str) -
 
 
 def test_a_schema_s_size_is_limited(grammars: Grammars) -> None:
-    big = {"enum": ["x" * MAX_SCHEMA_BYTES]}
-    with pytest.raises(InvalidGrammar, match=str(MAX_SCHEMA_BYTES)):
+    big = {"enum": ["x" * MAX_GRAMMAR_BYTES]}
+    with pytest.raises(InvalidGrammar, match=str(MAX_GRAMMAR_BYTES)):
         grammars.matcher(grammar(big))
 
 
@@ -204,7 +205,7 @@ def test_what_cannot_be_held_is_left_out_if_the_schema_is_not_strict(
 def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     monkeypatch.setattr(
-        "gemserve.decoding.grammar.check", lambda grammar, _: checked.append(grammar.schema)
+        "gemserve.decoding.grammar.check", lambda grammar, _: checked.append(grammar.text)
     )
     for _ in range(3):
         grammars.matcher(grammar({"const": "once"}))
@@ -215,7 +216,7 @@ def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyP
     tried: list[str] = []
 
     def refuse(grammar: Grammar, _: object) -> None:
-        tried.append(grammar.schema)
+        tried.append(grammar.text)
         raise InvalidGrammar("takes too long to compile")
 
     monkeypatch.setattr("gemserve.decoding.grammar.check", refuse)
@@ -311,3 +312,46 @@ def test_a_matcher_that_fails_takes_no_other_request_with_it(grammars: Grammars)
     assert isinstance(held, Draw)
     alone = draw(logits[1:2], [sampler(None)])
     assert free == alone[0]
+
+
+def test_rules_that_fit_a_text_in_many_ways_end_their_own_answer(grammars: Grammars) -> None:
+    """A token took a second after 70 tokens, and ever more later, in the thread of all answers.
+
+    The trial draws too few tokens to see it.
+    """
+    sums = " | ".join(" ".join(["a"] * count) for count in range(2, 12))
+    rules = f'start: ("x" | "y"){{60}} a\na: {sums} | /[a-z ]/ | /[a-z]+/'
+    matcher = grammars.matcher(Grammar(rules, kind="context_free"))
+    started_s, rng = time.monotonic(), Random(0)
+
+    def write_on() -> None:
+        for _ in range(400):
+            matcher.advance(rng.choice([i for i in allowed_ids(matcher) if i != EOS]))
+
+    with pytest.raises(GrammarFailed, match="items"):
+        write_on()
+    assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize("bounds", [{}, {"minimum": 1}, {"maximum": 10}])
+def test_an_integer_has_an_end(grammars: Grammars, tokenizer: Any, bounds: dict[str, int]) -> None:
+    """A weak model writes digits as long as it may."""
+    schema = prepare_schema({"type": "integer", **bounds}, is_strict=True)
+    sign = "-" if "maximum" in bounds else ""
+    matcher = grammars.matcher(grammar(schema))
+    num_digits = 0
+    for token in tokenizer.encode(sign + "7" * 40, add_special_tokens=False):
+        if not matcher.allowed()[token]:
+            break
+        matcher.advance(token)
+        num_digits += len(tokenizer.decode([token]).strip("-"))
+    assert num_digits == 19
+
+
+def test_integers_of_64_bits_can_be_written(grammars: Grammars, tokenizer: Any) -> None:
+    schema = prepare_schema({"type": "integer"}, is_strict=True)
+    for text in ("1795417774440123456", "-1", "0", "9000000000000000000"):
+        matcher = grammars.matcher(grammar(schema))
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            assert matcher.allowed()[token]
+            matcher.advance(token)

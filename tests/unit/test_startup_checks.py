@@ -158,6 +158,11 @@ def test_the_port_answers_while_the_model_loads(phase: str) -> None:
                 assert (reply.code, reply.headers["retry-after"]) == (503, "5")
             assert content.get("status") == expected
             assert expected or content["error"]["message"] == f"The server is {phase} its model."
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/ping", method="HEAD")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked, timeout=10)
+        with refused.value as reply:
+            assert (reply.code, reply.read()) == (503, b"")
         with pytest.raises(ConfigError, match="cannot listen there"):
             LoadingProbe("127.0.0.1", port).__enter__()
     with socket.socket() as again:

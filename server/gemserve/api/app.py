@@ -17,6 +17,7 @@ import gemserve
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.gate import Gate
+from gemserve.api.access.head_requests import HeadRequests
 from gemserve.api.access.host_check import HostCheck, allowed_hosts
 from gemserve.api.access.keys import open_keys
 from gemserve.api.access.logprob_limit import LogprobLimit
@@ -28,11 +29,14 @@ from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
+from gemserve.api.ollama.errors import OllamaErrors
+from gemserve.api.ollama.routes import ollama_routes
 from gemserve.api.openai_responses.routes import openai_responses_routes
 from gemserve.api.openapi import write_document
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
     KEPT_TOKENS_HEADER,
+    MAX_TOKENS_HEADER,
     PROMPT_TOKENS_HEADER,
 )
 from gemserve.api.requests.field_schemas import Json
@@ -48,6 +52,7 @@ from gemserve.api.routes.inspector import inspector_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.server_state import server_state_routes
 from gemserve.api.routes.submission import Submitter
 from gemserve.api.routes.tokenizing import tokenizing_routes
 from gemserve.api.serving import Serving
@@ -62,6 +67,7 @@ EXPOSED_HEADERS = (
     "X-Request-Id",
     PROMPT_TOKENS_HEADER,
     KEPT_TOKENS_HEADER,
+    MAX_TOKENS_HEADER,
     FILTER_HEADER,
 )
 
@@ -127,7 +133,8 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
     return [
         completion_routes(submitter, builder),
         openai_responses_routes(submitter, builder),
-        anthropic_routes(submitter, builder, models),
+        anthropic_routes(submitter, builder),
+        ollama_routes(submitter, builder, models, serving.model_type),
         filter_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
@@ -135,6 +142,14 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config),
         health_routes(engine, serving.backend, metrics, serving.watchdog),
+        server_state_routes(
+            engine,
+            builder,
+            serving.backend,
+            model_name=serving.model_name,
+            engine_config=serving.engine_config,
+            config=config,
+        ),
     ]
 
 
@@ -144,6 +159,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
     def count_refusal(code: str) -> None:
         metrics.rejections.labels(code).inc()
 
+    app.add_middleware(HeadRequests)
     app.add_middleware(LogprobLimit, memory_bytes=config.logprobs_memory_bytes)
     app.add_middleware(
         BodyLimit,
@@ -163,7 +179,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
@@ -176,6 +192,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
         on_error=partial(metrics.internal_errors.count, "request"),
     )
     app.add_middleware(AnthropicErrors)
+    app.add_middleware(OllamaErrors)
 
 
 def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:
@@ -196,7 +213,8 @@ def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:
 
 def _allow_header(document: Json, path: str) -> dict[str, str] | None:
     """All methods of a path. The framework names those of its first route only."""
-    for template, operations in document["paths"].items():
+    for template, described in document["paths"].items():
         if re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(template)), path):
-            return {"Allow": ", ".join(sorted(operations)).upper()}
+            methods = {*described, "head"} if "get" in described else set(described)
+            return {"Allow": ", ".join(sorted(methods)).upper()}
     return None

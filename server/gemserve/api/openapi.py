@@ -22,6 +22,7 @@ from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
     KEPT_TOKENS_HEADER,
+    MAX_TOKENS_HEADER,
     PROMPT_TOKENS_HEADER,
 )
 from gemserve.api.requests.base_bodies import GenerationBody
@@ -32,7 +33,8 @@ from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
 from gemserve.types import ADAPTER_NAME
 
-_JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
+_JSON, _PLAIN = "application/json", "text/plain"
+_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 _KEY, _KEY_HEADER = "api_key", "api_key_header"
 
 
@@ -71,7 +73,8 @@ def _types_in(operations: Iterable[Operation]) -> tuple[Any, ...]:
     """Every type of a body or reply, once."""
     types: dict[Any, None] = {}
     for operation in operations:
-        replies = (operation.reply, operation.event, operation.error, operation.unavailable)
+        streams = (operation.event, operation.line)
+        replies = (operation.reply, *streams, operation.error, operation.unavailable)
         for kind in (operation.body, *replies):
             if kind is not None:
                 types[kind] = None
@@ -195,15 +198,19 @@ class _Writer:
 
     def _success(self, operation: Operation) -> Json:
         if operation.reply is None:
-            return _reply("Metrics", {_PLAIN: {"schema": {"type": "string"}}}, {})
+            return _reply("Plain text", {_PLAIN: {"schema": {"type": "string"}}}, {})
         content = {_JSON: {"schema": self._schemas[operation.reply]}}
         headers: Json = {}
         if operation.reply is Selection:
             headers = {**_COUNTS, FILTER_HEADER: _REPORT}
         if operation.event is not None:
             content[_EVENTS] = {"schema": self._event(operation)}
+        if operation.line is not None:
+            content[_LINES] = {"schema": self._schemas[operation.line]}
+        if operation.event is not None or operation.line is not None:
             headers = {name: _optional(header) for name, header in _COUNTS.items()}
             headers[FILTER_HEADER] = _REPORT
+            headers[MAX_TOKENS_HEADER] = _LIMIT
         reply = _reply("Done", content, headers)
         return reply if operation.links is None else {**reply, "links": operation.links}
 
@@ -239,6 +246,11 @@ _BEARER: Json = {"required": True, "schema": {"const": "Bearer"}}
 _SECONDS: Json = {"required": True, "schema": {"type": "integer", "minimum": 1}}
 _COUNT: Json = {"required": True, "schema": {"type": "integer", "minimum": 0}}
 _COUNTS: Json = {PROMPT_TOKENS_HEADER: _COUNT, KEPT_TOKENS_HEADER: _COUNT}
+_LIMIT: Json = {
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "The most tokens that the answer may have.",
+}
 _REPORT: Json = {"required": False, "schema": _TEXT, "description": "The filter object, as JSON."}
 _REPLY_ID: Json = {"required": True, "schema": {**_TEXT, "pattern": "^[!-~]{1,128}$"}}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.config import ServerConfig
+from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core
 from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine
@@ -18,7 +18,7 @@ from gemserve_kernels import Backend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What the application serves."""
+    """What the application serves. `model_type`: the architecture's name, such as "llama"."""
 
     engine: Engine
     builder: RequestBuilder
@@ -27,6 +27,8 @@ class Serving:
     backend: Backend
     config: ServerConfig
     watchdog: Watchdog | None = None
+    engine_config: EngineConfig = field(default_factory=EngineConfig)
+    model_type: str = "unknown"
 
 
 def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Serving:
@@ -56,6 +58,8 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
         model_name=model_name,
         config=config,
         watchdog=watchdog_of(engine, config),
+        engine_config=core.config,
+        model_type=core.model.config.model_type,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemserve.decoding.json_schema import (
+from gemserve.decoding.grammar_compiler import (
     InvalidGrammar,
     Vocabulary,
     check,

@@ -85,9 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Retry-After", str(_RETRY_AFTER_S))
         self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
-    do_POST = do_DELETE = do_OPTIONS = do_GET
+    do_HEAD = do_POST = do_DELETE = do_OPTIONS = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
         """Write no line: monitoring asks often."""

@@ -14,6 +14,7 @@ from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import encode
 from gemserve.prompting.protected import last_paragraphs, plain_ranges, with_question
 from gemserve.prompting.question import chat_question, ids_question, text_question
+from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.prompting.text_breaks import find_breaks, find_breaks_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.ranges import Ranges
@@ -121,12 +122,13 @@ def chat_prompt(
     """
     has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
     taken, tools = for_template(tokenizer, messages, tools)
-    messages = [message.message for message in taken]
+    messages = fit_roles(tokenizer, [message.message for message in taken], tools, variables)
     text = render_chat(tokenizer, messages, tools, variables=variables)
     encoding = encode(tokenizer, text, add_special_tokens=False)
     _check_length(encoding, max_tokens, field)
     encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
     _check_length(encoding, max_tokens, field)
+    places = source_places(places, messages, text)
     chat = RenderedChat(taken, places, text, encoding, has_tools)
     question = chat_question(chat)
     ranges, shown = protect_chat(chat, protect, short)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
-Message = dict[str, Any]  # its `tool_calls` have arguments that are parsed, if they are JSON
+# its `tool_calls` have arguments that are parsed, if they are JSON; where these are written into
+# the content, `called` has the names of the calls by their ids
+Message = dict[str, Any]
 _INTRODUCTION = """You can call these functions:
 {functions}
 To call one, answer with nothing but JSON of this form: {{"name": "...", "arguments": {{...}}}}"""
@@ -88,7 +90,11 @@ def _with_calls(message: TemplateMessage) -> TemplateMessage:
     if "tool_calls" not in fields:
         return message
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in fields["tool_calls"]]
-    plain = {"role": fields["role"], "content": fields["content"]}
+    plain = {
+        "role": fields["role"],
+        "content": fields["content"],
+        "called": {call["id"]: call["function"]["name"] for call in fields["tool_calls"]},
+    }
     return replace(message, message=plain).written("\n".join(calls), "\n")
 
 

@@ -14,7 +14,7 @@ from gemserve.api.error_replies import error_response
 from gemserve.errors import InvalidKey, QuotaExceeded
 
 # Probes and Prometheus read these without a key. Every other path needs one, even if it is unknown.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version", "/metrics"})
 
 
 @cache

@@ -27,7 +27,7 @@ CLIENT_LEFT = 499  # in logs and metrics: the client left before the reply began
 MAX_LOGGED_PATH = 300  # characters
 _ACCEPTABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # which monitoring asks for every few seconds
-_POLLED = frozenset({"/health", "/ready", "/metrics"})
+_POLLED = frozenset({"/health", "/ping", "/ready", "/metrics"})
 
 
 class RequestId:

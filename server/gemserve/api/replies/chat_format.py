@@ -17,6 +17,7 @@ from gemserve.api.replies.reply_types import (
     ChunkExtras,
     Delta,
     FilterObject,
+    PromptIds,
     ReplyHead,
     Usage,
 )
@@ -37,6 +38,7 @@ class ChatFormat:
         choices: list[ChatChoice],
         usage: Usage,
         filters: Sequence[FilterObject],
+        prompt: PromptIds,
     ) -> Chat:
         return {
             **head,
@@ -44,10 +46,13 @@ class ChatFormat:
             "choices": choices,
             "usage": usage,
             "filter": filters[0],
+            **prompt,
         }
 
-    def chunk(self, head: ReplyHead, parts: list[ChatPart], extras: ChunkExtras) -> ChatChunk:
-        return {**head, "object": "chat.completion.chunk", "choices": parts, **extras}
+    def chunk(
+        self, head: ReplyHead, parts: list[ChatPart], extras: ChunkExtras, prompt: PromptIds
+    ) -> ChatChunk:
+        return {**head, "object": "chat.completion.chunk", "choices": parts, **extras, **prompt}
 
     def choice(self, choice: Choice, finished: Finished) -> ChatChoice:
         return {
@@ -56,6 +61,7 @@ class ChatFormat:
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": finish_reason(finished),
             **attention_of(finished),
+            **choice.id_extras(choice.token_ids),
         }
 
     def first_part(self, choice: Choice) -> ChatPart:
@@ -65,7 +71,8 @@ class ChatFormat:
         raise AssertionError("chats are not echoed")
 
     def text_part(self, choice: Choice, delta: TextDelta) -> ChatPart:
-        return self._part(choice, {"content": delta.text}, self._logprobs(delta.logprobs))
+        part = self._part(choice, {"content": delta.text}, self._logprobs(delta.logprobs))
+        return {**part, **choice.id_extras(delta.token_ids)}
 
     def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
         part = self._part(choice, {}, reason=finish_reason(finished))

@@ -14,7 +14,9 @@ from gemserve.api.replies.reply_types import (
     Completion,
     CompletionChunk,
     FilterObject,
+    PromptIds,
     ReplyHead,
+    TokenIds,
     Usage,
 )
 from gemserve.types import (
@@ -27,6 +29,7 @@ from gemserve.types import (
     TokenLogprob,
 )
 
+_IDS_PER_SCORED = 100
 ChoiceT = TypeVar("ChoiceT")
 PartT = TypeVar("PartT")
 
@@ -35,15 +38,17 @@ PartT = TypeVar("PartT")
 class Choice:
     """What is known of a choice so far.
 
-    `echo`: the text it begins with. `first_token`: the first one of its prompt.
+    `echo`: the text it begins with. `returns_ids`: the reply has the ids of its tokens.
     """
 
     index: int
     echo: str
-    first_token: int
+    prompt_ids: Sequence[int]
+    returns_ids: bool = False
     texts: list[str] = field(default_factory=list)
     scored: PromptScored | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     report: FilterReport | None = None
     completion_tokens: int = 0
 
@@ -53,8 +58,22 @@ class Choice:
 
     @property
     def num_scored(self) -> int:
-        """How many tokens have log-probabilities."""
-        return len(self.logprobs) + (0 if self.scored is None else len(self.scored.logprobs))
+        """How many tokens have log-probabilities, or ids that take as long to write."""
+        num_ids = len(self.prompt_ids) + len(self.token_ids) if self.returns_ids else 0
+        num_prompt = 0 if self.scored is None else len(self.scored.logprobs)
+        return len(self.logprobs) + num_prompt + num_ids // _IDS_PER_SCORED
+
+    @property
+    def first_token(self) -> int:
+        """The first one of its prompt."""
+        return self.prompt_ids[0]
+
+    @property
+    def prompt_extras(self) -> PromptIds:
+        return {"prompt_token_ids": list(self.prompt_ids)} if self.returns_ids else {}
+
+    def id_extras(self, token_ids: Sequence[int]) -> TokenIds:
+        return {"token_ids": list(token_ids)} if self.returns_ids else {}
 
     def add(self, event: Event) -> None:
         if isinstance(event, Filtered):
@@ -64,6 +83,7 @@ class Choice:
         elif isinstance(event, TextDelta):
             self.texts.append(event.text)
             self.logprobs += event.logprobs
+            self.token_ids += event.token_ids
             self.completion_tokens += len(event.token_ids)
         else:
             self.completion_tokens = event.completion_tokens
@@ -87,13 +107,16 @@ class ChoiceFormat(Protocol[ChoiceT, PartT]):
         choices: list[ChoiceT],
         usage: Usage,
         filters: Sequence[FilterObject],
+        prompt: PromptIds,
     ) -> Completion | Chat:
-        """A whole reply. `filters` has one object for each prompt."""
+        """A whole reply. `filters` has one object for each prompt; `prompt` is the first one."""
         ...
 
     def chunk(
-        self, head: ReplyHead, parts: list[PartT], extras: ChunkExtras
-    ) -> CompletionChunk | ChatChunk: ...
+        self, head: ReplyHead, parts: list[PartT], extras: ChunkExtras, prompt: PromptIds
+    ) -> CompletionChunk | ChatChunk:
+        """`prompt`: of the choice whose first chunk it is."""
+        ...
 
     def choice(self, choice: Choice, finished: Finished) -> ChoiceT: ...
 

@@ -22,14 +22,14 @@ from gemserve.api.replies.failures import (
 )
 from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.progress import ProgressReader
-from gemserve.api.replies.reply_types import ChunkExtras, ReplyHead, Usage
+from gemserve.api.replies.reply_types import ChunkExtras, PromptIds, ReplyHead, Usage
 from gemserve.api.replies.server_sent_events import (
     DONE,
     KEEP_ALIVE,
     data_event,
     event_stream_with,
 )
-from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
+from gemserve.api.replies.token_counts import answer_headers, filter_object, usage_object
 from gemserve.api.requests.base_bodies import GenerationBody, StreamOptions
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.types import Filtered, FilterReport, Finished, PromptScored, TextDelta
@@ -53,7 +53,8 @@ async def choices_reply(
             Choice(
                 index=index,
                 echo=requests.echo_of(index),
-                first_token=stream.request.prompt_ids[0],
+                prompt_ids=stream.request.prompt_ids,
+                returns_ids=requests.returns_ids,
             )
             for index, stream in enumerate(reader.streams)
         ],
@@ -103,6 +104,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             [finished[choice.index] for choice in self.choices],
             self._usage(),
             [filter_object(report) for report in reports],
+            self.choices[0].prompt_extras,
         )
         num_scored = sum(choice.num_scored for choice in self.choices)
         return await json_reply(content, self.headers(), num_scored)
@@ -120,13 +122,25 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             part: PartT,
             extras: ChunkExtras | None = None,
             *,
+            prompt: PromptIds | None = None,
             is_small: bool = True,
         ) -> str:
             usage: ChunkExtras = {"usage": None} if options.include_usage else {}
             if options.has_usage_everywhere:
                 usage = {"usage": self._usage_of(choice)}
-            content = self.format.chunk(self.head, [part], {**usage, **(extras or {})})
+            content = self.format.chunk(
+                self.head, [part], {**usage, **(extras or {})}, prompt or {}
+            )
             return data_event(content, num_scored=0 if is_small else choice.num_scored)
+
+        def first_chunk(choice: Choice, report: FilterReport) -> str:
+            return chunk(
+                choice,
+                self.format.first_part(choice),
+                {"filter": filter_object(report)},
+                prompt=choice.prompt_extras,
+                is_small=False,
+            )
 
         def prompt_chunk(choice: Choice, scored: PromptScored) -> str:
             return chunk(choice, self.format.prompt_part(choice, scored), is_small=False)
@@ -141,14 +155,13 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 choice, event = self.choices[arrival[0]], arrival[1]
                 choice.add(event)
                 if isinstance(event, Filtered):
-                    report = filter_object(event.report)
-                    yield chunk(choice, self.format.first_part(choice), {"filter": report})
+                    yield await build(partial(first_chunk, choice, event.report), choice.num_scored)
                 elif isinstance(event, PromptScored):
                     yield await build(partial(prompt_chunk, choice, event), choice.num_scored)
                 elif isinstance(event, TextDelta):
                     if progress is not None:
                         progress.stop()
-                    if event.text or event.logprobs:
+                    if event.text or event.logprobs or choice.returns_ids:
                         yield chunk(choice, self.format.text_part(choice, event))
                 elif is_failure(event):
                     yield data_event(failure_body(event))
@@ -157,7 +170,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 else:
                     yield chunk(choice, self.format.last_part(choice, event))
         if options.include_usage:
-            yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}))
+            yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}, {}))
         yield DONE
 
     def _in_pause(self, progress: ProgressReader | None) -> str:
@@ -165,12 +178,14 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         if progress is None or progress.is_over:
             return KEEP_ALIVE
         extras = progress.next()
-        return "" if extras is None else data_event(self.format.chunk(self.head, [], extras))
+        return "" if extras is None else data_event(self.format.chunk(self.head, [], extras, {}))
 
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known of every prompt."""
         reports = self._reports()
-        return token_headers(reports) if len(reports) * self.n == len(self.choices) else {}
+        if len(reports) * self.n < len(self.choices):
+            return {}
+        return answer_headers(reports, [stream.request for stream in self.reader.streams])
 
     def _reports(self) -> list[FilterReport]:
         """One for each prompt of which it is known, by any of its choices."""

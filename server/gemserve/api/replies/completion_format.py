@@ -15,6 +15,7 @@ from gemserve.api.replies.reply_types import (
     CompletionLogprobs,
     CompletionPart,
     FilterObject,
+    PromptIds,
     ReplyHead,
     Usage,
 )
@@ -36,6 +37,7 @@ class CompletionFormat:
         choices: list[CompletionChoice],
         usage: Usage,
         filters: Sequence[FilterObject],
+        prompt: PromptIds,
     ) -> Completion:
         return {
             **head,
@@ -46,8 +48,9 @@ class CompletionFormat:
         }
 
     def chunk(
-        self, head: ReplyHead, parts: list[CompletionPart], extras: ChunkExtras
+        self, head: ReplyHead, parts: list[CompletionPart], extras: ChunkExtras, prompt: PromptIds
     ) -> CompletionChunk:
+        """The prompt's ids are in the choice: there may be several prompts."""
         return {**head, "object": "text_completion", "choices": parts, **extras}
 
     def choice(self, choice: Choice, finished: Finished) -> CompletionChoice:
@@ -57,16 +60,19 @@ class CompletionFormat:
             "logprobs": self._logprobs(choice, choice.logprobs, choice.scored),
             "finish_reason": finish_reason(finished),
             **attention_of(finished),
+            **choice.prompt_extras,
+            **choice.id_extras(choice.token_ids),
         }
 
     def first_part(self, choice: Choice) -> CompletionPart:
-        return self._part(choice, choice.echo)
+        return {**self._part(choice, choice.echo), **choice.prompt_extras}
 
     def prompt_part(self, choice: Choice, scored: PromptScored) -> CompletionPart:
         return self._part(choice, "", self._logprobs(choice, (), scored))
 
     def text_part(self, choice: Choice, delta: TextDelta) -> CompletionPart:
-        return self._part(choice, delta.text, self._logprobs(choice, delta.logprobs))
+        part = self._part(choice, delta.text, self._logprobs(choice, delta.logprobs))
+        return {**part, **choice.id_extras(delta.token_ids)}
 
     def last_part(self, choice: Choice, finished: Finished) -> CompletionPart:
         part = self._part(choice, "")

@@ -51,6 +51,21 @@ class AttentionExtras(TypedDict):
     attention: NotRequired[AttentionObject]
 
 
+class TokenIds(TypedDict):
+    """With `return_token_ids`: those that were drawn, also the one that ended the answer."""
+
+    token_ids: NotRequired[list[NonNegative]]
+
+
+class PromptIds(TypedDict):
+    """With `return_token_ids`: the prompt as the model would read it without a filter.
+
+    In a stream the first chunk of a choice has it.
+    """
+
+    prompt_token_ids: NotRequired[list[NonNegative]]
+
+
 class PromptTokensDetails(TypedDict):
     """`cached_tokens`: those that the document cache had, so that they were not read again.
 
@@ -86,7 +101,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[NonNegative]
 
 
-class CompletionText(AttentionExtras):
+class CompletionText(AttentionExtras, TokenIds, PromptIds):
     index: NonNegative
     text: str
     logprobs: CompletionLogprobs | None
@@ -181,14 +196,14 @@ class ChatMessage(TypedDict):
     tool_calls: NotRequired[Annotated[list[ToolCall], Field(min_length=1)]]
 
 
-class ChatChoice(AttentionExtras):
+class ChatChoice(AttentionExtras, TokenIds):
     index: NonNegative
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
 
 
-class Chat(ReplyHead):
+class Chat(ReplyHead, PromptIds):
     object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], Field(min_length=1)]
     usage: Usage
@@ -215,14 +230,14 @@ class Delta(TypedDict):
     tool_calls: NotRequired[Annotated[list[CallPart], Field(min_length=1)]]
 
 
-class ChatPart(AttentionExtras):
+class ChatPart(AttentionExtras, TokenIds):
     index: NonNegative
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
 
 
-class ChatChunk(ReplyChunk):
+class ChatChunk(ReplyChunk, PromptIds):
     object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatPart], Field(max_length=1)]
 
@@ -319,6 +334,46 @@ class NotAlive(TypedDict):
 
     status: Literal["dead", "stuck", "shutting down", "loading", "calibrating"]
     cause: NotRequired[str]
+
+
+class Load(TypedDict):
+    server_load: NonNegative
+
+
+class ServerInfo(TypedDict):
+    """`engine` and `server` are settings by their names, without those that name places."""
+
+    version: str
+    model: str
+    attention_backend: str
+    kernels: str
+    max_model_len: NonNegative
+    needs_key: bool
+    engine: dict[str, Any]
+    server: dict[str, Any]
+
+
+class GenerationSettings(TypedDict):
+    n_ctx: NonNegative
+
+
+class Modalities(TypedDict):
+    vision: Literal[False]
+    audio: Literal[False]
+
+
+class Props(TypedDict):
+    """`total_slots`: the most choices in progress at once. `model_path` is the model's name."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: NonNegative
+    model_path: str
+    model_alias: str
+    chat_template: str | dict[str, Any] | None
+    bos_token: str | None
+    eos_token: str | None
+    modalities: Modalities
+    build_info: str
 
 
 class Version(TypedDict):

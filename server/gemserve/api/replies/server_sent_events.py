@@ -1,4 +1,4 @@
-"""Server-sent events: the form in which replies are streamed."""
+"""Streamed replies: server-sent events, or for Ollama's clients lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gemserve.api.access.request_id import current_request_id
 from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
 
 log = logging.getLogger("gemserve.api")
+EVENTS = "text/event-stream"
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
 NO_HEADERS: Mapping[str, str] = {}
@@ -31,11 +32,13 @@ def named_event(content: Mapping[str, object]) -> str:
 
 
 def event_stream(
-    events: AsyncIterator[str], headers: Mapping[str, str] = NO_HEADERS
+    events: AsyncIterator[str],
+    headers: Mapping[str, str] = NO_HEADERS,
+    media_type: str = EVENTS,
 ) -> StreamingResponse:
     return StreamingResponse(
         events,
-        media_type="text/event-stream",
+        media_type=media_type,
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
     )
 
@@ -45,6 +48,7 @@ async def event_stream_with(
     headers: Callable[[], Mapping[str, str]],
     failure: Callable[[], str],
     count_failure: Callable[[], None],
+    media_type: str = EVENTS,
 ) -> StreamingResponse:
     """A stream whose headers go out with its first event, and say what is known by then.
 
@@ -54,7 +58,7 @@ async def event_stream_with(
     events = _until_failure(events, failure, count_failure)
     try:
         first = await anext(events)
-        return event_stream(_resumed(first, events), headers())
+        return event_stream(_resumed(first, events), headers(), media_type)
     except BaseException:
         await events.aclose()
         raise

@@ -43,7 +43,8 @@ class ToolCallFormat(ChatFormat):
 
     def text_part(self, choice: Choice, delta: TextDelta) -> ChatPart:
         message = self._readers[choice.index].push(delta.text)
-        return self._part(choice, message, self._logprobs(delta.logprobs))
+        part = self._part(choice, message, self._logprobs(delta.logprobs))
+        return {**part, **choice.id_extras(delta.token_ids)}
 
     def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
         reader = self._readers[choice.index]

@@ -274,6 +274,8 @@ class GenerationBody(SamplingBody):
     return_progress: bool | None = None  # llama.cpp's name for `include_progress`
     response_format: ResponseFormat | None = None
     n: NumChoices | None = None
+    return_token_ids: bool | None = None  # vLLM's: the ids of prompts and answers
+    truncate_max_tokens: bool | None = None  # lower max_tokens to what the context leaves
 
     @field_validator(
         "filter", mode="before", json_schema_input_type=ServedMethod | AnswerFilterBody | None

@@ -16,9 +16,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.api.requests import field_schemas
-from gemserve.api.requests.base_bodies import Body, GenerationBody, NumTop, TextOr
+from gemserve.api.requests.base_bodies import Body, NumTop, TextOr
 from gemserve.api.requests.chat_fields_without_effect import ChatFieldsWithoutEffect
 from gemserve.api.requests.document_reference import DocumentReference
+from gemserve.api.requests.guided_body import GuidedBody
 from gemserve.api.requests.integers import Count, Natural
 from gemserve.api.requests.template_variables import TemplateVariables
 
@@ -216,7 +217,7 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class ChatBody(GenerationBody, ChatFieldsWithoutEffect):
+class ChatBody(GuidedBody, ChatFieldsWithoutEffect):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None

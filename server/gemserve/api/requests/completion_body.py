@@ -9,8 +9,9 @@ from pydantic import Field, WithJsonSchema
 from gemserve.api.documents.finder import check_chars
 from gemserve.api.documents.store import Document
 from gemserve.api.requests import field_schemas
-from gemserve.api.requests.base_bodies import MAX_CHOICES, GenerationBody, NumChoices, NumTop
+from gemserve.api.requests.base_bodies import MAX_CHOICES, NumChoices, NumTop
 from gemserve.api.requests.document_reference import DocumentReference
+from gemserve.api.requests.guided_body import GuidedBody
 from gemserve.api.requests.integers import Count, TokenIds
 from gemserve.errors import RequestError
 
@@ -26,7 +27,7 @@ BETWEEN = "\n\n"  # between a document and the prompt
 PlainPrompt = str | list[int]
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GuidedBody):
     """`document`: its text and an empty line stand in front of each prompt."""
 
     prompt: PromptsField

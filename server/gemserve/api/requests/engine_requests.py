@@ -12,6 +12,7 @@ from gemserve.types import Request
 
 # Each takes half a kilobyte of memory until the reply is written. 20 for each of 128K tokens fit.
 MAX_SCORES = 4 << 20
+_IDS_PER_SCORE = 16  # token ids that take as much memory, if they are returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,18 +20,34 @@ class EngineRequests:
     """`n` requests for each prompt; those of one prompt are next to each other.
 
     `echoes`: the text that each prompt's choices begin with. It is empty if they begin with none.
+    `returns_ids`: the reply has the token ids of prompts and answers.
     """
 
     requests: tuple[Request, ...]
     n: int = 1
     echoes: tuple[str, ...] = ()
+    returns_ids: bool = False
+
+    @property
+    def num_scores(self) -> int:
+        """How many log-probabilities take as much memory as what is collected for the reply."""
+        num_scores = _count_scores(self.requests)
+        if self.returns_ids:
+            num_ids = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in self.requests)
+            num_scores += num_ids // _IDS_PER_SCORE
+        return num_scores
 
     def echo_of(self, choice: int) -> str:
         return self.echoes[choice // self.n] if self.echoes else ""
 
 
 def repeat_for_choices(
-    planner: FilterPlanner, requests: Sequence[Request], n: int, echoes: Sequence[str] = ()
+    planner: FilterPlanner,
+    requests: Sequence[Request],
+    n: int,
+    echoes: Sequence[str] = (),
+    *,
+    returns_ids: bool = False,
 ) -> EngineRequests:
     """`n` choices of each request, each with its own id and seed, and planned.
 
@@ -42,17 +59,18 @@ def repeat_for_choices(
         )
     _check_scores(requests, n)
     if len(requests) * n == 1:
-        return EngineRequests(requests=planner.planned_choices(requests), echoes=tuple(echoes))
+        planned = planner.planned_choices(requests)
+        return EngineRequests(requests=planned, echoes=tuple(echoes), returns_ids=returns_ids)
     choices = [_with_seed(request, place) for request in requests for place in range(n)]
     with_ids = [
         replace(request, request_id=f"{request.request_id}-{index}")
         for index, request in enumerate(choices)
     ]
     planned = planner.planned_choices(with_ids)
-    return EngineRequests(requests=planned, n=n, echoes=tuple(echoes))
+    return EngineRequests(requests=planned, n=n, echoes=tuple(echoes), returns_ids=returns_ids)
 
 
-def count_scores(requests: Sequence[Request]) -> int:
+def _count_scores(requests: Sequence[Request]) -> int:
     """How many log-probabilities these requests may get, with those of echoed prompts."""
     num_scores = 0
     for request in requests:
@@ -64,7 +82,7 @@ def count_scores(requests: Sequence[Request]) -> int:
 
 
 def _check_scores(requests: Sequence[Request], n: int) -> None:
-    num_scores = count_scores(requests)
+    num_scores = _count_scores(requests)
     if num_scores * n > MAX_SCORES:
         raise RequestError(
             f"logprobs: {num_scores * n} log-probabilities, of all choices and of prompts that are "

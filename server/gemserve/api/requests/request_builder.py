@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemserve.api.requests.answer_format import answer_format
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.chat_form import HasForm, fields_renamed
@@ -19,7 +20,7 @@ from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_cho
 from gemserve.api.requests.long_texts import MOST_CHARS, check_tokenized_chars, count_chat_chars
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
-from gemserve.api.requests.structured_output import answer_format, answer_grammar
+from gemserve.api.requests.structured_output import answer_grammar
 from gemserve.api.requests.template_variables import check_no_variables
 from gemserve.api.requests.tool_choice import chat_call_rules, check_tools, prompt_tools
 from gemserve.decoding.grammar import Grammars
@@ -71,7 +72,7 @@ class RequestBuilder:
             )
         prompts = prompt_list(body)
         fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
-        grammar = answer_grammar(answer_format(body.response_format), (), None, self.grammars)
+        grammar = answer_grammar(answer_format(body), (), None, self.grammars)
         requests: list[Request] = []
         for prompt, field in zip(prompts, fields, strict=True):
             requests.append(
@@ -88,7 +89,13 @@ class RequestBuilder:
                 )
             )
         echoes = [self._text_of(prompt) for prompt in prompts] if body.echo else []
-        return repeat_for_choices(self.planner, requests, body.n or 1, echoes)
+        return repeat_for_choices(
+            self.planner,
+            requests,
+            body.n or 1,
+            echoes,
+            returns_ids=bool(body.return_token_ids),
+        )
 
     def build_chat(
         self, body: ChatBody, request_id: str, adapter: LoadedAdapter | None = None
@@ -110,11 +117,11 @@ class RequestBuilder:
             DEFAULT_CHAT_TOKENS,
             adapter=adapter,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=answer_grammar(
-                answer_format(body.response_format), body.tools or (), rules, self.grammars
-            ),
+            grammar=answer_grammar(answer_format(body), body.tools or (), rules, self.grammars),
         )
-        return repeat_for_choices(self.planner, [request], body.n or 1)
+        return repeat_for_choices(
+            self.planner, [request], body.n or 1, returns_ids=bool(body.return_token_ids)
+        )
 
     def build_as_chat(
         self, body: HasForm, request_id: str, adapter: LoadedAdapter | None = None
@@ -252,15 +259,7 @@ class RequestBuilder:
         grammar: Grammar | None = None,
     ) -> Request:
         limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
-        max_tokens, rest = min(default_tokens, limits.room), limits.context - limits.num_tokens
-        # so that the fallback can keep everything
-        if limits.params.fallback and rest >= _LEAST_ANSWER:
-            max_tokens = min(max_tokens, rest)
-        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):  # newer names win
-            given = getattr(body, name, None)
-            if given is not None:
-                limits.check_answer(given, name)
-                max_tokens = given
+        max_tokens = _max_tokens(body, limits, default_tokens)
         count = None if logprobs is None else min(logprobs, self.vocab_size)
         sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
@@ -296,6 +295,24 @@ class RequestBuilder:
 
 def _protect(body: FilteringBody) -> Protect:
     return NO_PROTECT if body.filter is None else body.filter.options.protect
+
+
+def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int) -> int:
+    """The most tokens of the answer. Raises `RequestError` if it must fit as given, and does not.
+
+    With `truncate_max_tokens` it need not fit. Then it is lowered like the default.
+    """
+    wanted, name = default, None
+    for field in ("max_tokens", "max_completion_tokens"):  # the newer name wins
+        given = getattr(body, field, None)
+        if given is not None:
+            wanted, name = given, field
+    if name is not None and not getattr(body, "truncate_max_tokens", None):
+        limits.check_answer(wanted, name)
+        return wanted
+    most, rest = min(wanted, limits.room), limits.context - limits.num_tokens
+    # so that the fallback can keep everything
+    return min(most, rest) if limits.params.fallback and rest >= _LEAST_ANSWER else most
 
 
 def _check_best_of(body: CompletionBody) -> None:

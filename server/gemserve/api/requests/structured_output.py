@@ -1,50 +1,19 @@
-"""The grammar that an answer must follow: of `response_format`, of tools, or of both."""
+"""The grammar that an answer must follow: of its format, of tools, or of both."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from gemserve.api.requests.base_bodies import ResponseFormat
+from gemserve.api.requests.answer_format import AnswerFormat, schema_grammar
 from gemserve.api.requests.chat_body import Tool
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.decoding.grammar import Grammars
-from gemserve.decoding.json_schema import InvalidGrammar
+from gemserve.decoding.grammar_compiler import InvalidGrammar
 from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.errors import RequestError
-from gemserve.types import ANY_OBJECT, Grammar
-
-_SCHEMA = "response_format.json_schema.schema"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFormat:
-    """A schema that the answer must fit, and the field that it comes from. None: any object.
-
-    `is_strict`: keywords that no answer can be held to are errors, not ignored.
-    """
-
-    schema: dict[str, Any] | None
-    is_strict: bool
-    field: str
-
-    @property
-    def grammar(self) -> Grammar:
-        if self.schema is None:
-            return ANY_OBJECT
-        return _grammar(prepare_schema(self.schema, is_strict=self.is_strict), self.is_strict)
-
-
-def answer_format(wanted: ResponseFormat | None) -> AnswerFormat | None:
-    """What `response_format` demands; None for free text."""
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.json_schema is None:
-        return AnswerFormat(schema=None, is_strict=False, field="response_format.type")
-    is_strict = bool(wanted.json_schema.strict)
-    return AnswerFormat(schema=wanted.json_schema.schema_, is_strict=is_strict, field=_SCHEMA)
+from gemserve.types import Grammar
 
 
 def answer_grammar(
@@ -59,6 +28,12 @@ def answer_grammar(
     call, and has a format, is one or the other. Raises `RequestError` if no answer can follow it,
     and `TrialNeeded` for a schema that must be tried first.
     """
+    if wanted is not None and wanted.kind != "json_schema" and rules is not None:
+        raise RequestError(
+            f"{wanted.field}: not with tools, unless tool_choice is none; a JSON schema may stand "
+            "beside them",
+            param=wanted.field,
+        )
     if rules is None or (wanted is not None and not rules.is_forced):
         if wanted is None:
             return None
@@ -85,7 +60,7 @@ def _call_or_answer(
     calls = _call_grammar(tools, rules)
     both = replace(
         answer,
-        calls=calls.schema,
+        calls=calls.text,
         is_strict=answer.is_strict and calls.is_strict,
         is_parallel=rules.is_parallel,
     )
@@ -117,7 +92,7 @@ def _check_strict_tools(
         return
     for index, tool in _named(tools, rules):
         if tool.function.strict and tool.function.parameters is not None:
-            alone = _grammar(_arguments(index, tool), is_strict=True)
+            alone = schema_grammar(_arguments(index, tool), is_strict=True)
             check_grammar(alone, grammars, rules.field(index))
 
 
@@ -125,7 +100,7 @@ def _call_grammar(tools: Sequence[Tool], rules: ToolCallRules) -> Grammar:
     named = _named(tools, rules)
     # without parameters there is nothing to be strict about
     is_strict = all(t.function.strict or t.function.parameters is None for _, t in named)
-    return _grammar({"anyOf": [_call_schema(i, tool) for i, tool in named]}, is_strict)
+    return schema_grammar({"anyOf": [_call_schema(i, tool) for i, tool in named]}, is_strict)
 
 
 def _named(tools: Sequence[Tool], rules: ToolCallRules) -> list[tuple[int, Tool]]:
@@ -151,8 +126,3 @@ def _arguments(index: int, tool: Tool) -> dict[str, Any]:
     # with its own id, references such as #/$defs/x stay within this function's schema
     arguments = {"$id": f"urn:gemserve:tool:{index}", "type": "object", **parameters}
     return prepare_schema(arguments, is_strict=bool(tool.function.strict))
-
-
-def _grammar(schema: dict[str, Any], is_strict: bool) -> Grammar:
-    # properties are generated in the order in which the schema has them, so it is not sorted
-    return Grammar(json.dumps(schema), is_strict)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gemserve.api.requests.answer_format import answer_format
 from gemserve.api.requests.chat_body import ChatBody, NamedTool, Tool
 from gemserve.errors import RequestError, shown
 
@@ -36,12 +37,11 @@ class ToolCallRules:
 
 def chat_call_rules(body: ChatBody) -> ToolCallRules | None:
     """Which calls the answer to a chat may have: see `call_rules`."""
-    wanted = body.response_format
     return call_rules(
         body.tools or [],
         body.tool_choice,
         is_parallel=body.parallel_tool_calls is not False,
-        has_format=wanted is not None and wanted.type != "text",
+        has_format=answer_format(body) is not None,
     )
 
 

@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, `/version` and `/metrics`, for operators and their tools."""
+"""`/health`, `/ping`, `/ready`, `/version` and `/metrics`, for operators and their tools."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gemserve.engine.worker import Engine
 from gemserve_kernels import Backend
 
 HEALTH = Operation(summary="Does the engine live?", reply=Alive, unavailable=NotAlive)
+PING = Operation(summary="Does the engine live? (SageMaker's probe)", unavailable=NotAlive)
 READY = Operation(summary="Does the server take requests?", reply=Alive, unavailable=NotAlive)
 VERSION = Operation(summary="The server's version", reply=Version)
 METRICS = Operation(summary="Prometheus metrics")
@@ -31,6 +32,12 @@ def health_routes(
         if watchdog is not None and watchdog.is_stuck:
             return _unavailable({"status": "stuck", "cause": watchdog.complaint})
         return {"status": "ok"}
+
+    @routes.add("POST", "/ping", PING)
+    @routes.add("GET", "/ping", PING)
+    async def ping() -> Response:
+        health = await get_health()
+        return health if isinstance(health, Response) else Response(media_type="text/plain")
 
     @routes.add("GET", "/ready", READY)
     async def get_ready() -> Alive | Response:

@@ -23,7 +23,7 @@ class Operation:
     or of the form that must come.
     `query`: the schemas of the parameters in the URL, by name. `example`: of a body, without its
     model. `reply`: the type of the reply; None for plain text. `event`: the type of the data of a
-    stream's events.
+    stream's events. `line`: the type of a stream's lines, where it has lines and not events.
     `error`: the type of its errors. `unavailable`: the type of the reply with status 503.
     `is_admin`: where there are keys, it needs an administrator's.
     """
@@ -35,6 +35,7 @@ class Operation:
     example: Json = field(default_factory=dict)
     reply: Any = None
     event: Any = None
+    line: Any = None
     error: Any = Error
     unavailable: Any = None
     links: Json | None = None

@@ -22,7 +22,7 @@ from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
-from gemserve.api.requests.engine_requests import EngineRequests, count_scores
+from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.long_texts import LONG_BYTES, LongTexts
 from gemserve.api.requests.model_names import ModelNames
@@ -124,7 +124,7 @@ class Submitter:
             http.scope["state"]["body"].release()
             num_tokens = sum(len(request.prompt_ids) for request in requests.requests)
             self.backlog.check_room(num_tokens)
-            http.scope["state"]["logprobs"].take(count_scores(requests.requests))
+            http.scope["state"]["logprobs"].take(requests.num_scores)
             if caller is not None:
                 place = http.scope["state"]["place"]
                 place.add_choices(len(requests.requests) - 1)

@@ -30,6 +30,7 @@ from gemserve.errors import RequestError, shown
 from gemserve.prompting.chat_template import render_chat
 from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import decode, encode
+from gemserve.prompting.template_roles import fit_roles
 from gemserve.prompting.tools import for_template
 
 _SLICE_TOKENS = 8192
@@ -149,9 +150,10 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         num_chars = count_chat_chars(plain, given, body.chat_template_kwargs)
         builder.check_tokenized_chars(num_chars, "messages")
         taken, tools = for_template(tokenizer, plain, given)
-        messages = [message.message for message in taken]
         has_header = body.add_generation_prompt is not False
         variables = body.chat_template_kwargs or {}
+        sent = [message.message for message in taken]
+        messages = fit_roles(tokenizer, sent, tools, variables)
         text = render_chat(
             tokenizer, messages, tools, add_generation_prompt=has_header, variables=variables
         )

@@ -1,8 +1,8 @@
-"""Grammars of JSON schemas, in llguidance's form. One that takes too long to compile is refused.
+"""Compiles grammars with llguidance. One that takes too long to compile is refused.
 
-The library limits most of what a schema can demand, but not the intersection of many patterns, nor
-the product of several `multipleOf`. So a separate process first compiles a schema and draws a few
-tokens. That process runs this module as a program.
+The library limits most of what a grammar can demand, but not the intersection of many patterns, the
+product of several `multipleOf`, the repetition of repetitions, or the depth of rules. So a separate
+process first compiles a grammar and draws a few tokens. That process runs this module as a program.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gemserve.errors import SchemasBusy
-from gemserve.types import Grammar
+from gemserve.types import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-MAX_SCHEMA_BYTES = 64 << 10
+MAX_GRAMMAR_BYTES = 64 << 10
 _CPU_S = 2
 _WALL_S = 30.0  # a trial that has not used up its processor time by then lacks a processor
 _MEMORY_BYTES = 1 << 30
+_STACK_BYTES = 1 << 20
 _SHOWN_CHARS = 300
 _TRIED_TOKENS = 32
 # The reader of replies finds the same forms of calls: see api/replies/tool_call_reader.py.
@@ -64,17 +65,17 @@ class Vocabulary:
 def check(grammar: Grammar, vocabulary: Vocabulary) -> None:
     """Prove that compiling a grammar ends soon. Raises `InvalidGrammar`, `SchemasBusy`.
 
-    Takes 0.1 s for an ordinary schema, at most `_CPU_S` seconds, and the time of the tables.
+    Takes 0.1 s for an ordinary one, at most `_CPU_S` seconds, and the time of the tables.
     """
-    size = len(grammar.schema.encode()) + len((grammar.calls or "").encode())
-    if size > MAX_SCHEMA_BYTES:
-        raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_SCHEMA_BYTES}")
+    size = len(grammar.text.encode()) + len((grammar.calls or "").encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}")
     command = [sys.executable, "-P", "-m", __name__]
     # with a thread per processor, numpy alone reserves more than the limit on memory
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     try:
         with _TRIALS:
-            given = (grammar.schema, grammar.is_strict, grammar.calls, grammar.is_parallel)
+            given = astuple(replace(grammar, compiled=None))
             trial_input = json.dumps([given, astuple(vocabulary)]).encode()
             trial = subprocess.run(
                 command, input=trial_input, capture_output=True, timeout=_WALL_S, env=environment
@@ -84,7 +85,7 @@ def check(grammar: Grammar, vocabulary: Vocabulary) -> None:
     if trial.returncode < 0:  # ended by a limit
         raise InvalidGrammar(f"takes more than {_CPU_S} s or too much memory to compile")
     if trial.returncode > 0:
-        raise RuntimeError(f"no schema can be tried: {trial.stderr.decode()}")
+        raise RuntimeError(f"no grammar can be tried: {trial.stderr.decode()}")
     if trial.stdout:
         raise InvalidGrammar(trial.stdout.decode())
 
@@ -93,7 +94,7 @@ def compile_grammar(grammar: Grammar, tables: LLTokenizer) -> LLMatcher:
     """A matcher at the grammar's start. Raises `InvalidGrammar`."""
     from llguidance import LLMatcher
 
-    compiled = LLMatcher(tables, library_grammar(grammar), log_level=0, limits=limits())
+    compiled = LLMatcher(tables, library_grammar(grammar), log_level=0, limits=limits(grammar.kind))
     if not compiled.is_error():
         compiled.compute_bitmask()  # some errors only show at the first step
     if compiled.is_error():
@@ -106,6 +107,13 @@ def library_grammar(grammar: Grammar) -> str:
     """The grammar in llguidance's format. Raises `InvalidGrammar`."""
     from llguidance import LLMatcher
 
+    try:
+        if grammar.kind == "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        if grammar.kind == "context_free":
+            return LLMatcher.grammar_from_lark(_in_lark(grammar.text))
+    except ValueError as error:
+        raise InvalidGrammar(reason(str(error))) from error
     options: JsonCompileOptions = {
         # with flexible whitespace even a bounded schema has answers of any length
         "whitespace_flexible": False,
@@ -116,11 +124,11 @@ def library_grammar(grammar: Grammar) -> str:
     }
     try:
         if grammar.calls is None:
-            return LLMatcher.grammar_from_json_schema(grammar.schema, overrides=options)
+            return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
         # the library has options for such a grammar only within its schemas
         answer, call = (
             json.dumps({**json.loads(text), "x-guidance": options})
-            for text in (grammar.schema, grammar.calls)
+            for text in (grammar.text, grammar.calls)
         )
     except ValueError as error:
         raise InvalidGrammar(reason(str(error))) from error
@@ -129,11 +137,32 @@ def library_grammar(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
-def limits() -> LLParserLimits:
-    """Limits of a grammar while it is compiled, and at each token."""
+def _in_lark(text: str) -> str:
+    """The grammar in Lark's notation, in which it may be already. Raises `ValueError`."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the library has no class of its own for most of its complaints
+        message = f"neither Lark's notation (start: …) nor llama.cpp's (root ::= …): {error}"
+        raise ValueError(message) from error
+
+
+def limits(kind: GrammarKind) -> LLParserLimits:
+    """Limits of a grammar while it is compiled, and at each token.
+
+    Rules that fit a text in many ways take longer for every token of an answer, with the square of
+    the items in a row. Large schemas have as many items, but fit a text in one way.
+    """
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_items_in_row=20_000, max_lexer_states=30_000, verbose_errors=False)
+    has_rules = kind == "context_free"
+    return LLParserLimits(
+        max_items_in_row=500 if has_rules else 20_000,
+        step_max_items=20_000 if has_rules else 50_000,
+        max_lexer_states=30_000,
+        verbose_errors=False,
+    )
 
 
 def reason(message: str) -> str:
@@ -154,8 +183,17 @@ def _main() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime) + _CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    # The library follows rules by recursion, and a stack that is full ends the process. The
+    # server's threads have much larger ones.
+    threading.stack_size(_STACK_BYTES)
+    tried = threading.Thread(target=_try, args=(Grammar(*grammar), tables, end_ids))
+    tried.start()
+    tried.join()
+
+
+def _try(grammar: Grammar, tables: LLTokenizer, end_ids: list[int]) -> None:
     try:
-        _walk(compile_grammar(Grammar(*grammar), tables), end_ids)
+        _walk(compile_grammar(grammar, tables), end_ids)
     except InvalidGrammar as error:
         sys.stdout.write(str(error))
 

@@ -1,0 +1,62 @@
+"""`messages` of /api/chat: texts, calls of tools, and what the calls gave."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
+from gemserve.api.requests.integers import Natural
+from gemserve.api.requests.served_types import HistoryItem
+
+NoImages = Annotated[
+    list[Any], Field(max_length=0, description="Images are refused: models read text only.")
+]
+
+
+class OllamaFunction(HistoryItem):
+    """`index` and `description` have no effect."""
+
+    name: str
+    arguments: dict[str, Any]
+    index: Natural | None = None
+    description: str | None = None
+
+
+class OllamaCall(HistoryItem):
+    """A call that an earlier answer asked for."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: OllamaFunction
+
+    def chat(self, place: int) -> ToolCall:
+        function = CalledFunction.model_construct(
+            name=self.function.name, arguments=json.dumps(self.function.arguments)
+        )
+        name = f"call_{place}" if self.id is None else self.id
+        return ToolCall.model_construct(id=name, type="function", function=function)
+
+
+class OllamaMessage(HistoryItem):
+    """`thinking` is left out of the prompt. `tool_name` has no effect."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    images: NoImages | None = None
+    thinking: str | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def chat(self) -> Message:
+        calls = [call.chat(place) for place, call in enumerate(self.tool_calls or ())]
+        return Message.model_construct(
+            role=self.role,
+            content=self.content or "",
+            tool_calls=calls or None,
+            tool_call_id=self.tool_call_id,
+        )

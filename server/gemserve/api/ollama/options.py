@@ -1,0 +1,76 @@
+"""`options` of /api/chat and /api/generate: how tokens are drawn, in Ollama's names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gemserve.api.requests.base_bodies import MAX_STOP_CHARS, MAX_STOPS, Body
+from gemserve.api.requests.integers import INTEGRAL, Count, Natural, Seed
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+_PENALTIES = {
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+# What a chat's field is called here, if it is wrong.
+NAMES = {
+    **{name: f"options.{name}" for name in _SAMPLING},
+    **{chat: f"options.{name}" for name, chat in _PENALTIES.items()},
+    "max_tokens": "options.num_predict",
+}
+Switch = bool | None
+
+
+class Options(Body):
+    """What follows `frequency_penalty` has no effect: the server is configured when it starts.
+
+    `num_predict` −1 or −2: as many tokens as fit, up to the server's default.
+    """
+
+    num_predict: Count | Annotated[Literal[-1, -2], INTEGRAL] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Natural | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    stop: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+            Field(max_length=MAX_STOPS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    num_ctx: Natural | None = None
+    num_batch: Natural | None = None
+    num_gpu: Annotated[int, INTEGRAL] | None = None
+    main_gpu: Natural | None = None
+    num_thread: Natural | None = None
+    num_keep: Annotated[int, INTEGRAL] | None = None
+    repeat_last_n: Annotated[int, INTEGRAL] | None = None
+    numa: Switch = None
+    low_vram: Switch = None
+    f16_kv: Switch = None
+    use_mmap: Switch = None
+    use_mlock: Switch = None
+    penalize_newline: Switch = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    # other ways to draw tokens, switched off
+    mirostat: Annotated[Literal[0], INTEGRAL] | None = None
+    tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None
+    typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
+
+    @property
+    def chat_fields(self) -> dict[str, Any]:
+        count = self.num_predict
+        return {
+            **{name: getattr(self, name) for name in _SAMPLING},
+            **{chat: getattr(self, name) for name, chat in _PENALTIES.items()},
+            "max_tokens": None if count is None or count < 0 else count,
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,9 +13,11 @@ import httpx
 
 from benchmarks.agents.prompt_parts import Chat, load_tokenizer
 from benchmarks.shared.server_process import ServeProcess
+from benchmarks.shared.streamed_chat import stream_chat
 
 _START_S = 180
 _STOP_S = 20
+_TIMEOUT_S = 1800
 # A filter reads prompts beyond the model's context: only what it keeps must fit.
 LONG_PROMPTS = ("--max-prompt-tokens", "262144")
 # Random weights know nothing, but the choice of what is read can be measured on them: "random" is
@@ -69,18 +72,20 @@ def serving(model: str, *options: str) -> Iterator[AgentServer]:
         process = ServeProcess(given, Path(folder) / "server.log")
         try:
             process.wait_until_ready(_START_S)
-            with AgentServer(process.url, model, load_tokenizer(source)) as server:
+            tokenizer = load_tokenizer(source)
+            with AgentServer(process.url, model, tokenizer, process.process.pid) as server:
                 yield server
         finally:
             process.stop(_STOP_S)
 
 
 class AgentServer:
-    """A running server, seen by an agent."""
+    """A running server, seen by an agent. `pid`: its process, if this script has started it."""
 
-    def __init__(self, url: str, model: str, tokenizer: Any, timeout_s: float = 1800) -> None:
-        self.http = httpx.Client(base_url=url, timeout=timeout_s)
+    def __init__(self, url: str, model: str, tokenizer: Any, pid: int | None = None) -> None:
+        self.http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
         self.model, self.tokenizer = model, tokenizer
+        self._pid = pid
         self._filter_takes_tools: bool | None = None
 
     def __enter__(self) -> AgentServer:
@@ -88,6 +93,25 @@ class AgentServer:
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
+
+    def cpu_s(self) -> float | None:
+        """Processor time that the server has used, which other processes delay much less."""
+        if self._pid is None:
+            return None
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stream(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Chat, and return the filter's report with the times beside it, and the chunks.
+
+        `ttft_s`: seconds to the first text. `cpu_s`: processor time for the whole answer.
+        """
+        before_s = self.cpu_s()
+        ttft_s, chunks = stream_chat(self.http, {"model": self.model, **body})
+        after_s = self.cpu_s()
+        report = next(chunk["filter"] for chunk in chunks if chunk.get("filter"))
+        used_s = None if after_s is None or before_s is None else after_s - before_s
+        return {**report, "ttft_s": ttft_s, "cpu_s": used_s}, chunks
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The reply's body. Raises `Refused` for a status of 4xx, `httpx.HTTPError` for others."""

@@ -7,6 +7,7 @@ was calibrated on. The answer is asked for twice: with the result as the last me
 it, and with a further turn of the user that repeats the question. Each time the default filter
 answers and then `none`, which reads everything. Loops are appended to a file, from which a stopped
 run goes on. The server has no document cache: every time to first token is that of a cold prompt.
+`cpu_s` is the server's processor time for a whole answer, for machines that do other work.
 
     python benchmarks/agents/tool_loops.py --model smollm2 --loops 40 --out loops.jsonl
 """
@@ -37,7 +38,6 @@ from benchmarks.agents.prompt_parts import (
 from benchmarks.agents.tables import print_table
 from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
-from benchmarks.shared.streamed_chat import stream_chat
 from gemserve.evaluation.compare import compare
 from gemserve.evaluation.metrics import contains
 from gemserve.evaluation.run import Outcome, recall
@@ -159,15 +159,13 @@ def ask_answer(
     if name != "default":
         options["method"] = name
     body = {
-        "model": server.model,
         "messages": chat.messages,
         "tools": _TOOLS,
         "filter": options,
         "temperature": 0,
         "max_tokens": example.max_tokens,
     }
-    ttft_s, chunks = stream_chat(server.http, body)
-    report = next(chunk["filter"] for chunk in chunks if chunk.get("filter"))
+    report, chunks = server.stream(body)
     assert report["prompt_tokens"] == len(prompt.ids), "the server reads another prompt"
     kept = report["selection"] or [(0, len(prompt.ids))]
     low = prompt.text.index(example.document)
@@ -187,7 +185,8 @@ def ask_answer(
             for part, count in zip(parts, counts, strict=True)
             if part.role in KEPT_WHOLE
         ),
-        "ttft_s": ttft_s,
+        "ttft_s": report["ttft_s"],
+        "cpu_s": report["cpu_s"],
         "prompt_tokens": report["prompt_tokens"],
         "kept_tokens": report["kept_tokens"],
         "protected_tokens": report.get("protected_tokens"),
@@ -253,6 +252,7 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     "prompt": statistics.mean(a["prompt_tokens"] for a in own),
                     "kept": statistics.mean(a["kept_tokens"] for a in own),
                     "ttft_s": statistics.median(a["ttft_s"] for a in own),
+                    "cpu_s": statistics.median(a["cpu_s"] or 0.0 for a in own),
                 }
             )
     return found

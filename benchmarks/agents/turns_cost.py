@@ -4,7 +4,8 @@ An agent has a system prompt, tools and one request. In every turn it calls a to
 is added behind all that was there before; the request stays the last user turn. Each turn is sent
 to one server with the default filter and to another with `none`, one after the other, whose caches
 are as they come. The table has, by turn, the prompt's tokens, how many came out of a cache, how
-many were kept and protected, and the times of the filter and of the first token.
+many were kept and protected, the times of the filter and of the first token, and the server's
+processor time for the answer of two tokens, which tells more where a machine does other work.
 
     python benchmarks/agents/turns_cost.py --models smollm2,random-64k
 """
@@ -27,12 +28,12 @@ from benchmarks.agents.agent_servers import AgentServer, serving
 from benchmarks.agents.prompt_parts import Chat
 from benchmarks.agents.tables import print_table
 from benchmarks.shared import results
-from benchmarks.shared.streamed_chat import stream_chat
+from benchmarks.shared.finished_runs import append_run
 
 FILTERS = ("default", "none")
 # Tokens of the system prompt and of each result, and the number of tools. SmolLM2's context of
 # 8,192 tokens has room for ten turns only if they are shorter.
-SIZES: Mapping[str, tuple[int, int, int]] = {"smollm2": (1200, 500, 5)}
+SIZES: dict[str, tuple[int, int, int]] = {"smollm2": (1200, 500, 5)}
 _DEFAULT_SIZES = (4000, 1500, 10)
 
 
@@ -77,7 +78,6 @@ def cut(tokenizer: Any, text: str, tokens: int) -> str:
 
 def run_turn(server: AgentServer, chat: Chat, name: str) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "model": server.model,
         "messages": chat.messages,
         "tools": chat.tools,
         "temperature": 0,
@@ -86,8 +86,7 @@ def run_turn(server: AgentServer, chat: Chat, name: str) -> dict[str, Any]:
     }
     if name != "default":
         body["filter"] = {"method": name}
-    ttft_s, chunks = stream_chat(server.http, body)
-    report = next(chunk["filter"] for chunk in chunks if chunk.get("filter"))
+    report, _ = server.stream(body)
     return {
         "prompt_tokens": report["prompt_tokens"],
         "cached_tokens": report["cached_tokens"],
@@ -95,7 +94,8 @@ def run_turn(server: AgentServer, chat: Chat, name: str) -> dict[str, Any]:
         "protected_tokens": report.get("protected_tokens"),
         "reason": report["reason"],
         "filter_ms": report["filter_ms"],
-        "ttft_s": ttft_s,
+        "ttft_s": report["ttft_s"],
+        "cpu_s": report["cpu_s"],
     }
 
 
@@ -112,6 +112,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "total_ttft_s": sum(row["ttft_s"] for row in own),
                 "median_ttft_s": statistics.median(row["ttft_s"] for row in own),
                 "last_ttft_s": own[-1]["ttft_s"],
+                "total_cpu_s": sum(row["cpu_s"] for row in own),
+                "last_cpu_s": own[-1]["cpu_s"],
                 "cached_share": sum(row["cached_tokens"] for row in own)
                 / sum(row["prompt_tokens"] for row in own),
             }
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("--models", default="smollm2,random-64k")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="a file for the turns as they end")
     parser.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -134,6 +137,8 @@ def main() -> None:
                     results.note(f"{model} {name} {chat.name}")
                     labels = {"model": model, "filter": name, "turn": chat.name.split()[1]}
                     rows.append({**labels, **run_turn(server, chat, name)})
+                    if arguments.out is not None:
+                        append_run(arguments.out, rows[-1])
     results.note("")
     if not arguments.json:
         print_table(rows)

@@ -445,7 +445,8 @@ def main() -> None:
         print_table(by_role(rows))
         for row in rows:
             if "note" in row:
-                print(f"{row['model']} {row['request']}: {row['reason']}: {row['note']}")
+                note = " ".join(row["note"].split())
+                print(f"{row['model']} {row['request']}: {row['reason']}: {note[:200]}")
             for role, text in row.get("lost_texts", {}).items():
                 print(f"{row['model']} {row['request']}: lost of {role}: {text!r}")
     results.finish("request_shapes", "cpu", rows, quiet=True)

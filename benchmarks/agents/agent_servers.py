@@ -142,6 +142,21 @@ class AgentServer:
         report: dict[str, Any] = reply["filter"]
         return report
 
+    def send_recorded(self, chat: Chat, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The filter's report on a request as an agent has sent it. Raises `Refused`.
+
+        Only the model, the length of the answer and streaming are changed.
+        """
+        assert chat.recorded is not None
+        path, recorded = chat.recorded
+        left_out = ("max_tokens", "max_completion_tokens", "stream_options")
+        body = {name: value for name, value in recorded.items() if name not in left_out}
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        body |= {"model": self.model, "stream": False, limit: 1}
+        reply = self.post(path, {**body, "filter": {**options, "return_selection": True}})
+        report: dict[str, Any] = reply["filter"]
+        return report
+
     def _try_tools(self) -> bool:
         tool = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
         body = {"messages": [{"role": "user", "content": "Hello"}], "tools": [tool]}

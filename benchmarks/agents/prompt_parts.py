@@ -43,13 +43,15 @@ class Chat:
     """Messages and tools in OpenAI's form.
 
     `requests`: the parts of the last user turn that say what is wanted. If there are none, the
-    turn is a request as a whole, unless it is longer than `LONGEST_REQUEST`.
+    turn is a request as a whole, unless it is longer than `LONGEST_REQUEST`. `recorded`: the path
+    and the body that an agent has sent, if the chat is one.
     """
 
     name: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
     requests: tuple[str, ...] = ()
+    recorded: tuple[str, dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

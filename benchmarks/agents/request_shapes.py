@@ -9,7 +9,8 @@ text, and the request of the last user turn. That number has to be 0.
 Models are `smollm2`, `builtin` and `random` (tiny, of random weights, with a context of 256K
 tokens), each with `@TOKENS` for the longest prompt to send. With `--requests DIR` the requests in
 the files of a folder are sent in place of the shapes: JSON objects with "path" and "body", as an
-agent sends them to /v1/messages, /v1/responses or /v1/chat/completions.
+agent sends them to /v1/messages, /v1/responses or /v1/chat/completions. /v1/filter is asked about
+them; with `--direct`, the endpoints themselves, for an answer of one token.
 
     python benchmarks/agents/request_shapes.py --models random,builtin@30000,smollm2@12000
 """
@@ -288,18 +289,32 @@ def read_request(path: Path) -> Chat:
     if endpoint not in _BODIES:
         raise RequestError(f"path={endpoint}: not one of {', '.join(_BODIES)}", param="path")
     body = recorded["body"]
-    text = body if isinstance(body, str) else json.dumps(body)
-    parsed: Any = _BODIES[endpoint].model_validate_json(text)
+    parsed: Any = _BODIES[endpoint].model_validate_json(json.dumps(body))
     chat: ChatBody = parsed if isinstance(parsed, ChatBody) else parsed.form.chat
     sent = [message.model_dump(exclude_none=True) for message in chat.messages]
     for message in sent:
         message.setdefault("content", None)
     tools = [tool.plain for tool in chat.tools or ()]
-    return Chat(name=path.stem, messages=sent, tools=[] if chat.tool_choice == "none" else tools)
+    return Chat(
+        name=path.stem,
+        messages=sent,
+        tools=[] if chat.tool_choice == "none" else tools,
+        recorded=(endpoint, body),
+    )
 
 
-def measure(server: AgentServer, chat: Chat, options: Mapping[str, Any], longest: int) -> Any:
-    """What a server keeps of a chat: a row of figures, those by role, and texts that are lost."""
+def measure(
+    server: AgentServer,
+    chat: Chat,
+    options: Mapping[str, Any],
+    longest: int,
+    *,
+    is_direct: bool = False,
+) -> dict[str, Any]:
+    """What a server keeps of a chat: a row of figures, those by role, and texts that are lost.
+
+    `is_direct`: it is asked at the endpoint that the request was recorded at, not at /v1/filter.
+    """
     prompt = render(server.tokenizer, chat)
     parts = find_parts(server.tokenizer, chat, prompt)
     row: dict[str, Any] = {
@@ -312,7 +327,8 @@ def measure(server: AgentServer, chat: Chat, options: Mapping[str, Any], longest
     if len(prompt.ids) > longest:
         return {**row, "reason": "left out", "note": f"it is longer than {longest} tokens"}
     try:
-        report = server.ask_filter(chat, options)
+        ask = server.send_recorded if is_direct else server.ask_filter
+        report = ask(chat, options)
     except Refused as error:
         return {**row, "reason": "refused", "note": str(error)}
     assert report["prompt_tokens"] == len(prompt.ids), "the server reads another prompt"
@@ -404,6 +420,9 @@ def main() -> None:
     parser.add_argument("--url", help="of a running server of the one model in --models")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--requests", type=Path, help="a folder of recorded requests")
+    parser.add_argument(
+        "--direct", action="store_true", help="send recorded requests to their own endpoints"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--fallback",
@@ -413,6 +432,8 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
+    if arguments.direct and arguments.requests is None:
+        parser.error("--direct: only with --requests")
     chats: list[Chat] = []
     unread: list[dict[str, Any]] = []
     if arguments.requests is None:
@@ -429,7 +450,7 @@ def main() -> None:
     def run(server: AgentServer, longest: int) -> None:
         for chat in chats:
             results.note(f"{server.model} {chat.name}")
-            rows.append(measure(server, chat, options, longest))
+            rows.append(measure(server, chat, options, longest, is_direct=arguments.direct))
 
     for model, longest in parse_models(arguments.models):
         if arguments.url is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 from benchmarks.agents import agent_text, stuffed_system, tool_loops, turns_cost
 from benchmarks.agents.agent_servers import AgentServer, Refused, save_random
 from benchmarks.agents.prompt_parts import ROLES, load_tokenizer
-from benchmarks.agents.request_shapes import Conversation, by_role, measure
+from benchmarks.agents.request_shapes import Conversation, by_role, measure, read_request
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.evaluation.tasks.example import ExampleDraw
+from tests.agent_requests import RECORDED
 from tests.served import served
 
 NO_FALLBACK = {"fallback": False}
@@ -62,6 +64,20 @@ def test_what_a_server_refuses_is_a_row_with_its_words(server: AgentServer) -> N
     assert "filter.keep=1" in row["note"]
     with pytest.raises(Refused, match="method"):
         server.ask_filter(chat, {"method": "no such"})
+
+
+@pytest.mark.parametrize("path", RECORDED)
+def test_a_recorded_request_is_the_same_prompt_at_its_own_endpoint(
+    server: AgentServer, path: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "one.json"
+    body = {**RECORDED[path], "stream": True}
+    file.write_text(json.dumps({"path": path, "body": body, "note": ""}))
+    chat = read_request(file)
+    rows = [measure(server, chat, {}, 10_000, is_direct=direct) for direct in (False, True)]
+    assert rows[0]["prompt_tokens"] == rows[1]["prompt_tokens"]
+    assert [row["reason"] for row in rows] == ["short_prompt", "short_prompt"]
+    assert [row["lost"] for row in rows] == [0, 0]
 
 
 def test_a_stuffed_system_message_is_measured_in_both_places(server: AgentServer) -> None:

@@ -23,14 +23,10 @@ from benchmarks.agents.prompt_parts import (
 from benchmarks.agents.request_shapes import SHAPES, Conversation, make_chat, read_request
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.evaluation.tasks.example import ExampleDraw
+from tests.agent_requests import RECORDED
 from tests.chat_templates import ALTERNATING, FAMILIES, shaped_like
 
 WITH_TOOLS = [family for family in FAMILIES if family not in ALTERNATING]
-CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"at": 7}'}}
-TOOL = {
-    "type": "function",
-    "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
-}
 
 
 def small_chat() -> Chat:
@@ -126,54 +122,6 @@ def test_the_shapes_have_the_sizes_that_agents_have() -> None:
     lengths = [len(m["content"]) for c in chats for m in c.messages if m["role"] == "tool"]
     assert min(lengths) < agent_text.chars_of(200)
     assert max(lengths) >= agent_text.chars_of(30_000)
-
-
-RECORDED: dict[str, dict[str, Any]] = {
-    "/v1/messages?beta=true": {
-        "model": "m",
-        "max_tokens": 5,
-        "system": [{"type": "text", "text": "Be brief."}],
-        "tools": [{"name": "look_up", "input_schema": {"type": "object", "properties": {}}}],
-        "messages": [
-            {"role": "user", "content": "What is there?"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"at": 7}}
-                ],
-            },
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "A lamp."}],
-            },
-        ],
-    },
-    "/v1/responses": {
-        "model": "m",
-        "instructions": "Be brief.",
-        "tools": [{"name": "look_up", **TOOL["function"], "type": "function"}],
-        "input": [
-            {"role": "user", "content": "What is there?"},
-            {
-                "type": "function_call",
-                "call_id": "c1",
-                "name": "look_up",
-                "arguments": '{"at": 7}',
-            },
-            {"type": "function_call_output", "call_id": "c1", "output": "A lamp."},
-        ],
-    },
-    "/v1/chat/completions": {
-        "model": "m",
-        "tools": [TOOL],
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "What is there?"},
-            {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            {"role": "tool", "tool_call_id": "c1", "content": "A lamp."},
-        ],
-    },
-}
 
 
 @pytest.mark.parametrize("path", RECORDED)

@@ -33,7 +33,7 @@ from benchmarks.shared.finished_runs import append_run
 FILTERS = ("default", "none")
 # Tokens of the system prompt and of each result, and the number of tools. SmolLM2's context of
 # 8,192 tokens has room for ten turns only if they are shorter.
-SIZES: dict[str, tuple[int, int, int]] = {"smollm2": (1200, 500, 5)}
+SIZES: dict[str, tuple[int, int, int]] = {"smollm2": (1200, 480, 5)}
 _DEFAULT_SIZES = (4000, 1500, 10)
 
 

@@ -36,6 +36,7 @@ from benchmarks.agents.prompt_parts import (
     KEPT_WHOLE,
     ROLES,
     Chat,
+    Part,
     count_kept,
     find_parts,
     load_tokenizer,
@@ -352,19 +353,24 @@ def measure(
         "applied": report["applied"],
         "reason": report["reason"],
         "filter_ms": report["filter_ms"],
-        "report_differs": _find_difference(chat, parts, counts, report),
+        "report_differs": find_difference(parts, counts, report, options.get("keep")),
         "roles": dict(by_role),
         "lost_texts": lost,
     }
 
 
-def _find_difference(
-    chat: Chat, parts: Sequence[Any], counts: Sequence[int], report: Mapping[str, Any]
+def find_difference(
+    parts: Sequence[Part], counts: Sequence[int], report: Mapping[str, Any], keep: int | None
 ) -> str | None:
-    """Where the report's own account by message differs from the selection, if it has one."""
+    """Where the report's own account differs from its selection or its budget, if it has one."""
     given = report.get("messages")
     if given is None:
         return None
+    over = report["kept_tokens"] - report["protected_tokens"]
+    if keep is not None and report["applied"] and report["reason"] is None and over > keep:
+        return f"{over} tokens beside the protected ones are kept; the budget is {keep}"
+    if any(entry["protected_tokens"] > entry["kept_tokens"] for entry in given):
+        return "a message has more protected tokens than kept ones"
     kept: dict[int | None, int] = defaultdict(int)
     tokens: dict[int | None, int] = defaultdict(int)
     for part, count in zip(parts, counts, strict=True):
@@ -424,6 +430,7 @@ def main() -> None:
         "--direct", action="store_true", help="send recorded requests to their own endpoints"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=int, help="the filter's budget (default: the server's)")
     parser.add_argument(
         "--fallback",
         choices=("off", "default"),
@@ -444,7 +451,9 @@ def main() -> None:
         except (RequestError, ValidationError) as error:
             said = {"reason": "not read", "note": str(error)}
             unread.append({"model": None, "request": path.stem, **said})
-    options = {"fallback": False} if arguments.fallback == "off" else {}
+    options: dict[str, Any] = {"fallback": False} if arguments.fallback == "off" else {}
+    if arguments.keep is not None:
+        options["keep"] = arguments.keep
     rows: list[dict[str, Any]] = []
 
     def run(server: AgentServer, longest: int) -> None:

@@ -99,6 +99,38 @@ def test_kept_tokens_are_counted_by_part() -> None:
     assert count_kept(parts, [(0, 25)]) == [10, 10, 5]
 
 
+def report_of(*kept: int, protected: int = 10, reason: str | None = None) -> dict[str, Any]:
+    """A filter's report on a system message of ten tokens and a result of thirty."""
+    entries = [
+        {"index": i, "tokens": tokens, "kept_tokens": count, "protected_tokens": share}
+        for i, (tokens, count, share) in enumerate(zip((10, 30), kept, (protected, 0), strict=True))
+    ]
+    total = {"prompt_tokens": 40, "kept_tokens": sum(kept), "protected_tokens": protected}
+    return {**total, "applied": True, "reason": reason, "messages": entries}
+
+
+@pytest.mark.parametrize(
+    ("report", "counts", "said"),
+    [
+        (report_of(10, 16), [10, 16], None),
+        (report_of(10, 20), [10, 20], "20 tokens beside the protected ones"),
+        (report_of(10, 20, reason="widened"), [10, 20], None),
+        (report_of(8, 16), [8, 16], "more protected tokens than kept"),
+        (report_of(10, 6), [10, 16], "message 1: it says 6 of 30 tokens; found 16 of 30"),
+        ({"prompt_tokens": 40}, [10, 16], None),
+    ],
+)
+def test_a_report_that_contradicts_its_selection_is_noticed(
+    report: dict[str, Any], counts: list[int], said: str | None
+) -> None:
+    parts = [
+        Part(role="system", message=0, start=0, stop=10),
+        Part(role="result", message=1, start=10, stop=40),
+    ]
+    found = request_shapes.find_difference(parts, counts, report, keep=16)
+    assert found is None if said is None else said in str(found)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_a_valid_request_that_its_seed_determines(name: str) -> None:
     chat = make_chat(name, 0)

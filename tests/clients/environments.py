@@ -20,7 +20,10 @@ NODE = Path(sys.executable).with_name("node")
 # Nothing is fetched, reported to anyone or read from the machine's user.
 OFFLINE = {
     "AGENTOPS_API_KEY": "",
+    "AGNO_TELEMETRY": "false",
     "ANONYMIZED_TELEMETRY": "false",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_TRACING_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "HF_HUB_OFFLINE": "1",

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 ROOT = HERE.parents[1] / ".venv-clients"
 HOW = "`make test-clients` installs it"
+LARGE = ("crewai",)
 NODE = Path(sys.executable).with_name("node")
 # Nothing is fetched, reported to anyone or read from the machine's user.
 OFFLINE = {
@@ -38,7 +39,8 @@ def script_of(name: str, script: str) -> str:
     """A script of the client's environment; skips the test where there is none."""
     path = ROOT / name / "bin" / script
     if not path.exists():
-        pytest.skip(f"{name}: {HOW}")
+        large = HOW.replace("clients", "clients LARGE=1")
+        pytest.skip(f"{name}: {large if name in LARGE else HOW}")
     return str(path)
 
 

@@ -134,9 +134,7 @@ def tools_and_schema(server):
     options = {"tools": [weather_tool(server)], "response_schema": schema}
     message = ask(server, asked, **options).message
     [call] = message.tool_calls
-    result = ChatMessageTool(
-        content=server.weather, tool_call_id=call.id, function=call.function
-    )
+    result = ChatMessageTool(content=server.weather, tool_call_id=call.id, function=call.function)
     reply = ask(server, [*asked, message, result], **options)
     assert json.loads(reply.completion)["degrees"] == 21
 

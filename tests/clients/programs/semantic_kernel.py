@@ -22,7 +22,10 @@ APIS = ("chat",)
 ANSWERS = {
     "tools": ['{"name": "Weather-weather", "arguments": {"city": "Paris"}}', "Héllo 🌍!"],
     "tools_stream": ['{"name": "Weather-weather", "arguments": {"city": "Paris"}}', "Héllo 🌍!"],
-    "tools_and_schema": ['{"name": "Weather-weather", "arguments": {"city": "Paris"}}', '{"city": "Paris", "degrees": 21}'],
+    "tools_and_schema": [
+        '{"name": "Weather-weather", "arguments": {"city": "Paris"}}',
+        '{"city": "Paris", "degrees": 21}',
+    ],
 }
 QUESTION = "What is the weather in Paris?"
 

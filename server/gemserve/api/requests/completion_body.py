@@ -27,7 +27,7 @@ PlainPrompt = str | list[int]
 
 
 class CompletionBody(GenerationBody):
-    """`document`: its text and an empty line stand in front of each prompt, which is a text then."""
+    """`document`: its text and an empty line stand in front of each prompt, all of them texts."""
 
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(

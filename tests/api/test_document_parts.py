@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gemserve.api.documents import finder
+from tests.described import Described
 from tests.fakes import CHAT, COMPLETIONS, MODEL, Api
 
 pytestmark = pytest.mark.anyio
@@ -140,6 +141,28 @@ async def test_an_id_that_cannot_be_used_is_named(
     assert (error["code"] == "document_not_found") == (status == 404)
     assert len(reply.content) < 1024
     assert not api.core.requests
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/filter"])
+async def test_no_document_stands_in_front_of_token_ids(api: Api, path: str) -> None:
+    """The error says why, and the OpenAPI document does not have such a body."""
+    described = Described((await api.client.get("/openapi.json")).json())
+    document_id = await stored(api)
+    body = {"model": MODEL, "prompt": [5, 6, 7], "document": document_id}
+    assert not described.accepts(path, body)
+    error = (await api.client.post(path, json=body)).json()["error"]
+    assert error["param"] == "document"
+    assert error["message"] == (
+        f"document='{document_id}': only with a prompt that is a text; this one is a list of 3 "
+        "token ids"
+    )
+    for good in (
+        {"prompt": "Hi", "document": document_id},
+        {"prompt": [5, 6, 7], "document": None},
+        {"prompt": [5, 6, 7]},
+    ):
+        assert described.accepts(path, {"model": MODEL, **good})
+        assert (await api.client.post(path, json={"model": MODEL, **good})).status_code == 200
 
 
 async def test_a_document_named_often_does_not_fill_the_memory(

@@ -236,7 +236,8 @@ async def test_every_integer_may_be_written_with_a_point(api: Api, path: str) ->
     body = document.document["components"]["schemas"][content["schema"]["$ref"].split("/")[-1]]
     integers = {
         field: float(kind.get("minimum", 0) or kind.get("maximum", 0))
-        for field, schema in body["properties"].items()
+        for form in body.get("anyOf", [body])
+        for field, schema in form["properties"].items()
         for kind in schema.get("anyOf", [schema])
         if kind.get("type") == "integer"
     }

@@ -16,11 +16,15 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 ROOT = HERE.parents[1] / ".venv-clients"
 HOW = "`make test-clients` installs it"
+LARGE = ("crewai",)
 NODE = Path(sys.executable).with_name("node")
 # Nothing is fetched, reported to anyone or read from the machine's user.
 OFFLINE = {
     "AGENTOPS_API_KEY": "",
+    "AGNO_TELEMETRY": "false",
     "ANONYMIZED_TELEMETRY": "false",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_TRACING_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "HF_HUB_OFFLINE": "1",
@@ -35,7 +39,8 @@ def script_of(name: str, script: str) -> str:
     """A script of the client's environment; skips the test where there is none."""
     path = ROOT / name / "bin" / script
     if not path.exists():
-        pytest.skip(f"{name}: {HOW}")
+        large = HOW.replace("clients", "clients LARGE=1")
+        pytest.skip(f"{name}: {large if name in LARGE else HOW}")
     return str(path)
 
 

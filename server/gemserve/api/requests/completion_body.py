@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, cast
 
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from gemserve.api.documents.finder import check_chars
 from gemserve.api.documents.store import Document
@@ -13,7 +13,7 @@ from gemserve.api.requests.base_bodies import MAX_CHOICES, NumChoices, NumTop
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.guided_body import GuidedBody
 from gemserve.api.requests.integers import Count, TokenIds
-from gemserve.errors import RequestError
+from gemserve.errors import RequestError, shown
 
 PromptField = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
 PromptsField = Annotated[
@@ -28,8 +28,14 @@ PlainPrompt = str | list[int]
 
 
 class CompletionBody(GuidedBody):
-    """`document`: its text and an empty line stand in front of each prompt."""
+    """`document`: its text and an empty line stand in front of each prompt, all of them texts."""
 
+    model_config = ConfigDict(
+        json_schema_extra=field_schemas.either(
+            {"prompt": {}, "document": None},
+            {"prompt": field_schemas.text_prompts(MAX_CHOICES), "document": {}},
+        )
+    )
     prompt: PromptsField
     document: DocumentReference | None = None
     max_tokens: Count | None = None
@@ -57,6 +63,8 @@ def behind_document(prompt: PlainPrompt, document: Document | None) -> PlainProm
         return prompt
     if not isinstance(prompt, str):
         raise RequestError(
-            "document: only with a prompt that is a text, not with token ids", param="document"
+            f"document={shown(document.id)}: only with a prompt that is a text; this one is a list "
+            f"of {len(prompt)} token ids",
+            param="document",
         )
     return f"{document.text}{BETWEEN}{prompt}"

@@ -44,13 +44,22 @@ HEADS: Json = {
 }
 
 
+PROMPTS: list[Json] = [TEXT, TOKENS]
+TEXT_PROMPT: Json = {"anyOf": [TEXT]}  # in `either`, in place of `PROMPTS`
+
+
 def prompts(limit: int) -> Json:
     """One prompt, or up to `limit` prompts of the same kind."""
-    several = [{"type": "array", "items": p, "minItems": 1, "maxItems": limit} for p in PROMPTS]
-    return {"anyOf": [*PROMPTS, *several]}
+    return {"anyOf": [*PROMPTS, *(_several(prompt, limit) for prompt in PROMPTS)]}
 
 
-PROMPTS: list[Json] = [TEXT, TOKENS]
+def text_prompts(limit: int) -> Json:
+    """One text, or up to `limit` texts: in `either`, in place of `prompts`."""
+    return {"anyOf": [TEXT, _several(TEXT, limit)]}
+
+
+def _several(prompt: Json, limit: int) -> Json:
+    return {"type": "array", "items": prompt, "minItems": 1, "maxItems": limit}
 
 
 def stops(limit: int, chars: int) -> Json:

@@ -15,11 +15,27 @@ from gemserve.api.requests.template_variables import TemplateVariables
 
 
 class SelectionBody(FilteringBody):
-    """A prompt or messages to be filtered, and not answered."""
+    """A prompt or messages to be filtered, and not answered.
+
+    `document` stands in front of a prompt that is a text, never in front of token ids.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
-            {"prompt": {}, "messages": None, "tools": None, "chat_template_kwargs": None},
+            {
+                "prompt": {},
+                "document": None,
+                "messages": None,
+                "tools": None,
+                "chat_template_kwargs": None,
+            },
+            {
+                "prompt": field_schemas.TEXT_PROMPT,
+                "document": {},
+                "messages": None,
+                "tools": None,
+                "chat_template_kwargs": None,
+            },
             {"messages": {}, "prompt": None, "document": None},
         )
     )

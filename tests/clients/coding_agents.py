@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,9 +156,7 @@ class Recorder:
 
     def around(self, app: Any) -> Any:
         async def recorded(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] != "http":
-                return await app(scope, receive, send)
-            body, status = bytearray(), 0
+            body = bytearray()
 
             async def received() -> Any:
                 message = await receive()
@@ -167,21 +165,23 @@ class Recorder:
 
             async def sent(message: Any) -> None:
                 if message["type"] == "http.response.start":
-                    headers = dict(scope["headers"])
-                    key = headers.get(b"x-api-key") or headers.get(b"authorization", b"")
-                    self.exchanges.append(
-                        Exchange(
-                            path=scope["path"],
-                            key=key.decode().removeprefix("Bearer "),
-                            body=json.loads(body) if body else None,
-                            status=message["status"],
-                        )
-                    )
+                    self._keep(scope, bytes(body), message["status"])
                 await send(message)
 
             await app(scope, received, sent)
 
         return recorded
+
+    def _keep(self, scope: Any, body: bytes, status: int) -> None:
+        headers = dict(scope["headers"])
+        key = headers.get(b"x-api-key") or headers.get(b"authorization", b"")
+        exchange = Exchange(
+            path=scope["path"],
+            key=key.decode().removeprefix("Bearer "),
+            body=json.loads(body) if body else None,
+            status=status,
+        )
+        self.exchanges.append(exchange)
 
 
 class Run:
@@ -206,10 +206,8 @@ class Run:
         self._process.wait(10)
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self._process.pid, number)  # a session of its own: what it started, too
-        except ProcessLookupError:
-            pass
 
     @property
     def printed(self) -> str:

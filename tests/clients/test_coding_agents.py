@@ -34,7 +34,9 @@ SCHEMA = {
 
 def of(agents: Sequence[CodingAgent], *capabilities: str) -> list[Any]:
     return [
-        pytest.param(agent, id=agent.name, marks=pytest.mark.capability(agent.heading, *capabilities))
+        pytest.param(
+            agent, id=agent.name, marks=pytest.mark.capability(agent.heading, *capabilities)
+        )
         for agent in agents
     ]
 
@@ -141,7 +143,7 @@ def test_a_typed_answer_after_a_call(agent: CodingAgent, tokenizer: Any, folder:
 
     assert agent.typed
     with (
-        serving(agent, tokenizer, answer) as (core, recorder, url),
+        serving(agent, tokenizer, answer) as (_, recorder, url),
         running(agent, QUESTION, *agent.typed(schema), url=url, folder=folder) as run,
     ):
         assert run.end() == 0, run.printed
@@ -192,4 +194,6 @@ def test_the_filter_of_the_guide(agent: CodingAgent, tokenizer: Any, folder: Pat
     ):
         assert run.end() == 0, run.printed
         check(agent, recorder)
-        assert {(each.filter.method, each.filter.keep) for each in core.requests} == {("sieve", 512)}
+        assert {(each.filter.method, each.filter.keep) for each in core.requests} == {
+            ("sieve", 512)
+        }

@@ -30,20 +30,25 @@ Call = dict[str, Any]
 class CodingAgent:
     """`heading` is its section of the guide, and `program` where its command lies.
 
-    `command` stands before the prompt and `flags` behind it. `tool` is the name of a tool that it
-    offers to the model, and `reading` the call that reads a file. `answers` is the path that it
-    asks for answers. `typed` are the flags that make it ask for an answer that fits a schema, and
-    `typing` is the tool by which it wants that answer, if it wants a call.
+    Its command line is `command`, the flags of a test, `ask`, the prompt and `flags`. `answers` is
+    the path that it asks for answers. `tool` is the name of a tool that it offers to the model, and
+    `reading` are that tool's arguments for a file. `again` goes on with the last conversation.
+    `summarizes`: it makes a conversation shorter when the server refuses it. `typed` asks for an
+    answer that fits a schema; `typing` is the tool by which it wants that answer, if it wants a
+    call.
     """
 
     heading: str
     program: str
     command: tuple[str, ...]
     answers: str
+    ask: tuple[str, ...] = ("-p",)
     environment: str = "coding-agents"
     flags: tuple[str, ...] = ()
     tool: str = ""
     reading: Callable[[Path], dict[str, str]] = lambda _: {}
+    again: tuple[str, ...] = ("--continue",)
+    summarizes: bool = False
     typed: Callable[[Path], tuple[str, ...]] | None = None
     typing: str = ""
 
@@ -72,48 +77,54 @@ AGENTS = (
     CodingAgent(
         heading="Claude Code",
         program=f"{NPM}/@anthropic-ai/claude-code-*/claude",
-        command=("claude", "-p"),
+        command=("claude",),
         answers="/v1/messages",
         flags=("--allowedTools", "Read"),
         tool="Read",
         reading=lambda path: {"file_path": str(path)},
         typed=lambda schema: ("--json-schema", _schema(schema)),
         typing="StructuredOutput",
+        summarizes=True,
     ),
     CodingAgent(
         heading="Codex",
         program=f"{NPM}/.bin/codex",
-        command=("codex", "exec", "--skip-git-repo-check"),
+        command=("codex", "exec"),
+        ask=("--skip-git-repo-check",),
         answers="/v1/responses",
         # its own sandbox needs rights that a container may not have
         flags=("--dangerously-bypass-approvals-and-sandbox",),
         tool="exec_command",
         reading=lambda path: {"cmd": f"cat {path}"},
+        again=("resume", "--last"),
         typed=lambda schema: ("--output-schema", str(schema)),
     ),
     CodingAgent(
         heading="opencode",
         program=f"{NPM}/opencode-*/bin/opencode",
         command=("opencode", "run"),
+        ask=(),
         answers="/v1/chat/completions",
         tool="read",
         reading=lambda path: {"filePath": str(path)},
+        summarizes=True,
     ),
     CodingAgent(
         heading="Qwen Code",
         program=f"{NPM}/.bin/qwen",
-        command=("qwen", "-p"),
+        command=("qwen",),
         answers="/v1/chat/completions",
         flags=("--approval-mode", "yolo"),
         tool="read_file",
         reading=lambda path: {"file_path": str(path)},
         typed=lambda schema: ("--json-schema", _schema(schema)),
         typing="structured_output",
+        summarizes=True,
     ),
     CodingAgent(
         heading="pi",
         program=f"{NPM}/.bin/pi",
-        command=("pi", "--provider", "gemserve", "--model", MODEL, "-p"),
+        command=("pi", "--provider", "gemserve", "--model", MODEL),
         answers="/v1/chat/completions",
         tool="read",
         reading=lambda path: {"path": str(path)},
@@ -121,19 +132,22 @@ AGENTS = (
     CodingAgent(
         heading="Continue",
         program=f"{NPM}/.bin/cn",
-        command=("cn", "-p"),
+        command=("cn",),
         answers="/v1/chat/completions",
         flags=("--auto",),
         tool="Read",
         reading=lambda path: {"filepath": str(path)},
+        again=("--resume",),
     ),
     CodingAgent(
         heading="aider",
         environment="aider",
         program="aider/bin/aider",
-        command=("aider", "--model", f"openai/{MODEL}", "--no-git", "--yes-always", "--message"),
+        command=("aider", "--model", f"openai/{MODEL}", "--no-git", "--yes-always"),
+        ask=("--message",),
         answers="/v1/chat/completions",
         flags=("--no-check-update", "--analytics-disable"),
+        again=("--restore-chat-history",),
     ),
 )
 
@@ -191,7 +205,7 @@ class Run:
         self._process = process
         self._log = log
 
-    def end(self, timeout_s: float = 60) -> int:
+    def end(self, timeout_s: float = 120) -> int:
         """Its exit status."""
         try:
             return self._process.wait(timeout_s)
@@ -232,7 +246,7 @@ def running(
     command = [word.replace(MODEL, model) for word in agent.command]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["bash", "-ec", code, "bash", *command, prompt, *agent.flags, *more],
+            ["bash", "-ec", code, "bash", *command, *more, *agent.ask, prompt, *agent.flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -253,8 +267,10 @@ def _environment(agent: CodingAgent, home: Path) -> dict[str, str]:
     if not programs or not NODE.exists():
         pytest.skip(f"{agent.heading}: {HOW}, if the registry can be reached")
     commands = home / "bin"
-    commands.mkdir(parents=True)
-    (commands / agent.name).symlink_to(programs[0])
+    commands.mkdir(parents=True, exist_ok=True)
+    command = commands / agent.name
+    if not command.exists():  # a second run has the first one's home
+        command.symlink_to(programs[0])
     return {
         **OFFLINE,
         "HOME": str(home),

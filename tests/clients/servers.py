@@ -78,10 +78,11 @@ def scripted(
     tokenizer: Any,
     context_tokens: int = 16000,
     around: Callable[[Any], Any] | None = None,
+    **server: Any,
 ) -> Iterator[str]:
     """The default leaves room for the long instructions of agents."""
     limits = {"context_tokens": context_tokens, "max_prompt_tokens": context_tokens - 100}
-    serving = serving_over(core, tokenizer, model_name="builtin", **limits)
+    serving = serving_over(core, tokenizer, model_name="builtin", **limits, **server)
     with live_server(serving, around) as address:
         yield address
 

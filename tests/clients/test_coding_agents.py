@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.errors import PromptTooLong
 from gemserve.types import Event, Request
 from tests.clients import servers
 from tests.clients.coding_agents import AGENTS, CodingAgent, Recorder, running
@@ -42,9 +43,9 @@ def of(agents: Sequence[CodingAgent], *capabilities: str) -> list[Any]:
 
 
 CALLING = [agent for agent in AGENTS if agent.tool]
+SUMMARIZING = [agent for agent in AGENTS if agent.summarizes]
 TYPED = [agent for agent in AGENTS if agent.typed]
 FILTERING = [agent for agent in AGENTS if len(agent.settings) > 1]
-pytestmark = pytest.mark.timeout(150)
 
 
 class Model(FakeCore):
@@ -53,9 +54,20 @@ class Model(FakeCore):
     def __init__(self, agent: CodingAgent, tokenizer: Any, answer: Callable[[str], Any]) -> None:
         super().__init__()
         self.prompts: list[str] = []
+        self._refused = ""
         self._agent = agent
         self._tokenizer = tokenizer
         self._answer = answer
+
+    def refuse_next(self, text: str) -> None:
+        """Find the next prompt with this text too long."""
+        self._refused = text
+
+    def check(self, request: Request) -> None:
+        if self._refused and self._refused in self._tokenizer.decode(request.prompt_ids):
+            self._refused = ""
+            tokens = len(request.prompt_ids)
+            raise PromptTooLong(tokens=tokens, limit=tokens - 100, param="messages")
 
     def _play(self, request: Request, job: FakeJob) -> Iterator[Event | None]:
         prompt = self._tokenizer.decode(request.prompt_ids)
@@ -63,16 +75,19 @@ class Model(FakeCore):
         if is_main:
             self.prompts.append(prompt)
         answer = self._answer(prompt) if is_main else "Keys"
-        self.script = [FILTERED, *(pieces(answer) if isinstance(answer, str) else answer)]
+        self.script = [FILTERED, *pieces(answer)] if isinstance(answer, str) else answer
         yield from super()._play(request, job)
 
 
 @contextmanager
 def serving(
-    agent: CodingAgent, tokenizer: Any, answer: Callable[[str], str | Sequence[Step]]
+    agent: CodingAgent,
+    tokenizer: Any,
+    answer: Callable[[str], str | Sequence[Step]],
+    **server: Any,
 ) -> Iterator[tuple[Model, Recorder, str]]:
     core, recorder = Model(agent, tokenizer, answer), Recorder()
-    with servers.scripted(core, tokenizer, CONTEXT, recorder.around) as url:
+    with servers.scripted(core, tokenizer, CONTEXT, recorder.around, **server) as url:
         yield core, recorder, url
 
 
@@ -104,6 +119,36 @@ def test_an_answer(agent: CodingAgent, tokenizer: Any, folder: Path) -> None:
         assert TEXT in run.printed
         check(agent, recorder)
         assert QUESTION in core.prompts[0]
+
+
+@pytest.mark.parametrize("agent", of(AGENTS, "stream"))
+def test_a_prompt_that_takes_long(agent: CodingAgent, tokenizer: Any, folder: Path) -> None:
+    """What keeps a stream open while nothing is said: comments, and Anthropic's pings."""
+    steps = [1.5, FILTERED, *pieces(TEXT[:7]), 1.5, *pieces(TEXT[7:])]
+    with (
+        serving(agent, tokenizer, lambda _: steps, keep_alive_s=0.2) as (_, recorder, url),
+        running(agent, QUESTION, url=url, folder=folder) as run,
+    ):
+        assert run.end() == 0, run.printed
+        assert TEXT in run.printed
+        check(agent, recorder)
+
+
+@pytest.mark.parametrize("agent", of(AGENTS, "chat"))
+def test_a_second_question(agent: CodingAgent, tokenizer: Any, folder: Path) -> None:
+    """Another run goes on with the conversation, which has the answer by then."""
+    more = "And which one hangs beside the window?"
+    with serving(agent, tokenizer, lambda _: TEXT) as (core, recorder, url):
+        with running(agent, QUESTION, url=url, folder=folder) as run:
+            assert run.end() == 0, run.printed
+        core.prompts.clear()
+        with running(agent, more, *agent.again, url=url, folder=folder) as run:
+            assert run.end() == 0, run.printed
+            assert TEXT in run.printed
+        check(agent, recorder)
+        assert any(
+            all(text in prompt for text in (QUESTION, TEXT, more)) for prompt in core.prompts
+        )
 
 
 @pytest.mark.parametrize("agent", of(CALLING, "tools"))
@@ -167,6 +212,25 @@ def test_a_wrong_model_is_shown(agent: CodingAgent, tokenizer: Any, folder: Path
         assert len(asked) <= 6
 
 
+@pytest.mark.parametrize("agent", of(SUMMARIZING, "errors"))
+def test_a_prompt_that_is_too_long(agent: CodingAgent, tokenizer: Any, folder: Path) -> None:
+    """By the words of the error it knows that it has to summarize the conversation."""
+
+    def answer(prompt: str) -> str:
+        return TEXT if FOUND["hall.txt"] in prompt else json.dumps(agent.call(folder / "hall.txt"))
+
+    with (
+        serving(agent, tokenizer, answer) as (core, recorder, url),
+        running(agent, QUESTION, url=url, folder=folder) as run,
+    ):
+        core.refuse_next(FOUND["hall.txt"])
+        run.end()
+        assert TEXT in run.printed
+        asked = [each.status for each in recorder.exchanges if each.path == agent.answers]
+        assert asked.count(400) == 1
+        assert asked[-1] == 200
+
+
 @pytest.mark.parametrize("agent", of(AGENTS, "cancel"))
 def test_an_agent_that_is_ended(agent: CodingAgent, tokenizer: Any, folder: Path) -> None:
     """The server drops the answer that nobody waits for."""
@@ -174,7 +238,7 @@ def test_an_agent_that_is_ended(agent: CodingAgent, tokenizer: Any, folder: Path
 
     def answer(_: str) -> Sequence[Step]:
         begun.set()
-        return ["Hé", "llo ", 60.0]
+        return [FILTERED, "Hé", "llo ", 60.0]
 
     with (
         serving(agent, tokenizer, answer) as (core, _, url),

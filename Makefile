@@ -18,6 +18,8 @@ CLIENTS := $(if $(LARGE),$(CLIENTS),$(filter-out $(LARGE_CLIENTS),$(CLIENTS)))
 NODE := .venv-clients/node/.installed
 # The other packages of npm that are tested.
 JAVASCRIPT := .venv-clients/javascript/.installed
+# Coding agents from npm. They bring programs of their own: 1.5 GB, a minute.
+CODING_AGENTS := .venv-clients/coding-agents/.installed
 
 # The browser tests' driver, beside the packages of the main environment, and axe-core.
 BROWSER := .venv-clients/browser/.installed
@@ -76,7 +78,7 @@ test-all: setup $(NODE)
 	$(FULL) $(PYTEST) --timeout 20000
 
 # `make test-clients TABLE=1` also writes the table of docs/clients.md.
-test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT)
+test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT) $(CODING_AGENTS)
 	$(BIN)/python -m pytest -q -rs $(if $(TABLE),--write-table) tests/clients tests/contract/test_openai_node.py
 
 # Alerts and dashboard, with the prometheus that is installed; skipped where there is none.
@@ -101,9 +103,10 @@ $(BROWSER): tests/browser/package.json | $(STAMP)
 
 $(NODE): tests/clients/package.json
 $(JAVASCRIPT): tests/clients/javascript/package.json
+$(CODING_AGENTS): tests/clients/coding-agents/package.json
 
 # Where npm's registry cannot be reached its tests are skipped, and the next run tries again.
-$(NODE) $(JAVASCRIPT): | $(STAMP)
+$(NODE) $(JAVASCRIPT) $(CODING_AGENTS): | $(STAMP)
 	@rm -rf $(@D) && mkdir -p $(@D) && cp $< $(@D)
 	@if $(BIN)/npm install --loglevel=silent --no-audit --no-fund --ignore-scripts \
 		--fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 --prefix $(@D); \

@@ -354,14 +354,18 @@ async def api_over(core: FakeCore, tokenizer: Any, **settings: Any) -> AsyncIter
 
 
 @contextmanager
-def live_server(serving: Serving) -> Iterator[str]:
-    """The application on a free port of 127.0.0.1; yields its URL."""
+def live_server(serving: Serving, around: Callable[[Any], Any] | None = None) -> Iterator[str]:
+    """The application on a free port of 127.0.0.1; yields its URL.
+
+    `around` returns the application to serve instead, for example one that records requests.
+    """
     import uvicorn
 
     from gemserve.api.app import create_app
 
+    app = create_app(serving)
     config = uvicorn.Config(
-        create_app(serving),
+        around(app) if around else app,
         port=0,
         log_config=None,
         access_log=False,

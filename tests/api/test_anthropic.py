@@ -252,7 +252,9 @@ async def test_a_prompt_that_is_too_long_is_counted(api: Api) -> None:
     assert api.core.requests == []
     refused = await post(api, messages=long)
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"].startswith("prompt is too long: ")
+    message = refused.json()["error"]["message"]
+    tokens = reply.json()["input_tokens"]
+    assert message == f"prompt is too long: {tokens} tokens > 1000 maximum"
 
 
 async def test_a_silence_is_filled_with_pings(tokenizer: Any) -> None:

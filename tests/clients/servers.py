@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,7 @@ class Answers(FakeCore):
         self._scripts = list(scripts)
 
     def answer(self, *answers: str) -> None:
-        self.play(*([FILTERED, *_pieces(answer)] for answer in answers))
+        self.play(*([FILTERED, *pieces(answer)] for answer in answers))
 
     def _play(self, request: Request, job: FakeJob) -> Iterator[Event | None]:
         self.script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
@@ -64,19 +64,26 @@ class Place:
 
 def texts(*answers: str) -> Answers:
     """A core that gives these answers, the first one to the first request."""
-    return Answers(*([FILTERED, *_pieces(answer)] for answer in answers))
+    return Answers(*([FILTERED, *pieces(answer)] for answer in answers))
 
 
-def _pieces(answer: str) -> list[str]:
+def pieces(answer: str) -> list[str]:
     """Several tokens, because a stream of one proves little."""
     return [answer[start : start + 5] for start in range(0, len(answer), 5)]
 
 
 @contextmanager
-def scripted(core: FakeCore, tokenizer: Any, context_tokens: int = 16000) -> Iterator[str]:
+def scripted(
+    core: FakeCore,
+    tokenizer: Any,
+    context_tokens: int = 16000,
+    around: Callable[[Any], Any] | None = None,
+    **server: Any,
+) -> Iterator[str]:
     """The default leaves room for the long instructions of agents."""
     limits = {"context_tokens": context_tokens, "max_prompt_tokens": context_tokens - 100}
-    with live_server(serving_over(core, tokenizer, model_name="builtin", **limits)) as address:
+    serving = serving_over(core, tokenizer, model_name="builtin", **limits, **server)
+    with live_server(serving, around) as address:
         yield address
 
 

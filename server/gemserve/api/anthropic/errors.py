@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal
 
 from fastapi.responses import JSONResponse
@@ -95,6 +96,19 @@ def _with_request_id(headers: Headers) -> Headers:
     return [*headers, *((b"request-id", value) for value in given)]
 
 
+def _too_long(message: str) -> str:
+    """What `PromptTooLong` says, in the words by which clients know it.
+
+    Claude Code takes both counts from there, and summarizes a conversation that is shorter by as
+    much.
+    """
+    counted = re.search(r"is (\d+) tokens(.*)\. However, .* (\d+) input tokens", message)
+    if counted is None:
+        return f"prompt is too long: {message}"
+    limit, note, tokens = counted.groups()
+    return f"prompt is too long: {tokens} tokens > {limit} maximum{note}"
+
+
 def _rewritten(start: Message, body: bytes) -> JSONResponse:
     """The error `body`, which is in OpenAI's form or, from a library, a text."""
     try:
@@ -102,8 +116,8 @@ def _rewritten(start: Message, body: bytes) -> JSONResponse:
     except (ValueError, KeyError, TypeError):
         error = {"message": body[:_MOST_TEXT].decode("utf-8", "replace")}
     message = error["message"]
-    if error.get("code") == "context_length_exceeded":  # by these words clients know it
-        message = f"prompt is too long: {message}"
+    if error.get("code") == "context_length_exceeded":
+        message = _too_long(message)
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]
     }

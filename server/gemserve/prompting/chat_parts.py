@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from gemserve.prompting.message_structure import request_range
-from gemserve.prompting.tools import Message, Part, TemplateMessage
+from gemserve.prompting.tools import Message, ContentPart, TemplateMessage
 
 Places = Sequence[tuple[int, int, int]]  # (message, start, end) in characters
 _LONGEST_VALUE = 200  # characters of an argument that says what a call is about
@@ -21,7 +21,7 @@ _MOST_VALUES = 64  # of all arguments; each is looked for in all of the calls
 class PlacedPart:
     """A part at characters low..high−1 of the rendered text. `message`: the one it is shown in."""
 
-    part: Part
+    part: ContentPart
     message: int
     low: int
     high: int
@@ -107,7 +107,9 @@ class RenderedChat:
             text = part.text.strip()
             start = self.text.find(text, at, high)
             if start < 0:  # the template has rewritten them: they are read whole, as one
-                written = Part(self.text[low:high], parts[0].index, parts[0].role, is_written=True)
+                written = ContentPart(
+                    self.text[low:high], parts[0].index, parts[0].role, is_written=True
+                )
                 yield PlacedPart(written, index, low, high)
                 return
             at = start + len(text)

@@ -19,7 +19,7 @@ _SYSTEM = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ContentPart:
     """A part of a message's content.
 
     `index`: the number of the client's message that it is of. `is_written`: the server has written
@@ -40,13 +40,13 @@ class TemplateMessage:
     """
 
     message: Message
-    parts: tuple[Part, ...]
+    parts: tuple[ContentPart, ...]
     called: tuple[Message, ...] = ()
 
     def written(self, text: str, separator: str) -> TemplateMessage:
         """The message with a text of the server's at its end."""
         content = separator.join(filter(None, [self.message["content"], text]))
-        part = Part(text, self.parts[-1].index, self.message["role"], is_written=True)
+        part = ContentPart(text, self.parts[-1].index, self.message["role"], is_written=True)
         return replace(
             self, message={**self.message, "content": content}, parts=(*self.parts, part)
         )
@@ -62,7 +62,7 @@ def for_template(
     taken = [
         TemplateMessage(
             message,
-            (Part(message["content"], index, message["role"]),),
+            (ContentPart(message["content"], index, message["role"]),),
             tuple(message.get("tool_calls") or ()),
         )
         for index, message in enumerate(messages)
@@ -81,7 +81,10 @@ def _described(tools: Sequence[Tool], messages: list[TemplateMessage]) -> list[T
     if messages and messages[0].message["role"] in _SYSTEM:
         return [messages[0].written(introduction, "\n\n"), *messages[1:]]
     system = {"role": "system", "content": introduction}
-    return [TemplateMessage(system, (Part(introduction, 0, "system", is_written=True),)), *messages]
+    return [
+        TemplateMessage(system, (ContentPart(introduction, 0, "system", is_written=True),)),
+        *messages,
+    ]
 
 
 def _with_calls(message: TemplateMessage) -> TemplateMessage:

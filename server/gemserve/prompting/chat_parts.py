@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from gemserve.prompting.message_structure import request_range
-from gemserve.prompting.tools import Message, ContentPart, TemplateMessage
+from gemserve.prompting.tools import ContentPart, Message, TemplateMessage
 
 Places = Sequence[tuple[int, int, int]]  # (message, start, end) in characters
 _LONGEST_VALUE = 200  # characters of an argument that says what a call is about

@@ -21,7 +21,7 @@ from gemserve.api.openai_responses.tools import (
     SearchTool,
     ServedTool,
 )
-from gemserve.api.replies.answer_parts import ContentPart
+from gemserve.api.replies.answer_parts import Part
 from gemserve.api.replies.call_arguments import parse_arguments, text_argument
 
 _PREFIXES = {FunctionTool: "fc", CustomTool: "ctc", SearchTool: "tsc"}
@@ -33,22 +33,22 @@ class CallItems:
     def __init__(self, tools: Mapping[str, CalledTool]) -> None:
         self._tools = tools
 
-    def kind(self, part: ContentPart) -> type[FunctionTool] | type[CustomTool] | type[SearchTool]:
+    def kind(self, part: Part) -> type[FunctionTool] | type[CustomTool] | type[SearchTool]:
         return type(self._tools[part.name].spec)
 
-    def id_prefix(self, part: ContentPart) -> str:
+    def id_prefix(self, part: Part) -> str:
         return _PREFIXES[self.kind(part)]
 
-    def name(self, part: ContentPart) -> str:
+    def name(self, part: Part) -> str:
         """The tool's name without its namespace."""
         return self._tools[part.name].name
 
-    def text_of(self, part: ContentPart) -> str:
+    def text_of(self, part: Part) -> str:
         """The input of a custom tool."""
         return text_argument(part.text, "input") if part.text else ""
 
     def item(
-        self, part: ContentPart, item_id: str, status: Status, *, is_open: bool
+        self, part: Part, item_id: str, status: Status, *, is_open: bool
     ) -> OutputCall | OutputCustomCall | OutputSearch:
         """An open item is as it was when it was opened."""
         tool, kind = self._tools[part.name], self.kind(part)

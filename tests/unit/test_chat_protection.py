@@ -6,6 +6,7 @@ import copy
 import json
 import time
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest

@@ -19,6 +19,7 @@ from gemserve.config import ModelConfig
 from gemserve.model.checkpoint import open_checkpoint
 from gemserve.prompting.chat_template import render_chat
 from gemserve.prompting.prompt import Prompt, chat_prompt
+from gemserve.prompting.template_roles import fit_roles
 from gemserve.prompting.tools import for_template
 
 Ranges = Sequence[tuple[int, int]]
@@ -140,7 +141,10 @@ def _find_texts(tokenizer: Any, chat: Chat, text: str) -> list[tuple[str, int | 
         {**m, "content": mark} if m["content"].strip() else m
         for m, mark in zip(messages, marks, strict=True)
     ]
-    frame = render_chat(tokenizer, *for_template(tokenizer, marked, tools))
+    taken, given = for_template(tokenizer, marked, tools)
+    sent = [message.message for message in taken]
+    fitted = fit_roles(tokenizer, sent, given)
+    frame = render_chat(tokenizer, fitted, given)
     found = list(re.finditer("\ue000part:(\\d+)\ue001", frame))
     ends = [0, *(mark.end() for mark in found)]
     begins = [*(mark.start() for mark in found), len(frame)]

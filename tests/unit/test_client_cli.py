@@ -155,7 +155,7 @@ def test_kept_passages_are_shown(url: str, notes: str) -> None:
     assert done.stdout == ANSWER
     report, passage, *_ = done.stderr.splitlines()
     assert re.search(r"kept \d+ of", report)
-    assert re.match(r"\[0:32\] '.*The river runs", passage)
+    assert re.match(r"\[0:34\] '.*The river runs", passage)
 
 
 def test_lists(url: str) -> None:

@@ -25,7 +25,7 @@ from tests.anthropic_requests import (
     whole,
     without_ids,
 )
-from tests.fakes import CHAT, FILTERED, Api, FakeCore, api_over
+from tests.fakes import CHAT, CONTEXT, FILTERED, Api, FakeCore, api_over
 
 pytestmark = pytest.mark.anyio
 LARGEST = sys.float_info.max
@@ -276,6 +276,14 @@ async def test_a_silence_is_filled_with_pings(tokenizer: Any) -> None:
         {"system": None, "tools": [], "tool_choice": None, "stream": None, "metadata": None},
         {"tools": [{**WEATHER, "cache_control": {"type": "ephemeral"}, "strict": True}]},
         {"messages": [{"role": "system", "content": "Be brief."}, USER]},
+        {"betas": ["context-management-2025-06-27"], "mcp_servers": [], "container": "c"},
+        {"container": {"id": None, "skills": []}, "inference_geo": "us", "speed": "fast"},
+        {"diagnostics": {"previous_message_id": None}, "fallbacks": "default"},
+        {"fallbacks": [{"model": "x"}], "fallback_credit_token": "t", "compaction": None},
+        {"billing_policy": {"type": "billing_policy"}, "thread": None, "service_tier": "auto"},
+        {"thinking": {"type": "enabled", "budget_tokens": 31_999, "display": "omitted"}},
+        {"thinking": {"type": "between_tools"}},
+        {"output_config": {"effort": "max", "task_budget": {"type": "tokens", "total": 9}}},
     ],
 )
 async def test_what_has_no_effect_is_accepted(api: Api, fields: dict[str, Any]) -> None:
@@ -284,3 +292,61 @@ async def test_what_has_no_effect_is_accepted(api: Api, fields: dict[str, Any]) 
     reply = await api.client.post(f"{MESSAGES}?beta=true", json=body, headers=headers)
     assert reply.status_code == 200, reply.text
     assert reply.json()["content"] == [{"type": "text", "text": TEXT}]
+
+
+async def test_a_limit_beyond_the_context_is_lowered_and_told(api: Api) -> None:
+    """Claude Code sends 32000 whatever the model is."""
+    reply = await post(api, max_tokens=32_000, filter="none")
+    (request,) = api.core.requests
+    room = CONTEXT - len(request.prompt_ids)
+    assert request.sampling.max_tokens == room
+    assert reply.json()["max_tokens"] == room
+    assert reply.headers["x-gemserve-max-tokens"] == str(room)
+    start = (await streamed(api, max_tokens=32_000, filter="none"))[0]
+    assert start["message"]["max_tokens"] == room
+    assert (await whole(api, max_tokens=7))["max_tokens"] == 7
+
+
+async def test_a_lowered_limit_leaves_room_for_a_fallback(api: Api) -> None:
+    long = {"role": "user", "content": "one two three four " * 150}
+    options = {"method": "sieve", "keep": 64, "fallback": True}
+    await whole(api, max_tokens=32_000, messages=[long], filter=options)
+    (request,) = api.core.requests
+    assert len(request.prompt_ids) > 500
+    assert request.sampling.max_tokens == CONTEXT - len(request.prompt_ids)
+
+
+async def test_the_reply_says_that_no_context_was_edited(api: Api) -> None:
+    edits = [
+        {"type": "clear_thinking_20251015", "keep": "all"},
+        {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 9}},
+    ]
+    fields = {"context_management": {"edits": edits}}
+    none_applied = {"applied_edits": []}
+    assert (await whole(api, **fields))["context_management"] == none_applied
+    *_, delta, _ = await streamed(api, **fields)
+    assert delta["context_management"] == none_applied
+    assert "context_management" not in await whole(api)
+
+
+async def test_the_older_name_of_the_format(api: Api) -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    await whole(api, output_format=form)
+    await whole(api, output_config={"format": form})
+    first, second = api.core.requests
+    assert first.grammar == second.grammar is not None
+
+
+async def test_a_reference_to_a_tool_is_a_result(api: Api) -> None:
+    """Claude Code's own search for tools answers with these."""
+    use = {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {"query": "x"}}
+    found = [{"type": "tool_reference", "tool_name": "weather"}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": found}
+    messages = [
+        USER,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    await whole(api, messages=messages, tools=[{**WEATHER, "defer_loading": True}])
+    prompt = api.serving.builder.tokenizer.decode(api.core.requests[0].prompt_ids)
+    assert "You can call the tool weather." in prompt

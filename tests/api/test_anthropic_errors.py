@@ -20,6 +20,7 @@ USER = {"role": "user", "content": "How warm is it?"}
 TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "t"}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 USE = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
 
 
@@ -51,7 +52,7 @@ def said(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
     [
         ({"max_tokens": None}, "max_tokens", "valid integer"),
         ({"max_tokens": 0}, "max_tokens=0", "1"),
-        ({"max_tokens": 3000}, "max_tokens=3000", "room"),
+        ({"max_tokens": 10**30}, "max_tokens=1", "2147483648"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [USER, {"role": "assistant", "content": "It"}]}, "messages.1", "continue"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "user"),
@@ -67,7 +68,8 @@ def said(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
         (said({**RESULT, "tool_use_id": 3}), "messages.1.content.0.tool_use_id", "string"),
         (said(RESULT, role="assistant"), "messages.1.content.0", "role user"),
         (said(USE), "messages.1.content.0", "role assistant"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking", "enabled is not"),
+        ({"thinking": {"type": "deep"}}, "thinking", "must be one of disabled"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 10**30}}, "thinking.budget_t", "2147"),
         ({"tools": [TOOL, {"type": "bash_20250124", "name": "bash"}]}, "tools.1", "bash_20250124"),
         ({"tools": [{"name": "weather"}]}, "tools.0.input_schema", "required"),
         (
@@ -94,7 +96,24 @@ def said(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
             "output_config.format.schema",
             "not",
         ),
-        ({"container": "x"}, "container", "unknown field"),
+        ({"container": {"skills": [{}]}}, "container.skills", "runs no code"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "calls no MCP servers"),
+        ({"compaction": {"type": "summarize"}}, "compaction", "does not summarize"),
+        ({"thread": {"type": "create"}}, "thread", "nothing is stored"),
+        (
+            {"context_management": {"edits": [{"type": "x"}]}},
+            "context_management.edits.0.type",
+            "pattern",
+        ),
+        ({"context_management": {"keep": 1}}, "context_management.keep", "unknown field"),
+        ({"speed": "slow"}, "speed", "standard"),
+        ({"output_format": {"type": "yaml"}}, "output_format.type", "json"),
+        ({"output_format": {**FORM, "schema": {"not": {}}}}, "output_format.schema", "not"),
+        (
+            {"output_format": FORM, "output_config": {"format": FORM}},
+            "output_format",
+            "means the same",
+        ),
         ({"stop": ["x"]}, "stop", "unknown field"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 from tests.fakes import (
     CHAT,
     COMPLETIONS,
+    CONTEXT,
     FILTERED,
     Api,
     CountingTokenizer,
@@ -186,3 +187,20 @@ async def test_any_other_request_id_is_replaced(api: Api, given: str) -> None:
     assert 0 < len(reply.headers["x-request-id"]) <= 128
     again = await api.client.get("/health", headers={b"X-Request-Id": given.encode()})
     assert again.headers["x-request-id"] != reply.headers["x-request-id"]
+
+
+@both
+async def test_a_limit_may_be_lowered_to_what_the_context_leaves(api: Api, path: str) -> None:
+    fields = {"filter": "none", "max_tokens": 10 * CONTEXT}
+    refused = await api.post(path, **fields)
+    assert refused.status_code == 400
+    assert "room" in refused.json()["error"]["message"]
+    for stream in (False, True):
+        reply = await api.post(path, **fields, truncate_max_tokens=True, stream=stream)
+        assert reply.status_code == 200, reply.text
+        request = api.core.requests[-1]
+        room = CONTEXT - len(request.prompt_ids)
+        assert request.sampling.max_tokens == room
+        assert reply.headers["x-gemserve-max-tokens"] == str(room)
+    reply = await api.post(path, max_tokens=7, truncate_max_tokens=True)
+    assert reply.headers["x-gemserve-max-tokens"] == "7"

@@ -33,17 +33,92 @@ async def test_a_number_that_replies_cannot_repeat_is_refused(api: Api, number: 
         assert reply.json()["error"]["param"] == param
 
 
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'},
+}
+
+
+def held_to(pattern: str) -> dict[str, Any]:
+    form = {"type": "grammar", "syntax": "regex", "definition": pattern}
+    return {"type": "custom", "name": "number", "format": form}
+
+
+def space(name: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "description": "!", "tools": list(tools)}
+
+
+def named(number: int) -> dict[str, Any]:
+    return {"type": "function", "name": f"f{number}"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
-        ({"tools": [WEATHER, {"type": "web_search"}]}, "tools.1", "web_search is not served"),
-        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0", "runs no tools"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools.0", "as a function"),
+        ({"tools": [WEATHER, {"type": "telepathy"}]}, "tools.1", "must be one of function"),
+        ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", "no hosted"),
+        (
+            {
+                "tools": [{"type": "web_search"}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "web_search"}],
+                },
+            },
+            "tool_choice",
+            "no hosted",
+        ),
+        ({"tools": [PATCH], "tool_choice": "required"}, "tools.0.format.syntax", "lark"),
+        (
+            {"tools": [WEATHER, PATCH], "tool_choice": {"type": "custom", "name": "patch"}},
+            "tools.1.format.syntax",
+            "lark",
+        ),
+        ({"tools": [{**PATCH, "format": {"type": "json"}}]}, "tools.0.format", "text, grammar"),
+        (
+            {"tools": [held_to("(")], "tool_choice": {"type": "custom", "name": "number"}},
+            "tools.0.format",
+            "pattern",
+        ),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]},
+            "tools.0.tools.0",
+            "must be one of function, custom",
+        ),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+            "tools.0.tools.0.name",
+            "required",
+        ),
+        ({"tools": [space("a", WEATHER), space("a", WEATHER)]}, "tools", "name a__weather"),
+        (
+            {
+                "tools": [space("a", WEATHER), space("b", WEATHER)],
+                "tool_choice": {"type": "function", "name": "weather"},
+            },
+            "tool_choice.name",
+            "one of 2 namespaces",
+        ),
+        (
+            {
+                "tools": [STOP, space("a", {**WEATHER, "parameters": UNHELD, "strict": True})],
+                "tool_choice": {"type": "function", "name": "a__weather"},
+            },
+            "tools.1.tools.0.parameters",
+            "not",
+        ),
+        (
+            {"tools": [space("a", *(named(i) for i in range(120))), *map(named, range(120))]},
+            "tools",
+            "240 tools",
+        ),
         ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "required"),
         ({"tools": [{**WEATHER, "more": 1}]}, "tools.0.more", "unknown"),
         ({"tools": [{**WEATHER, "parameters": {"type": "string"}}]}, "tools.0.parameters", "obj"),
-        ({"tools": [WEATHER, WEATHER]}, "tools", "2 functions"),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "2 tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "any"),
         ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice", "not served"),
         ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "x"}}, "tool_choice.name", "'x'"),
@@ -88,7 +163,7 @@ async def test_a_number_that_replies_cannot_repeat_is_refused(api: Api, number: 
             "not",
         ),
         ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
-        ({"max_output_tokens": 3000}, "max_output_tokens", "max_output_tokens=3000"),
+        ({"max_output_tokens": 10**30}, "max_output_tokens", "2147483648"),
         ({"truncation": "most"}, "truncation", "most"),
         ({"n": 2}, "n", "unknown"),
     ],

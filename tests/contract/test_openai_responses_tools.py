@@ -90,6 +90,8 @@ def test_a_typed_answer(client: openai.OpenAI, core: FakeCore) -> None:
 
 
 def test_a_refused_tool_is_a_typed_error(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="web_search is not served") as error:
-        client.responses.create(model="fake", input="Hi", tools=[{"type": "web_search"}])
-    assert error.value.param == "tools.0"
+    with pytest.raises(openai.BadRequestError, match="no hosted tools") as error:
+        client.responses.create(
+            model="fake", input="Hi", tools=[{"type": "web_search"}], tool_choice="required"
+        )
+    assert error.value.param == "tool_choice"

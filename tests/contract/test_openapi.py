@@ -95,6 +95,13 @@ CALLED = {
     "tool_choice": "required",
 }
 FINDER = [{"name": "find", "input_schema": {"type": "object"}}]
+AGENT_TOOLS = [
+    {
+        "type": "custom",
+        "name": "t",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{1,3}"},
+    }
+]
 ASKED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "Hi"}),
     (COMPLETIONS, {"prompt": ["Hi", "Ho"], "n": 2, "seed": 1}),
@@ -124,6 +131,18 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
             "include": ["message.output_text.logprobs"],
             "top_logprobs": 2,
             "max_output_tokens": 5,
+        },
+    ),
+    (RESPONSES + "/input_tokens", {"input": "Where?", "tools": AGENT_TOOLS}),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 9000, "truncate_max_tokens": True}),
+    (
+        MESSAGED,
+        {
+            "messages": MESSAGES,
+            "max_tokens": 32000,
+            "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+            "thinking": {"type": "enabled", "budget_tokens": 31999},
+            "mcp_servers": [],
         },
     ),
     (

@@ -16,6 +16,7 @@ import torch
 from gemserve.decoding.grammar import GrammarFailed, Grammars, Matcher
 from gemserve.decoding.json_schema import MAX_SCHEMA_BYTES, InvalidGrammar
 from gemserve.decoding.sampling import Draw, SamplerState, draw
+from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.types import ANY_OBJECT, Grammar, SamplingParams
 from tests.fakes import EOS
 from tests.schemas import REFUSED, Schema, random_schema
@@ -311,3 +312,27 @@ def test_a_matcher_that_fails_takes_no_other_request_with_it(grammars: Grammars)
     assert isinstance(held, Draw)
     alone = draw(logits[1:2], [sampler(None)])
     assert free == alone[0]
+
+
+@pytest.mark.parametrize("bounds", [{}, {"minimum": 1}, {"maximum": 10}])
+def test_an_integer_has_an_end(grammars: Grammars, tokenizer: Any, bounds: dict[str, int]) -> None:
+    """A weak model writes digits as long as it may."""
+    schema = prepare_schema({"type": "integer", **bounds}, is_strict=True)
+    sign = "-" if "maximum" in bounds else ""
+    matcher = grammars.matcher(grammar(schema))
+    num_digits = 0
+    for token in tokenizer.encode(sign + "7" * 40, add_special_tokens=False):
+        if not matcher.allowed()[token]:
+            break
+        matcher.advance(token)
+        num_digits += len(tokenizer.decode([token]).strip("-"))
+    assert num_digits == 19
+
+
+def test_integers_of_64_bits_can_be_written(grammars: Grammars, tokenizer: Any) -> None:
+    schema = prepare_schema({"type": "integer"}, is_strict=True)
+    for text in ("1795417774440123456", "-1", "0", "9000000000000000000"):
+        matcher = grammars.matcher(grammar(schema))
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            assert matcher.allowed()[token]
+            matcher.advance(token)

@@ -165,7 +165,7 @@ def test_a_pattern_with_look_around_is_left_out(pattern: str, stays: bool) -> No
 
 def test_pydantic_s_decimal_is_a_number() -> None:
     """Its other form is a text with look-ahead. Any text would do without, and none would parse."""
-    number = {"type": "number", "minimum": 0}
+    number = {"type": "number", "minimum": 0, "maximum": 10**15}
     text = {"type": "string", "pattern": DECIMAL}
     for is_strict in (False, True):
         assert prepared({"anyOf": [number, text]}, is_strict=is_strict) == {"anyOf": [number]}
@@ -177,14 +177,36 @@ def test_a_schema_that_says_it_all_stays_as_it_is() -> None:
         assert prepared(schema) == schema
 
 
-@pytest.mark.parametrize("kind", ["number", ["number", "null"]])
-def test_numbers_without_bounds_get_some(kind: Any) -> None:
-    """Bug: a model wrote 3.02e8928, which `Decimal` reads and JSON's readers take for infinity."""
-    done = prepared({"type": kind})
-    assert (done["minimum"], done["maximum"]) == (-(10**15), 10**15)
-    for given in ({"minimum": 3}, {"enum": [1e20]}, {"const": 1e20}):
-        assert prepared({"type": kind, **given}) == {"type": kind, **given}
-    assert prepared({"type": "integer"}) == {"type": "integer"}
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("number", 10**15),
+        (["number", "null"], 10**15),
+        ("integer", 9 * 10**18),
+        (["null", "integer"], 9 * 10**18),
+    ],
+)
+def test_numbers_get_the_bounds_that_they_lack(kind: Any, most: int) -> None:
+    """Bug: a model wrote 3.02e8928, which `Decimal` reads and JSON's readers take for infinity.
+
+    Another one wrote digits of an integer until max_tokens.
+    """
+    both = {"minimum": -most, "maximum": most}
+    for given, added in (
+        ({}, both),
+        ({"minimum": 3}, {"maximum": most}),
+        ({"exclusiveMinimum": 0}, {"maximum": most}),
+        ({"maximum": 3}, {"minimum": -most}),
+        ({"exclusiveMaximum": 10**30}, {"minimum": -most}),
+        ({"multipleOf": 5}, both),
+        ({"minimum": 10**30}, {}),
+        ({"maximum": -(10**30)}, {}),
+        ({"minimum": 1, "maximum": 10**30}, {}),
+        ({"enum": [10**20]}, {}),
+        ({"const": 10**20}, {}),
+        ({"minimum": "x"}, {}),
+    ):
+        assert prepared({"type": kind, **given}) == {"type": kind, **given, **added}
 
 
 def test_maps_with_patterns_of_names_are_closed() -> None:

@@ -33,6 +33,7 @@ from gemserve.api.openapi import write_document
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
     KEPT_TOKENS_HEADER,
+    MAX_TOKENS_HEADER,
     PROMPT_TOKENS_HEADER,
 )
 from gemserve.api.requests.field_schemas import Json
@@ -62,6 +63,7 @@ EXPOSED_HEADERS = (
     "X-Request-Id",
     PROMPT_TOKENS_HEADER,
     KEPT_TOKENS_HEADER,
+    MAX_TOKENS_HEADER,
     FILTER_HEADER,
 )
 
@@ -127,7 +129,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
     return [
         completion_routes(submitter, builder),
         openai_responses_routes(submitter, builder),
-        anthropic_routes(submitter, builder, models),
+        anthropic_routes(submitter, builder),
         filter_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),

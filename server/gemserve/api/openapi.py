@@ -22,6 +22,7 @@ from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
     KEPT_TOKENS_HEADER,
+    MAX_TOKENS_HEADER,
     PROMPT_TOKENS_HEADER,
 )
 from gemserve.api.requests.base_bodies import GenerationBody
@@ -204,6 +205,7 @@ class _Writer:
             content[_EVENTS] = {"schema": self._event(operation)}
             headers = {name: _optional(header) for name, header in _COUNTS.items()}
             headers[FILTER_HEADER] = _REPORT
+            headers[MAX_TOKENS_HEADER] = _LIMIT
         reply = _reply("Done", content, headers)
         return reply if operation.links is None else {**reply, "links": operation.links}
 
@@ -239,6 +241,11 @@ _BEARER: Json = {"required": True, "schema": {"const": "Bearer"}}
 _SECONDS: Json = {"required": True, "schema": {"type": "integer", "minimum": 1}}
 _COUNT: Json = {"required": True, "schema": {"type": "integer", "minimum": 0}}
 _COUNTS: Json = {PROMPT_TOKENS_HEADER: _COUNT, KEPT_TOKENS_HEADER: _COUNT}
+_LIMIT: Json = {
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "The most tokens that the answer may have.",
+}
 _REPORT: Json = {"required": False, "schema": _TEXT, "description": "The filter object, as JSON."}
 _REPLY_ID: Json = {"required": True, "schema": {**_TEXT, "pattern": "^[!-~]{1,128}$"}}
 

@@ -3,7 +3,8 @@
 - Objects that list their `properties`, or patterns of their names, get no others, unless the
   schema says otherwise: a small model invents keys until `max_tokens`.
 - Formats that the compiler does not know are annotations, as JSON Schema says.
-- Numbers without bounds get some: else they get exponents of thousands, which no program reads.
+- Numbers get the bounds that they lack: else they get exponents of thousands, which no program
+  reads, and integers get digits until `max_tokens`.
 - A `pattern` that no automaton can follow is left out, and so is a branch of an `anyOf` that has
   one where other branches do without.
 
@@ -41,7 +42,7 @@ _PATTERNS = {
     "duration": f"P({_COUNT}W|{_DAYS}({_CLOCK})?|{_CLOCK})",
 }
 _MOST = 10**15  # of a number without bounds; below 2**53, up to which JavaScript counts exactly
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "const")
+_MOST_INTEGER = 9 * 10**18  # below 2**63: ids and times in nanoseconds have 18 or 19 digits
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = (
@@ -114,10 +115,20 @@ def _replace_format(schema: Json) -> None:
 
 
 def _bound_numbers(schema: Json) -> None:
+    """Give numbers the bounds that they lack; one that the schema has is kept."""
     types = schema.get("type")
-    has_numbers = "number" in types if isinstance(types, list) else types == "number"
-    if has_numbers and not any(name in schema for name in _BOUNDS):
-        schema |= {"minimum": -_MOST, "maximum": _MOST}
+    kinds = types if isinstance(types, list) else [types]
+    most = _MOST if "number" in kinds else _MOST_INTEGER if "integer" in kinds else None
+    if most is None or "enum" in schema or "const" in schema:
+        return
+    lower = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    upper = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    if not all(type(bound) in (int, float) for bound in lower + upper):
+        return  # the compiler says what is wrong with it
+    if not upper and all(bound < most for bound in lower):
+        schema["maximum"] = most
+    if not lower and all(bound > -most for bound in upper):
+        schema["minimum"] = -most
 
 
 def _held_branches(branches: list[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import encode
 from gemserve.prompting.protected import chat_ranges, last_paragraphs, plain_ranges, with_question
 from gemserve.prompting.question import chat_question, ids_question, text_question
+from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.prompting.text_breaks import find_breaks, find_breaks_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.ranges import Ranges
@@ -94,13 +95,15 @@ def chat_prompt(
     chat has more than `max_tokens` tokens; that error names `field`.
     """
     messages, tools = for_template(tokenizer, messages, tools)
+    sent, messages = messages, fit_roles(tokenizer, messages, tools, variables)
     text = render_chat(tokenizer, messages, tools, variables=variables)
     encoding = encode(tokenizer, text, add_special_tokens=False)
     _check_length(encoding, max_tokens, field)
     encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
     _check_length(encoding, max_tokens, field)
-    question = chat_question(places, messages, text, encoding)
-    ranges = chat_ranges(places, messages, text, encoding)
+    places = source_places(places, messages, text)
+    question = chat_question(places, sent, text, encoding)
+    ranges = chat_ranges(places, sent, text, encoding)
     answer_start = ranges[-1].start if places else len(encoding) - _ANSWER_TOKENS
     protected = with_question(tokenizer, encoding.ids, ranges, question, answer_start)
     contents = [(low, text[low:high]) for _, low, high in places]

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
-Message = dict[str, Any]  # its `tool_calls` have arguments that are parsed, if they are JSON
+# its `tool_calls` have arguments that are parsed, if they are JSON; where these are written into
+# the content, `called` has the names of the calls by their ids
+Message = dict[str, Any]
 _INTRODUCTION = """You can call these functions:
 {functions}
 To call one, answer with nothing but JSON of this form: {{"name": "...", "arguments": {{...}}}}"""
@@ -46,6 +48,7 @@ def _plain_message(message: Message) -> Message:
     return {
         "role": message["role"],
         "content": "\n".join(filter(None, [message["content"], *calls])),
+        "called": {call["id"]: call["function"]["name"] for call in message["tool_calls"]},
     }
 
 

@@ -64,12 +64,30 @@ Text = Annotated[TextBlock, refuse_others(("text",), _REASONS, otherwise=_OTHER_
 Texts = TextOr[Annotated[list[Text], Field(fail_fast=True)]]
 
 
+class ToolReference(Block):
+    """A tool that a search of the client's found. Every tool is in the prompt in any case."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        return f"You can call the tool {self.tool_name}."
+
+
+ResultBlock = Annotated[
+    TextBlock | ToolReference,
+    Field(discriminator="type"),
+    refuse_others(("text", "tool_reference"), _REASONS, otherwise=_OTHER_BLOCKS),
+]
+
+
 class ToolResult(Block):
     """What a call gave."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts | None = None
+    content: TextOr[Annotated[list[ResultBlock], Field(fail_fast=True)]] | None = None
     is_error: bool | None = None
 
 
@@ -118,7 +136,7 @@ def chat_messages(
     return messages
 
 
-def text_of(content: str | Sequence[TextBlock | DocumentBlock] | None) -> str:
+def text_of(content: str | Sequence[TextBlock | DocumentBlock | ToolReference] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return _BETWEEN_BLOCKS.join(block.text for block in content)

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gemserve.api.anthropic.blocks import ConversationMessage, Texts, chat_messages
+from gemserve.api.anthropic.fields_without_effect import FieldsWithoutEffect
 from gemserve.api.anthropic.tools import (
     OutputConfig,
+    OutputFormat,
     ServedTool,
-    ThinkingOptions,
     ToolChoice,
 )
 from gemserve.api.requests.base_bodies import (
@@ -23,13 +24,15 @@ from gemserve.api.requests.base_bodies import (
 from gemserve.api.requests.chat_body import MAX_TOOLS
 from gemserve.api.requests.chat_form import ChatForm, as_chat
 from gemserve.api.requests.integers import Count, Natural
+from gemserve.errors import RequestError
 
+_FORMAT = "output_config.format"
 _NAMES = {
     r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
     r"tools\.(\d+)\.function": r"tools.\1",
     r"tool_choice\.function": "tool_choice",
-    r"response_format\.json_schema": "output_config.format",
-    "response_format": "output_config.format",
+    r"response_format\.json_schema": _FORMAT,
+    "response_format": _FORMAT,
     "stop": "stop_sequences",
 }
 
@@ -44,32 +47,45 @@ class MessageStreamOptions(Body):
     include_progress: bool | None = None
 
 
-class CountedBody(FilteringBody):
-    """What the prompt is made of. `metadata`, `thinking` and `cache_control` have no effect."""
+class CountedBody(FilteringBody, FieldsWithoutEffect):
+    """What the prompt is made of. `metadata` has no effect."""
 
     messages: Annotated[list[ConversationMessage], Field(min_length=1, fail_fast=True)]
     system: Texts | None = None
     tools: Annotated[list[ServedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
-    thinking: ThinkingOptions | None = None
-    cache_control: dict[str, Any] | None = None
+    output_format: OutputFormat | None = None  # the older name of output_config.format
     metadata: Metadata | None = None  # type: ignore[assignment]
 
     @cached_property
     def form(self) -> ChatForm:
         """The chat that means the same. Raises `RequestError`."""
-        return ChatForm(as_chat(self, **self._chat_fields()), _NAMES)
+        names = _NAMES
+        if self._format is self.output_format:
+            names = {old: new.replace(_FORMAT, "output_format") for old, new in _NAMES.items()}
+        return ChatForm(as_chat(self, **self._chat_fields()), names)
+
+    @property
+    def _format(self) -> OutputFormat | None:
+        """What the answer is held to. Raises `RequestError` if two fields say it."""
+        newer = None if self.output_config is None else self.output_config.format
+        if newer is not None and self.output_format is not None:
+            raise RequestError(
+                f"output_format: not together with {_FORMAT}, which means the same",
+                param="output_format",
+            )
+        return newer or self.output_format
 
     def _chat_fields(self) -> dict[str, Any]:
-        choice, config = self.tool_choice, self.output_config
+        choice, wanted = self.tool_choice, self._format
         is_single = getattr(choice, "disable_parallel_tool_use", None)
         return {
             "messages": chat_messages(self.system, self.messages),
             "tools": [tool.chat for tool in self.tools or ()],
             "tool_choice": None if choice is None else choice.chat,
             "parallel_tool_calls": not is_single,
-            "response_format": config.format.chat if config and config.format else None,
+            "response_format": None if wanted is None else wanted.chat,
             "metadata": None,
         }
 
@@ -99,4 +115,5 @@ class AnthropicBody(CountedBody):
             "stop": self.stop_sequences,
             "stream": bool(self.stream),
             "stream_options": None,
+            "truncate_max_tokens": True,
         }

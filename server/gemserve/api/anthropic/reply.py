@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
@@ -19,10 +15,12 @@ from gemserve.api.anthropic.reply_types import (
     AnyEvent,
     ContentBlock,
     Message,
+    MessageDelta,
     MessageUsage,
     StopReason,
 )
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
+from gemserve.api.replies.call_arguments import parse_arguments
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import (
     ABORTED,
@@ -34,12 +32,12 @@ from gemserve.api.replies.failures import (
 from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
 from gemserve.api.replies.token_counts import (
+    answer_headers,
     cached_tokens_of,
     filter_object,
-    token_headers,
 )
 from gemserve.api.requests.tool_choice import ToolCallRules
-from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
+from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
 
 _PING = named_event({"type": "ping"})
 
@@ -47,7 +45,8 @@ _PING = named_event({"type": "ping"})
 async def anthropic_reply(
     body: AnthropicBody, reader: EventReader, rules: ToolCallRules | None, request_id: str
 ) -> Response:
-    answer = _MessageInProgress(body, rules)
+    (stream,) = reader.streams
+    answer = _MessageInProgress(body, stream.request, rules)
     if body.stream:
         progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
         return await event_stream_with(
@@ -66,11 +65,12 @@ async def anthropic_reply(
 class _MessageInProgress:
     """What is known of a message so far."""
 
-    def __init__(self, body: AnthropicBody, rules: ToolCallRules | None) -> None:
+    def __init__(self, body: AnthropicBody, request: Request, rules: ToolCallRules | None) -> None:
         self.report: FilterReport | None = None
         self.finished: Finished | None = None
         self._id = new_id("msg").replace("-", "_")
-        self._model = body.model
+        self._model, self._request = body.model, request
+        self.has_context_management = body.context_management is not None
         self._parts = AnswerParts(rules)
 
     def add(self, event: Event) -> list[AnswerChange]:
@@ -86,7 +86,7 @@ class _MessageInProgress:
 
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known."""
-        return {} if self.report is None else token_headers([self.report])
+        return answer_headers([] if self.report is None else [self.report], [self._request])
 
     @property
     def message(self) -> Message:
@@ -101,7 +101,10 @@ class _MessageInProgress:
             "stop_reason": self.stop_reason if finished else None,
             "stop_sequence": self.stop_sequence,
             "usage": self.usage,
+            "max_tokens": self._request.sampling.max_tokens,
         }
+        if self.has_context_management:
+            message["context_management"] = {"applied_edits": []}
         if self.report is not None:
             message["filter"] = filter_object(self.report)
         return message
@@ -182,11 +185,14 @@ def _written(
     for change in changes:
         yield _of_change(change)
     if isinstance(event, Finished):
-        yield {
+        delta: MessageDelta = {
             "type": "message_delta",
             "delta": {"stop_reason": answer.stop_reason, "stop_sequence": answer.stop_sequence},
             "usage": answer.usage,
         }
+        if answer.has_context_management:
+            delta["context_management"] = {"applied_edits": []}
+        yield delta
         yield {"type": "message_stop"}
 
 
@@ -221,28 +227,5 @@ def _block(part: Part, *, is_open: bool = False) -> ContentBlock:
         "type": "tool_use",
         "id": f"toolu_{part.call_id.removeprefix('call_')}",
         "name": part.name,
-        "input": {} if is_open else _parse_input(part.text),
+        "input": {} if is_open else parse_arguments(part.text),
     }
-
-
-def _parse_input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as an object; what is cut off, or too deep for Python, is empty.
-
-    Numbers beyond what a double holds become its largest, and half characters become "?".
-    """
-    try:
-        value = json.loads(arguments, parse_int=_integer, parse_float=_double)
-        written = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-        value = json.loads(written)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= 300 else _double(digits)
-
-
-def _double(digits: str) -> float:
-    value = float(digits)
-    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)

@@ -37,7 +37,15 @@ class MessageUsage(TypedDict):
     cache_read_input_tokens: NonNegative
 
 
+class AppliedEdits(TypedDict):
+    """With `context_management`. Nothing is removed from a conversation."""
+
+    applied_edits: Annotated[list[Any], Field(max_length=0)]
+
+
 class Message(TypedDict):
+    """`max_tokens` is the limit of this answer: what was sent, or what the context leaves."""
+
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -46,6 +54,8 @@ class Message(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    max_tokens: Annotated[int, Field(ge=1)]
+    context_management: NotRequired[AppliedEdits]
     filter: NotRequired[FilterObject]
 
 
@@ -101,6 +111,7 @@ class MessageDelta(TypedDict):
     type: Literal["message_delta"]
     delta: Stop
     usage: MessageUsage
+    context_management: NotRequired[AppliedEdits]
 
 
 class MessageStop(TypedDict):

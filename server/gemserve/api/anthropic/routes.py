@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from anyio import to_thread
 from fastapi import Request, Response
 
-from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.anthropic import reply_types as message_types
 from gemserve.api.anthropic.body import AnthropicBody, CountedBody
 from gemserve.api.anthropic.errors import AnthropicError
 from gemserve.api.anthropic.reply import anthropic_reply
-from gemserve.api.documents.finder import Finder
-from gemserve.api.requests.json_body import parse_body
-from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
 from gemserve.api.routes.operation import Operation, Routes
-from gemserve.api.routes.submission import Submitter, read_body
+from gemserve.api.routes.submission import Submitter
+from gemserve.api.routes.token_counting import count_tokens
 
 ANSWER = Operation(
     summary="Answer messages, in Anthropic's form",
@@ -38,15 +34,8 @@ COUNT = Operation(
 )
 
 
-def anthropic_routes(submitter: Submitter, builder: RequestBuilder, models: ModelNames) -> Routes:
+def anthropic_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     routes = Routes()
-
-    def parse(raw: bytes, finder: Finder) -> CountedBody:
-        body = parse_body(raw, CountedBody, finder)
-        reference = models.find_reference(body)
-        if reference is not None:
-            models.find_in_memory(reference)  # it changes nothing about tokens, but must be there
-        return body
 
     @routes.add("POST", "/v1/messages", ANSWER)
     async def post_message(http: Request) -> Response:
@@ -56,11 +45,7 @@ def anthropic_routes(submitter: Submitter, builder: RequestBuilder, models: Mode
 
     @routes.add("POST", "/v1/messages/count_tokens", COUNT)
     async def post_count(http: Request) -> message_types.TokenCount:
-        tenant = tenant_of(http)
-        finder = Finder(submitter.documents, tenant)
-        raw = await read_body(http)
-        body = await to_thread.run_sync(parse, raw, finder)
-        async with submitter.long_texts.turn(tenant, len(raw) + finder.num_chars):
-            return {"input_tokens": await to_thread.run_sync(builder.count_tokens, body)}
+        num_tokens = await count_tokens(http, submitter, CountedBody, builder.count_tokens)
+        return {"input_tokens": num_tokens}
 
     return routes

@@ -6,14 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gemserve.api.anthropic.fields_without_effect import TaskBudget
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import Body, JsonSchema, ResponseFormat
 from gemserve.api.requests.chat_body import Function, NamedFunction, NamedTool, Tool
 from gemserve.api.requests.served_types import HistoryItem, refuse_others
-
-_NO_THINKING = dict.fromkeys(
-    ("enabled", "between_tools"), "is not served: answers come without extended thinking"
-)
 
 
 class CustomTool(HistoryItem):
@@ -79,14 +76,6 @@ ToolChoice = Annotated[
 ]
 
 
-class NoThinking(Body):
-    type: Literal["disabled", "adaptive"]
-    display: str | None = None
-
-
-ThinkingOptions = Annotated[NoThinking, refuse_others(("disabled", "adaptive"), _NO_THINKING)]
-
-
 class OutputFormat(Body):
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -100,7 +89,8 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """`effort` has no effect."""
+    """`effort` and `task_budget` have no effect."""
 
     effort: str | None = None
+    task_budget: TaskBudget | None = None
     format: OutputFormat | None = None

@@ -1,4 +1,7 @@
-"""Request body of /v1/responses. It accepts the fields without effect that clients usually send."""
+"""Request bodies of /v1/responses and of its count of tokens.
+
+They accept the fields without effect that clients usually send.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from gemserve.api.openai_responses.items import Item, chat_messages
+from gemserve.api.openai_responses.called_tools import CalledTool, called_tools, chosen_tools
+from gemserve.api.openai_responses.items import Item, chat_messages, further_tools
 from gemserve.api.openai_responses.tools import (
-    AllowedTools,
-    ChosenFunction,
-    FunctionTool,
+    HostedTool,
     SchemaFormat,
-    ServedTool,
     TextFormat,
     TextOptions,
     ToolChoice,
+    Tools,
 )
-from gemserve.api.requests.base_bodies import Body, NumTop, SamplingBody, TextOr
-from gemserve.api.requests.chat_body import MAX_TOOLS, Message
+from gemserve.api.requests.base_bodies import Body, FilteringBody, NumTop, SamplingBody, TextOr
+from gemserve.api.requests.chat_body import Message
 from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.chat_form import ChatForm, as_chat, plain_message
 from gemserve.api.requests.integers import Count, Natural
-from gemserve.errors import RequestError, shown
+from gemserve.api.requests.tool_choice import ToolChoice as ChatToolChoice
+from gemserve.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
 _NAMES = {
@@ -32,7 +35,6 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     r"response_format\.json_schema\.schema": "text.format.schema",
     "response_format": "text.format",
-    r"tools\.(\d+)\.function": r"tools.\1",
     r"tool_choice\.function": "tool_choice",
 }
 
@@ -55,63 +57,51 @@ class ResponseStreamOptions(Body):
     include_progress: bool | None = None
 
 
-class OpenAIResponsesBody(SamplingBody):
+class InputBody(FilteringBody):
+    """What the prompt is made of."""
+
     input: TextOr[Annotated[list[Item], Field(min_length=1, fail_fast=True)]]
     instructions: str | None = None
-    max_output_tokens: Count | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[ServedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include: list[str] | None = None
-    top_logprobs: NumTop | None = None
     # what follows has no effect, or must be what it says
     truncation: Literal["disabled", "auto"] | None = None
-    max_tool_calls: Natural | None = None  # of hosted tools: there are none
-    stream_options: ResponseStreamOptions | None = None
     reasoning: dict[str, Any] | None = None
-    moderation: Moderation | None = None
-    background: (
-        Annotated[bool, AfterValidator(_check_false), WithJsonSchema({"const": False})] | None
-    ) = None
+    client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
     previous_response_id: None = None
     conversation: None = None
-    prompt: None = None
-
-    @property
-    def has_progress(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_progress)
-
-    @property
-    def has_logprobs(self) -> bool:
-        return LOGPROBS in (self.include or ())
 
     @cached_property
     def form(self) -> ChatForm:
         """The chat that means the same. Raises `RequestError`."""
-        if self.top_logprobs and not self.has_logprobs:
-            raise RequestError(
-                f'top_logprobs={self.top_logprobs}: needs "{LOGPROBS}" in include',
-                param="top_logprobs",
-            )
-        tools, choice, names = self.tools or [], self.tool_choice, _NAMES
-        if isinstance(choice, AllowedTools):
-            places = _allowed(choice, tools)
-            tools, choice = [tools[place] for place in places], choice.mode
-            moved = {rf"tools\.{to}\.function": f"tools.{at}" for to, at in enumerate(places)}
-            names = {**moved, **names}
-        chat = as_chat(
-            self,
-            messages=self._messages,
-            max_tokens=self.max_output_tokens,
-            tools=[tool.chat for tool in tools],
-            tool_choice=choice.chat if isinstance(choice, ChosenFunction) else choice,
-            response_format=None if self.format is None else self.format.chat,
-            logprobs=self.has_logprobs,
-            top_logprobs=self.top_logprobs if self.has_logprobs else None,
-            stream_options=None,
+        has_hosted = any(isinstance(tool, HostedTool) for tool in self.tools or ())
+        tools, choice = chosen_tools(
+            self.tool_choice, [*self.called_tools.values()], has_hosted=has_hosted
         )
-        return ChatForm(chat, names)
+        places = {}
+        for index, tool in enumerate(tools):
+            function = rf"tools\.{index}\.function"
+            places[rf"{function}\.parameters"] = tool.parameters_field
+            places[function] = tool.field
+        return ChatForm(as_chat(self, **self._chat_fields(tools, choice)), {**places, **_NAMES})
+
+    @cached_property
+    def called_tools(self) -> dict[str, CalledTool]:
+        """The tools that can be called, by their names in the prompt. Raises `RequestError`."""
+        found = () if isinstance(self.input, str) else further_tools(self.input)
+        return {tool.flat_name: tool for tool in called_tools(self.tools or (), found)}
+
+    def _chat_fields(self, tools: Sequence[CalledTool], choice: ChatToolChoice) -> dict[str, Any]:
+        return {
+            "messages": self._messages,
+            "tools": [tool.chat for tool in tools],
+            "tool_choice": choice,
+            "response_format": None if self.format is None else self.format.chat,
+            "stream_options": None,
+        }
 
     @property
     def format(self) -> TextFormat | SchemaFormat | None:
@@ -126,12 +116,41 @@ class OpenAIResponsesBody(SamplingBody):
         return messages + chat_messages(given)
 
 
-def _allowed(choice: AllowedTools, tools: Sequence[FunctionTool]) -> list[int]:
-    """The places of the allowed tools. Raises `RequestError` for one that is not there."""
-    names = [tool.name for tool in tools]
-    for index, allowed in enumerate(choice.tools):
-        if allowed.name not in names:
-            field = f"tool_choice.tools.{index}.name"
-            raise RequestError(f"{field}={shown(allowed.name)}: not one of the tools", param=field)
-    allowed_names = {allowed.name for allowed in choice.tools}
-    return [place for place, name in enumerate(names) if name in allowed_names]
+class CountedInputBody(InputBody):
+    model: str | None = None  # type: ignore[assignment]
+
+
+class OpenAIResponsesBody(InputBody, SamplingBody):
+    max_output_tokens: Count | None = None
+    include: list[str] | None = None
+    top_logprobs: NumTop | None = None
+    # what follows has no effect, or must be what it says
+    max_tool_calls: Natural | None = None  # of hosted tools: there are none
+    stream_options: ResponseStreamOptions | None = None
+    moderation: Moderation | None = None
+    background: (
+        Annotated[bool, AfterValidator(_check_false), WithJsonSchema({"const": False})] | None
+    ) = None
+    prompt: None = None
+
+    @property
+    def has_progress(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_progress)
+
+    @property
+    def has_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    def _chat_fields(self, tools: Sequence[CalledTool], choice: ChatToolChoice) -> dict[str, Any]:
+        if self.top_logprobs and not self.has_logprobs:
+            raise RequestError(
+                f'top_logprobs={self.top_logprobs}: needs "{LOGPROBS}" in include',
+                param="top_logprobs",
+            )
+        return {
+            **super()._chat_fields(tools, choice),
+            "max_tokens": self.max_output_tokens,
+            "truncate_max_tokens": True,
+            "logprobs": self.has_logprobs,
+            "top_logprobs": self.top_logprobs if self.has_logprobs else None,
+        }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
+from gemserve.api.openai_responses.called_tools import flat_name, flattened
+from gemserve.api.openai_responses.tools import SEARCH_NAME, ServedTool, Tools
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.document_reference import DocumentReference
@@ -70,27 +73,70 @@ class InputMessage(HistoryItem):
     status: Status | None = None
 
 
-class FunctionCall(HistoryItem):
+class CallItem(HistoryItem):
+    """`caller` has no effect."""
+
+    id: str | None = None
+    status: Status | None = None
+    caller: dict[str, Any] | None = None
+
+
+class FunctionCall(CallItem):
     """A call that an earlier answer asked for."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
-    id: str | None = None
-    status: Status | None = None
     parsed_arguments: Any = None  # OpenAI's SDK adds them to a reply, and LangChain sends them back
 
 
-class FunctionCallOutput(HistoryItem):
+class CustomToolCall(CallItem):
+    """A call of a custom tool that an earlier answer asked for."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+class CallOutput(CallItem):
     """What a call gave."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: TextOr[Annotated[list[TextPart], Field(fail_fast=True)]]
-    id: str | None = None
     name: str | None = None
-    status: Status | None = None
+    namespace: str | None = None
+
+
+class ToolSearchCall(CallItem):
+    """A search for tools that an earlier answer asked for."""
+
+    type: Literal["tool_search_call"]
+    call_id: str | None = None
+    execution: Literal["server", "client"] | None = None
+    arguments: Any
+
+
+class ToolSearchOutput(CallItem):
+    """The tools that a search found. From then on they can be called."""
+
+    type: Literal["tool_search_output"]
+    call_id: str | None = None
+    execution: Literal["server", "client"] | None = None
+    tools: Tools
+
+
+class AdditionalTools(HistoryItem):
+    """Further tools, as if they were in `tools`."""
+
+    type: Literal["additional_tools"]
+    tools: Tools
+    id: str | None = None
+    role: str | None = None
 
 
 class Reasoning(HistoryItem):
@@ -107,11 +153,26 @@ class Reasoning(HistoryItem):
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[CustomToolCall, Tag("custom_tool_call")]
+    | Annotated[CallOutput, Tag("function_call_output")]
+    | Annotated[CallOutput, Tag("custom_tool_call_output")]
+    | Annotated[ToolSearchCall, Tag("tool_search_call")]
+    | Annotated[ToolSearchOutput, Tag("tool_search_output")]
+    | Annotated[AdditionalTools, Tag("additional_tools")]
     | Annotated[Reasoning, Tag("reasoning")],
     by_type("message"),
     refuse_others(
-        ("message", "function_call", "function_call_output", "reasoning"),
+        (
+            "message",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "tool_search_call",
+            "tool_search_output",
+            "additional_tools",
+            "reasoning",
+        ),
         _REASONS,
         default="message",
         otherwise=_OTHER_ITEMS,
@@ -126,21 +187,43 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
         if isinstance(item, InputMessage):
             content = _text_of(item.content)
             messages.append(Message.model_construct(role=item.role, content=content))
-        elif isinstance(item, FunctionCall):
+        elif isinstance(item, (FunctionCall, CustomToolCall, ToolSearchCall)):
             if not messages or messages[-1].role != "assistant":
                 messages.append(Message.model_construct(role="assistant", content=""))
             messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), chat_call(item)]
-        elif isinstance(item, FunctionCallOutput):
-            output = _text_of(item.output)
-            messages.append(
-                Message.model_construct(role="tool", content=output, tool_call_id=item.call_id)
-            )
+        elif isinstance(item, CallOutput):
+            messages.append(_result(item.call_id, _text_of(item.output)))
+        elif isinstance(item, ToolSearchOutput):
+            names = [tool.flat_name for tool in flattened(item.tools, "")]
+            text = f"You can call {', '.join(names)}." if names else "No tool was found."
+            messages.append(_result(item.call_id or "", text))
     return messages
 
 
-def chat_call(call: FunctionCall) -> ToolCall:
-    function = CalledFunction.model_construct(name=call.name, arguments=call.arguments)
-    return ToolCall.model_construct(id=call.call_id, type="function", function=function)
+def further_tools(items: Sequence[Item]) -> Iterator[tuple[str, Sequence[ServedTool]]]:
+    """The tools that items bring, each list with its path in the request."""
+    for place, item in enumerate(items):
+        if isinstance(item, (ToolSearchOutput, AdditionalTools)):
+            yield f"input.{place}.tools", item.tools
+
+
+def chat_call(call: FunctionCall | CustomToolCall | ToolSearchCall) -> ToolCall:
+    """The call as a chat has it, with the name and the arguments that the prompt knows."""
+    if isinstance(call, ToolSearchCall):
+        name, arguments = SEARCH_NAME, json.dumps(call.arguments, ensure_ascii=False)
+    else:
+        name = flat_name(call.name, call.namespace)
+        arguments = (
+            call.arguments
+            if isinstance(call, FunctionCall)
+            else json.dumps({"input": call.input}, ensure_ascii=False)
+        )
+    function = CalledFunction.model_construct(name=name, arguments=arguments)
+    return ToolCall.model_construct(id=call.call_id or "", type="function", function=function)
+
+
+def _result(call_id: str, text: str) -> Message:
+    return Message.model_construct(role="tool", content=text, tool_call_id=call_id)
 
 
 def _text_of(content: str | Parts) -> str:

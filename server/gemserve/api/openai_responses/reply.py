@@ -11,6 +11,7 @@ from fastapi import Response as HttpResponse
 from gemserve.api.openai_responses.body import OpenAIResponsesBody
 from gemserve.api.openai_responses.reply_types import AnyEvent, CallPlace, Place
 from gemserve.api.openai_responses.response_object import ResponseInProgress
+from gemserve.api.openai_responses.tools import CustomTool, FunctionTool
 from gemserve.api.replies.answer_parts import AnswerChange, Part
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
@@ -29,7 +30,7 @@ async def openai_responses_reply(
     vocabulary: TokenTexts,
 ) -> HttpResponse:
     (stream,) = reader.streams
-    answer = ResponseInProgress(body, stream.request.sampling, rules, vocabulary)
+    answer = ResponseInProgress(body, stream.request, rules, vocabulary)
     if body.stream:
         numbers = count()
         progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
@@ -110,7 +111,7 @@ def _written(
         if change.kind == "opened":
             yield from _opened(change.part, answer, numbers)
         elif change.kind == "grown":
-            yield _grown(change, answer, numbers)
+            yield from _grown(change, answer, numbers)
         else:
             yield from _closed(change.part, answer, numbers)
     if isinstance(event, Finished):
@@ -145,15 +146,20 @@ def _opened(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> I
         }
 
 
-def _grown(change: AnswerChange, answer: ResponseInProgress, numbers: Iterator[int]) -> AnyEvent:
+def _grown(
+    change: AnswerChange, answer: ResponseInProgress, numbers: Iterator[int]
+) -> Iterator[AnyEvent]:
+    if change.part.is_call and answer.calls.kind(change.part) is not FunctionTool:
+        return  # these are sent when they are whole
     if change.part.is_call:
-        return {
+        yield {
             "type": "response.function_call_arguments.delta",
             "sequence_number": next(numbers),
             **_call_place(change.part, answer),
             "delta": change.text,
         }
-    return {
+        return
+    yield {
         "type": "response.output_text.delta",
         "sequence_number": next(numbers),
         **_place(change.part, answer),
@@ -164,13 +170,7 @@ def _grown(change: AnswerChange, answer: ResponseInProgress, numbers: Iterator[i
 
 def _closed(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> Iterator[AnyEvent]:
     if part.is_call:
-        yield {
-            "type": "response.function_call_arguments.done",
-            "sequence_number": next(numbers),
-            **_call_place(part, answer),
-            "name": part.name,
-            "arguments": part.text,
-        }
+        yield from _closed_call(part, answer, numbers)
     else:
         text = answer.text_of(part)
         yield {
@@ -192,6 +192,34 @@ def _closed(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> I
         "output_index": part.index,
         "item": answer.item(part),
     }
+
+
+def _closed_call(
+    part: Part, answer: ResponseInProgress, numbers: Iterator[int]
+) -> Iterator[AnyEvent]:
+    if answer.calls.kind(part) is FunctionTool:
+        yield {
+            "type": "response.function_call_arguments.done",
+            "sequence_number": next(numbers),
+            **_call_place(part, answer),
+            "name": answer.calls.name(part),
+            "arguments": part.text,
+        }
+    elif answer.calls.kind(part) is CustomTool:
+        text = answer.calls.text_of(part)
+        if text:
+            yield {
+                "type": "response.custom_tool_call_input.delta",
+                "sequence_number": next(numbers),
+                **_call_place(part, answer),
+                "delta": text,
+            }
+        yield {
+            "type": "response.custom_tool_call_input.done",
+            "sequence_number": next(numbers),
+            **_call_place(part, answer),
+            "input": text,
+        }
 
 
 def _place(part: Part, answer: ResponseInProgress) -> Place:

@@ -29,15 +29,37 @@ class OutputMessage(TypedDict):
 
 
 class OutputCall(TypedDict):
+    """`namespace` is that of the tool, if it has one."""
+
     type: Literal["function_call"]
     id: str
     call_id: str
     name: str
+    namespace: NotRequired[str]
     arguments: str
     status: Status
 
 
-OutputItem = OutputMessage | OutputCall
+class OutputCustomCall(TypedDict):
+    type: Literal["custom_tool_call"]
+    id: str
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    input: str
+    status: Status
+
+
+class OutputSearch(TypedDict):
+    type: Literal["tool_search_call"]
+    id: str
+    call_id: str
+    execution: Literal["client"]
+    arguments: dict[str, Any]
+    status: Status
+
+
+OutputItem = OutputMessage | OutputCall | OutputCustomCall | OutputSearch
 
 
 class CachedTokens(TypedDict):
@@ -69,14 +91,43 @@ class TextConfig(TypedDict):
     format: Annotated[dict[str, Any], Field(description="As it was sent, or of type text.")]
 
 
-class EchoedTool(TypedDict):
-    """A tool as it was sent; null for what it does not say."""
+class EchoedFunction(TypedDict):
+    """A function as it was sent; null for what it does not say."""
 
     type: Literal["function"]
     name: str
     description: str | None
     parameters: dict[str, Any] | None
     strict: bool | None
+
+
+class EchoedCustomTool(TypedDict):
+    type: Literal["custom"]
+    name: str
+    description: str | None
+    format: dict[str, str]
+
+
+class EchoedNamespace(TypedDict):
+    type: Literal["namespace"]
+    name: str
+    description: str | None
+    tools: list[EchoedFunction | EchoedCustomTool]
+
+
+class EchoedSearch(TypedDict):
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: str | None
+    parameters: dict[str, Any] | None
+
+
+EchoedTool = EchoedFunction | EchoedCustomTool | EchoedNamespace | EchoedSearch
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: NonNegative
 
 
 class Response(TypedDict):
@@ -103,7 +154,7 @@ class Response(TypedDict):
     temperature: float
     text: TextConfig
     tool_choice: Annotated[str | dict[str, Any], Field(description="As it was sent, or auto.")]
-    tools: list[EchoedTool]
+    tools: Annotated[list[EchoedTool], Field(description="Those that can be called.")]
     top_logprobs: NonNegative
     top_p: float
     truncation: Literal["disabled", "auto"]
@@ -172,6 +223,16 @@ class ArgumentsEvent(Event, CallPlace):
     arguments: str
 
 
+class CustomInputDeltaEvent(Event, CallPlace):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: Annotated[str, Field(min_length=1)]
+
+
+class CustomInputEvent(Event, CallPlace):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
 # The last one is response.completed, response.incomplete or response.failed.
 AnyEvent = (
     ResponseEvent
@@ -181,4 +242,6 @@ AnyEvent = (
     | TextEvent
     | ArgumentsDeltaEvent
     | ArgumentsEvent
+    | CustomInputDeltaEvent
+    | CustomInputEvent
 )

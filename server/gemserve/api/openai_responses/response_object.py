@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gemserve.api.access.request_id import new_id
 from gemserve.api.openai_responses.body import OpenAIResponsesBody
+from gemserve.api.openai_responses.call_items import CallItems, echoed
 from gemserve.api.openai_responses.reply_types import (
     EchoedTool,
     OutputItem,
@@ -20,9 +21,9 @@ from gemserve.api.replies.failures import failure_body
 from gemserve.api.replies.logprobs import TokenTexts, chat_logprobs
 from gemserve.api.replies.reply_types import ScoredToken
 from gemserve.api.replies.token_counts import (
+    answer_headers,
     cached_tokens_of,
     filter_object,
-    token_headers,
 )
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import (
@@ -30,7 +31,7 @@ from gemserve.types import (
     Filtered,
     FilterReport,
     Finished,
-    SamplingParams,
+    Request,
     TextDelta,
     TokenLogprob,
 )
@@ -42,14 +43,15 @@ class ResponseInProgress:
     def __init__(
         self,
         body: OpenAIResponsesBody,
-        sampling: SamplingParams,
+        request: Request,
         rules: ToolCallRules | None,
         vocabulary: TokenTexts,
     ) -> None:
         self.id = new_id("resp")
         self.report: FilterReport | None = None
         self.finished: Finished | None = None
-        self._body, self._sampling, self._vocabulary = body, sampling, vocabulary
+        self._body, self._request, self._vocabulary = body, request, vocabulary
+        self.calls = CallItems(body.called_tools)
         self._parts = AnswerParts(rules)
         self._item_ids: list[str] = []
         self._created_s = int(time.time())
@@ -65,12 +67,12 @@ class ResponseInProgress:
             self.finished = event
             changes = self._parts.finish(has_text=True)
         for part in self._parts.parts[len(self._item_ids) :]:
-            self._item_ids.append(new_id("fc" if part.is_call else "msg"))
+            self._item_ids.append(new_id(self.calls.id_prefix(part) if part.is_call else "msg"))
         return changes
 
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known."""
-        return {} if self.report is None else token_headers([self.report])
+        return answer_headers([] if self.report is None else [self.report], [self._request])
 
     def item_id(self, part: Part) -> str:
         return self._item_ids[part.index]
@@ -87,14 +89,7 @@ class ResponseInProgress:
         """A part as an item of the output. An open item is as it was when it was opened."""
         status: Status = "in_progress" if is_open else self._status_of(part)
         if part.is_call:
-            return {
-                "type": "function_call",
-                "id": self.item_id(part),
-                "call_id": part.call_id,
-                "name": part.name,
-                "arguments": "" if is_open else part.text,
-                "status": status,
-            }
+            return self.calls.item(part, self.item_id(part), status, is_open=is_open)
         return {
             "type": "message",
             "id": self.item_id(part),
@@ -115,13 +110,14 @@ class ResponseInProgress:
     def response(self) -> Response:
         """The response with all that is known. Items are in it once the answer is whole."""
         finished, report, body = self.finished, self.report, self._body
+        sampling, asked_tokens = self._request.sampling, body.max_output_tokens
         response: Response = {
             "id": self.id,
             "object": "response",
             "created_at": self._created_s,
             "model": body.model,
             "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
+            "max_output_tokens": None if asked_tokens is None else sampling.max_tokens,
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -129,12 +125,12 @@ class ResponseInProgress:
             "reasoning": None,
             "service_tier": None,
             "store": False,
-            "temperature": self._sampling.temperature,
+            "temperature": sampling.temperature,
             "text": {"format": _format_of(body)},
             "tool_choice": _choice_of(body),
             "tools": _tools_of(body),
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": self._sampling.top_p,
+            "top_p": sampling.top_p,
             "truncation": body.truncation or "disabled",
             "user": body.user,
             "status": self._status,
@@ -195,16 +191,8 @@ def _choice_of(body: OpenAIResponsesBody) -> str | dict[str, object]:
 
 
 def _tools_of(body: OpenAIResponsesBody) -> list[EchoedTool]:
-    return [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict,
-        }
-        for tool in body.tools or ()
-    ]
+    tools = (echoed(tool) for tool in body.tools or ())
+    return [tool for tool in tools if tool is not None]
 
 
 def _usage(report: FilterReport, finished: Finished) -> ResponseUsage:

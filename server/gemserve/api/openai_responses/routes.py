@@ -1,4 +1,4 @@
-"""`/v1/responses`."""
+"""`/v1/responses`, and `/v1/responses/input_tokens`, which counts tokens without an answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import Request, Response
 
 from gemserve.api.error_replies import Error
 from gemserve.api.openai_responses import reply_types as response_types
-from gemserve.api.openai_responses.body import OpenAIResponsesBody
+from gemserve.api.openai_responses.body import CountedInputBody, OpenAIResponsesBody
 from gemserve.api.openai_responses.reply import openai_responses_reply
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.requests.request_builder import RequestBuilder
@@ -14,6 +14,7 @@ from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter
+from gemserve.api.routes.token_counting import count_tokens
 
 RESPOND = Operation(
     summary="ResponseInProgress, as a response",
@@ -22,6 +23,14 @@ RESPOND = Operation(
     reply=response_types.Response,
     event=response_types.AnyEvent,
     unavailable=Error,
+)
+
+
+COUNT = Operation(
+    summary="Count the tokens of a response's input",
+    body=CountedInputBody,
+    example={"input": EXAMPLE_MESSAGES},
+    reply=response_types.InputTokens,
 )
 
 
@@ -34,5 +43,10 @@ def openai_responses_routes(submitter: Submitter, builder: RequestBuilder) -> Ro
         submission = await submitter.submit(http, OpenAIResponsesBody, builder.build_as_chat)
         rules = chat_call_rules(submission.body.form.chat)
         return await openai_responses_reply(submission.body, submission.reader, rules, vocabulary)
+
+    @routes.add("POST", "/v1/responses/input_tokens", COUNT)
+    async def post_input_tokens(http: Request) -> response_types.InputTokens:
+        num_tokens = await count_tokens(http, submitter, CountedInputBody, builder.count_tokens)
+        return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     return routes

@@ -29,7 +29,7 @@ from gemserve.api.replies.server_sent_events import (
     data_event,
     event_stream_with,
 )
-from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
+from gemserve.api.replies.token_counts import answer_headers, filter_object, usage_object
 from gemserve.api.requests.base_bodies import GenerationBody, StreamOptions
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.types import Filtered, FilterReport, Finished, PromptScored, TextDelta
@@ -170,7 +170,9 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known of every prompt."""
         reports = self._reports()
-        return token_headers(reports) if len(reports) * self.n == len(self.choices) else {}
+        if len(reports) * self.n < len(self.choices):
+            return {}
+        return answer_headers(reports, [stream.request for stream in self.reader.streams])
 
     def _reports(self) -> list[FilterReport]:
         """One for each prompt of which it is known, by any of its choices."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from gemserve.api.replies.reply_types import FilterObject, Usage
-from gemserve.types import FilterReport
+from gemserve.types import FilterReport, Request
 
 PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER = "X-Gemserve-Prompt-Tokens", "X-Gemserve-Kept-Tokens"
+MAX_TOKENS_HEADER = "X-Gemserve-Max-Tokens"  # the most that the answer may have
 FILTER_HEADER = "X-Gemserve-Filter"  # the `filter` object as JSON, without selection and scores
 
 
@@ -52,3 +53,11 @@ def token_headers(reports: Sequence[FilterReport]) -> dict[str, str]:
         report = replace(reports[0], selection=None, scores=None)
         headers[FILTER_HEADER] = json.dumps(filter_object(report))
     return headers
+
+
+def answer_headers(reports: Sequence[FilterReport], requests: Sequence[Request]) -> dict[str, str]:
+    """The headers of a reply that answers these requests; none until it is known what was kept."""
+    if not reports:
+        return {}
+    most = min(request.sampling.max_tokens for request in requests)
+    return {**token_headers(reports), MAX_TOKENS_HEADER: str(most)}

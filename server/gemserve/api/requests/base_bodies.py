@@ -235,6 +235,7 @@ class GenerationBody(SamplingBody):
     return_progress: bool | None = None  # llama.cpp's name for `include_progress`
     response_format: ResponseFormat | None = None
     n: NumChoices | None = None
+    truncate_max_tokens: bool | None = None  # lower max_tokens to what the context leaves
 
     @field_validator(
         "filter", mode="before", json_schema_input_type=ServedMethod | AnswerFilterBody | None

@@ -10,7 +10,8 @@ from gemserve.types import MAX_HEADS, MAX_KEEP, MIN_KEEP
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string", "minLength": 1}
-TOKEN: Json = {"type": "integer", "minimum": 0}
+MAX_INTEGER = 1 << 31  # of a field whose own limit is not known here, or lower
+TOKEN: Json = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
 TOKENS: Json = {"type": "array", "items": TOKEN, "minItems": 1}
 TOKEN_KEYS: Json = {"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}}
 OBJECT: Json = {"properties": {"type": {"const": "object"}}}
@@ -30,7 +31,7 @@ HEADS: Json = {
             "type": "array",
             "items": {
                 "type": "array",
-                "items": {"type": "integer", "minimum": 0},
+                "items": {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER},
                 "minItems": 2,
                 "maxItems": 2,
             },

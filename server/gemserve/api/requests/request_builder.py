@@ -239,15 +239,7 @@ class RequestBuilder:
         grammar: Grammar | None = None,
     ) -> Request:
         limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
-        max_tokens, rest = min(default_tokens, limits.room), limits.context - limits.num_tokens
-        # so that the fallback can keep everything
-        if limits.params.fallback and rest >= _LEAST_ANSWER:
-            max_tokens = min(max_tokens, rest)
-        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):  # newer names win
-            given = getattr(body, name, None)
-            if given is not None:
-                limits.check_answer(given, name)
-                max_tokens = given
+        max_tokens = _max_tokens(body, limits, default_tokens)
         count = None if logprobs is None else min(logprobs, self.vocab_size)
         sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
@@ -278,6 +270,24 @@ class RequestBuilder:
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
             raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field, is_least=True)
+
+
+def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int) -> int:
+    """The most tokens of the answer. Raises `RequestError` if it must fit as given, and does not.
+
+    With `truncate_max_tokens` it need not fit. Then it is lowered like the default.
+    """
+    wanted, name = default, None
+    for field in ("max_tokens", "max_completion_tokens"):  # the newer name wins
+        given = getattr(body, field, None)
+        if given is not None:
+            wanted, name = given, field
+    if name is not None and not getattr(body, "truncate_max_tokens", None):
+        limits.check_answer(wanted, name)
+        return wanted
+    most, rest = min(wanted, limits.room), limits.context - limits.num_tokens
+    # so that the fallback can keep everything
+    return min(most, rest) if limits.params.fallback and rest >= _LEAST_ANSWER else most
 
 
 def _check_best_of(body: CompletionBody) -> None:

@@ -29,6 +29,7 @@ from gemserve.errors import RequestError, shown
 from gemserve.prompting.chat_template import render_chat
 from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import decode, encode
+from gemserve.prompting.template_roles import fit_roles
 from gemserve.prompting.tools import for_template
 
 _SLICE_TOKENS = 8192
@@ -149,6 +150,7 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         messages, _ = for_template(tokenizer, plain, ())
         has_header = body.add_generation_prompt is not False
         variables = body.chat_template_kwargs or {}
+        messages = fit_roles(tokenizer, messages, variables=variables)
         text = render_chat(
             tokenizer, messages, add_generation_prompt=has_header, variables=variables
         )

@@ -1,0 +1,198 @@
+"""Messages in roles and an order that a model's chat template accepts.
+
+Many templates know no role `developer` or `tool`, want the system message first, or want users and
+assistants to take turns. They raise an error at other messages, or leave them out. Then the
+messages are changed, as little as the template demands. A template that shows all messages as they
+were sent gets them unaltered.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations, groupby
+from typing import Any
+
+from gemserve.errors import RequestError
+from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
+from gemserve.prompting.tools import Message, Tool
+
+_BETWEEN = "\n\n"
+_MARK = re.compile("\ue000[0-9]{20}\ue001")
+Change = Callable[[Sequence[Message]], list[Message]]
+
+
+def fit_roles(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    variables: Mapping[str, Any] = NO_VARIABLES,
+) -> Sequence[Message]:
+    """The messages as the template accepts them; as they are if nothing makes it accept them.
+
+    If one is changed, every message has `sources`: one `(index, start, end)` for each of `messages`
+    that is in it, with the place where it stands in the content, in characters.
+    """
+    if tokenizer.chat_template is None:
+        return messages
+    marked = [_marked(message) for message in messages]
+    marks = {message["content"] for message in _easily_lost(marked)}
+
+    def render(some: Sequence[Message]) -> str | None:
+        try:
+            return render_chat(tokenizer, some, tools, variables=variables)
+        except RequestError:
+            return None
+
+    def shows_all(text: str | None) -> bool:
+        return text is not None and marks.issubset(_MARK.findall(text))
+
+    as_sent = render(marked)
+    if shows_all(as_sent) or (as_sent is None and render(messages) is not None):
+        return messages
+    for change in _changes(messages):
+        if shows_all(render(change(marked))):
+            return change(messages)
+    return messages
+
+
+def source_places(
+    places: Sequence[tuple[int, int, int]], messages: Sequence[Message], text: str
+) -> list[tuple[int, int, int]]:
+    """`find_messages` of the messages that `fit_roles` was given. `messages`: what it returned.
+
+    Where a template has rewritten a message, its whole place is that of its last source.
+    """
+    found: list[tuple[int, int, int]] = []
+    for index, low, high in places:
+        message = messages[index]
+        if "sources" not in message:
+            found.append((index, low, high))
+            continue
+        start = message["content"].find(text[low:high])  # a template may strip blanks
+        if start < 0:
+            found.append((message["sources"][-1][0], low, high))
+            continue
+        for source, first, end in message["sources"]:
+            at = max(low, low + first - start)
+            found.append((source, at, max(at, min(high, low + end - start))))
+    return found
+
+
+def _easily_lost(messages: Sequence[Message]) -> Iterator[Message]:
+    """The messages that a template must show, because it may not know that there are such.
+
+    The first message is not among them, nor are users and assistants: what a template does to these
+    its author has chosen.
+    """
+    for message in messages[1:]:
+        if message["role"] in ("system", "developer", "tool") and message["content"]:
+            yield message
+    if messages and messages[0]["role"] == "developer" and messages[0]["content"]:
+        yield messages[0]
+
+
+def _marked(message: Message) -> Message:
+    """The message with a text in place of its own that no other message has."""
+    if not message["content"]:
+        return message
+    return {**message, "content": f"\ue000{secrets.randbelow(10**20):020}\ue001"}
+
+
+def _changes(messages: Sequence[Message]) -> Iterator[Change]:
+    """What can be done about the messages, the least first."""
+    roles = {message["role"] for message in messages}
+    steps: list[Change] = []
+    if "developer" in roles:
+        steps.append(_developers_as_system)
+    if "tool" in roles:
+        steps.append(_results_as_users)
+    if roles & {"system", "developer"}:
+        steps += [_systems_first, _systems_in_user]
+    steps.append(_neighbours_as_one)
+    for count in range(1, len(steps) + 1):
+        for chosen in combinations(steps, count):
+            if not {_systems_first, _systems_in_user}.issubset(chosen):
+                yield partial(_changed, chosen)
+
+
+def _changed(steps: Sequence[Change], messages: Sequence[Message]) -> list[Message]:
+    changed: list[Message] = [
+        {**message, "sources": [(index, 0, len(message["content"]))]}
+        for index, message in enumerate(messages)
+    ]
+    for step in steps:
+        changed = step(changed)
+    return changed
+
+
+def _developers_as_system(messages: Sequence[Message]) -> list[Message]:
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+def _results_as_users(messages: Sequence[Message]) -> list[Message]:
+    """Results of tools as a user's messages that say which call they answer."""
+    names: dict[str, str] = {}
+    changed: list[Message] = []
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        names |= message.get("called", {})
+        if message["role"] == "tool":
+            call_id = message.get("tool_call_id", "")
+            called = f"{names[call_id]} ({call_id})" if call_id in names else call_id
+            label = f"Result of {called or 'a call'}:\n"
+            result = {k: v for k, v in message.items() if k != "tool_call_id"}
+            changed.append({**result, "role": "user", **_joined([message], label)})
+        else:
+            changed.append(message)
+    return changed
+
+
+def _systems_first(messages: Sequence[Message]) -> list[Message]:
+    """All system messages as one, at the beginning."""
+    systems = [m for m in messages if m["role"] == "system"]
+    others = [m for m in messages if m["role"] != "system"]
+    return [{**systems[0], **_joined(systems)}, *others] if systems else others
+
+
+def _systems_in_user(messages: Sequence[Message]) -> list[Message]:
+    """All system messages in front of what the user says first."""
+    systems = [m for m in messages if m["role"] == "system"]
+    others = [m for m in messages if m["role"] != "system"]
+    at = next((i for i, m in enumerate(others) if m["role"] == "user"), None)
+    if at is None or not systems:
+        return list(messages)
+    return [*others[:at], {**others[at], **_joined([*systems, others[at]])}, *others[at + 1 :]]
+
+
+def _neighbours_as_one(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role as one message. Results of tools answer a call each, and stay."""
+    merged: list[Message] = []
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        members = list(group)
+        if role == "tool" or len(members) == 1:
+            merged += members
+            continue
+        one = {**members[0], **_joined(members)}
+        if calls := [call for member in members for call in member.get("tool_calls", ())]:
+            one["tool_calls"] = calls
+        merged.append(one)
+    return merged
+
+
+def _joined(messages: Sequence[Message], label: str = "") -> dict[str, Any]:
+    """The contents of messages as one, behind `label`, with the places of all their sources."""
+    pieces = [label]
+    sources: list[tuple[int, int, int]] = []
+    at = len(label)
+    for index, message in enumerate(messages):
+        content = message["content"]
+        if index and at and content:
+            pieces.append(_BETWEEN)
+            at += len(_BETWEEN)
+        sources += [(source, at + low, at + high) for source, low, high in message["sources"]]
+        pieces.append(content)
+        at += len(content)
+    return {"content": "".join(pieces), "sources": sources}

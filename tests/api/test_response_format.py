@@ -49,7 +49,9 @@ async def test_any_object_and_free_text(api: Api, path: str) -> None:
 
 # in turn: trying a schema takes long, and is the same for both
 @pytest.mark.parametrize(
-    ("path", "name"), list(zip(cycle((COMPLETIONS, CHAT)), REFUSED, strict=False))
+    ("path", "name"),
+    # with the bounds that integers get, the remainders of a number can be held
+    list(zip(cycle((COMPLETIONS, CHAT)), [n for n in REFUSED if n != "remainders"], strict=False)),
 )
 async def test_a_schema_that_cannot_be_held_to_is_named(api: Api, path: str, name: str) -> None:
     schema, word = REFUSED[name]

@@ -175,6 +175,28 @@ def test_calls_and_their_results(agent: CodingAgent, tokenizer: Any, folder: Pat
         assert all(text in core.prompts[2] for text in FOUND.values())
 
 
+@pytest.mark.parametrize("agent", of(AGENTS[:1], "tools"))
+def test_agents_of_its_own(agent: CodingAgent, tokenizer: Any, folder: Path) -> None:
+    """Claude Code has names for their models: the guide makes all of them the server's."""
+    task = "Look for the brass key."
+    names = ("haiku", "sonnet", "opus", "fable")
+
+    def answer(prompt: str) -> str:
+        if task in prompt:
+            return TEXT
+        task_of = {"description": "Keys", "prompt": task, "subagent_type": "Explore"}
+        calls = [{"name": "Agent", "arguments": {**task_of, "model": name}} for name in names]
+        return "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+
+    with (
+        serving(agent, tokenizer, answer, max_queue=16) as (core, recorder, url),
+        running(agent, QUESTION, url=url, folder=folder) as run,
+    ):
+        assert run.end() == 0, run.printed
+        check(agent, recorder)
+        assert sum(QUESTION not in prompt for prompt in core.prompts) == len(names)
+
+
 @pytest.mark.parametrize("agent", of(TYPED, "typed", "tools_and_schema"))
 def test_a_typed_answer_after_a_call(agent: CodingAgent, tokenizer: Any, folder: Path) -> None:
     schema = folder / "schema.json"
@@ -188,14 +210,16 @@ def test_a_typed_answer_after_a_call(agent: CodingAgent, tokenizer: Any, folder:
 
     assert agent.typed
     with (
-        serving(agent, tokenizer, answer) as (_, recorder, url),
+        serving(agent, tokenizer, answer) as (core, recorder, url),
         running(agent, QUESTION, *agent.typed(schema), url=url, folder=folder) as run,
     ):
         assert run.end() == 0, run.printed
         assert '"degrees"' in run.printed
         check(agent, recorder)
         if not agent.typing:  # the server holds the answer to the schema
-            assert recorder.exchanges[-1].body["text"]["format"]["schema"] == SCHEMA
+            grammar = core.requests[-1].grammar
+            assert grammar is not None
+            assert '"degrees"' in grammar.schema
 
 
 @pytest.mark.parametrize("agent", of(AGENTS, "errors"))

@@ -25,6 +25,7 @@ from benchmarks.agents.agent_servers import LONG_PROMPTS, AgentServer, Refused, 
 from benchmarks.agents.prompt_parts import Chat, find_text, load_tokenizer, render
 from benchmarks.agents.tables import print_table
 from benchmarks.shared import results
+from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from gemserve.evaluation.compare import compare
 from gemserve.evaluation.metrics import contains
 from gemserve.evaluation.run import Outcome, recall
@@ -316,13 +317,15 @@ def main() -> None:
         default="default",
         help="documents: the request says that the system message is one (default: %(default)s)",
     )
+    parser.add_argument("--out", type=Path, help="a file for finished questions, to go on from")
     parser.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
     options = {"protect": {"documents": [0]}} if arguments.protect == "documents" else {}
     names = tuple(TEMPLATES)
+    done = [] if arguments.out is None else read_runs(arguments.out)
     rows: list[dict[str, Any]] = []
 
-    def run(server: AgentServer) -> None:
+    def ask_all(server: AgentServer) -> None:
         for count, sizes in ((arguments.short, SHORT), (arguments.long, LONG)):
             for index in range(count):
                 # shifted, so that a template does not always meet the same length
@@ -330,17 +333,30 @@ def main() -> None:
                 draw = ExampleDraw(
                     seed=arguments.seed, num_tokens=size, index=index, samples=max(count, 2)
                 )
-                stuffed = make_stuffed(server.tokenizer, names[index % len(names)], draw)
-                results.note(f"{stuffed.template} {size}")
-                rows.extend(measure(server, stuffed, options, has_answers=sizes is SHORT))
+                template = names[index % len(names)]
+                results.note(f"{template} {size}")
+                key: dict[str, Any] = {
+                    "model": server.model,
+                    "protect": arguments.protect,
+                    "template": template,
+                }
+                key |= {"seed": arguments.seed, "size": size, "index": index, "of": count}
+                run = find_run(done, key)
+                if run is None:
+                    stuffed = make_stuffed(server.tokenizer, template, draw)
+                    found = measure(server, stuffed, options, has_answers=sizes is SHORT)
+                    run = {**key, "rows": found}
+                    if arguments.out is not None:
+                        append_run(arguments.out, run)
+                rows.extend(run["rows"])
 
     if arguments.url is None:
         with serving(arguments.model, "--cache-memory", "0", *LONG_PROMPTS) as server:
-            run(server)
+            ask_all(server)
     else:
         tokenizer = load_tokenizer(arguments.model)
         with AgentServer(arguments.url, arguments.model, tokenizer) as server:
-            run(server)
+            ask_all(server)
     results.note("")
     if not arguments.json:
         print_table(rows, ("text", "index", "note"))

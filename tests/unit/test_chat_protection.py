@@ -248,18 +248,15 @@ def test_a_request_behind_a_document_that_nothing_closes(label: str) -> None:
 
 def test_a_system_message_without_structure_is_read_whole_up_to_a_limit() -> None:
     for count, is_whole in ((LONGEST_INSTRUCTIONS, True), (LONGEST_INSTRUCTIONS + 1, False)):
-        text = " go" * count
+        text = ("go " * count)[: count - 2] + "on"
         prompt = prompted("chatml", system(text), user(ASKED))
         (place, _) = prompt.messages or ()
-        length = place.stop - place.start
-        assert abs(length - count) <= 2
         ranges = [r for r in prompt.protected if r.priority is Priority.SYSTEM]
-        if length <= LONGEST_INSTRUCTIONS:
+        if is_whole:
             assert [(r.start, r.stop) for r in ranges] == [(place.start, place.stop)]
         else:
             assert [r.stop - r.start for r in ranges] == [1024, 1024]
             assert (ranges[0].start, ranges[-1].stop) == (place.start, place.stop)
-        assert is_whole or length > LONGEST_INSTRUCTIONS - 2
 
 
 def test_a_short_last_turn_is_read_whole_and_a_chat_with_tools_counts_twice() -> None:

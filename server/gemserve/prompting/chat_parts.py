@@ -90,6 +90,24 @@ class RenderedChat:
         offsets = self.encoding.offsets
         return [low for low, _ in offsets], [high for _, high in offsets]
 
+    def tokens_of(self, placed: PlacedPart) -> tuple[int, int]:
+        """The tokens of a part, without those that the template has more than blanks of."""
+        start, stop = self.tokens(placed.low, placed.high)
+        starts, ends = self._edges
+        while start < stop and not self._is_of_part(starts[start], placed.low, ends[start]):
+            start += 1
+        while start < stop and not self._is_of_part(ends[stop - 1], placed.high, starts[stop - 1]):
+            stop -= 1
+        return start, stop
+
+    def _is_of_part(self, outer: int, border: int, inner: int) -> bool:
+        """Does a token from `outer`, perhaps beyond the border, to `inner` belong to the part?"""
+        if min(outer, inner) >= border or max(outer, inner) <= border:
+            return True
+        beyond = self.text[min(outer, border) : max(outer, border)]
+        within = self.text[min(inner, border) : max(inner, border)]
+        return not beyond.strip() and bool(within.strip())
+
     def tokens(self, low: int, high: int) -> tuple[int, int]:
         """The tokens that have any of the characters low..high−1."""
         starts, ends = self._edges

@@ -28,7 +28,9 @@ from gemserve.prompting.protected import (
 from gemserve.ranges import Ranges
 from gemserve.types import ChatRole, MessagePlace, Priority, Protect, ProtectedRange
 
-LONGEST_INSTRUCTIONS = 12_288  # tokens of a system message without any structure
+# Characters of a system message without any structure. Agents' take up to 30,000; 12,000 tokens of
+# English are 55,000.
+LONGEST_INSTRUCTIONS = 65_536
 _INSTRUCTION_ENDS = 1024  # tokens that are read of either end of a longer one
 _LONGEST_RESULT = 512  # tokens of a result of the last calls that is read whole
 _LONGEST_BESIDE = 2048  # tokens of a user's turn that are read beside the documents in it
@@ -57,7 +59,7 @@ def protect_chat(
     places: list[MessagePlace] = []
     cursor = 0
     for placed in chat.parts:
-        start, stop = chat.tokens(placed.low, placed.high)
+        start, stop = chat.tokens_of(placed)
         ranges.append(ProtectedRange(cursor, start, Priority.FRAME))
         cursor = max(cursor, stop)
         if placed.part.is_written:
@@ -172,7 +174,7 @@ def _system_ranges(chat: RenderedChat, placed: PlacedPart) -> list[ProtectedRang
     documents = find_documents(text, is_system=True)
     if documents:
         return _beside(chat, placed, documents, Priority.SYSTEM)
-    if stop - start <= LONGEST_INSTRUCTIONS:
+    if placed.high - placed.low <= LONGEST_INSTRUCTIONS:
         return [ProtectedRange(start, stop, Priority.SYSTEM)]
     return [
         ProtectedRange(start, start + _INSTRUCTION_ENDS, Priority.SYSTEM),

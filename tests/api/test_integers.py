@@ -21,6 +21,8 @@ BODIES: dict[str, Json] = {
     "/v1/messages": {"messages": [USER], "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/filter": {"prompt": "Hi"},
+    "/api/chat": {"messages": [USER]},
+    "/api/generate": {"prompt": "Hi"},
     "/v1/documents": {"text": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [50]},
@@ -64,8 +66,9 @@ async def test_every_integer_has_bounds_and_keeps_them(api: Api) -> None:
             assert not list(integers(content.get("application/json", {}).get("schema"), document))
             continue
         for place, schema in integers(content["application/json"]["schema"], document):
-            assert {"minimum", "exclusiveMinimum"} & set(schema), (path, place)
-            assert {"maximum", "exclusiveMaximum"} & set(schema), (path, place)
+            if "enum" not in schema:
+                assert {"minimum", "exclusiveMinimum"} & set(schema), (path, place)
+                assert {"maximum", "exclusiveMaximum"} & set(schema), (path, place)
             for huge in HUGE:
                 body = {"model": "fake", **BODIES[path]}
                 field = place[0]
@@ -73,7 +76,8 @@ async def test_every_integer_has_bounds_and_keeps_them(api: Api) -> None:
                 reply = await api.client.post(path, json=body)
                 assert reply.status_code == 400, (path, place, huge, reply.text)
                 error = reply.json()["error"]
-                assert error["message"].split("=")[0].split(":")[0].startswith(field), error
+                message = error if path.startswith("/api/") else error["message"]
+                assert message.split("=")[0].split(":")[0].startswith(field), error
                 num_sent += 1
     assert num_sent > 300
     await api.assert_alive()

@@ -139,7 +139,7 @@ async def test_forced_custom_input_is_held_to_its_expression(api: Api) -> None:
     assert (call["type"], call["input"]) == ("custom_tool_call", "123")
     (request,) = api.core.requests
     assert request.grammar is not None
-    assert "^(?:[0-9]{3})$" in request.grammar.schema
+    assert "^(?:[0-9]{3})$" in request.grammar.text
 
 
 @pytest.mark.parametrize(("num_steps", "text"), [(3, "1"), (2, "")])

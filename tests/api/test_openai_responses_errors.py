@@ -57,7 +57,12 @@ def named(number: int) -> dict[str, Any]:
     ("fields", "param", "word"),
     [
         ({"tools": [WEATHER, {"type": "telepathy"}]}, "tools.1", "must be one of function"),
-        ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", "no hosted"),
+        (
+            {"tools": [{"type": "file_search"}], "tool_choice": "required"},
+            "tool_choice",
+            "no hosted",
+        ),
+        ({"tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools.0", "no other servers"),
         (
             {
                 "tools": [{"type": "web_search"}],

@@ -105,7 +105,8 @@ def a_refusal_names_a_limited_field(
     message = error if isinstance(error, str) else error["message"]
     param = error["param"] if "param" in error else re.split("[:=]", message)[0]
     field = None if param is None else param.split(".")[0]
-    if "maximum context length" in message and "param" not in error:
+    too_long = ("maximum context length", "prompt is too long", "exceed context limit")
+    if any(words in message for words in too_long) and "param" not in error:
         field = "prompt" if case.path == "/api/generate" else "messages"
     limited = LIMITED.get(case.path, set())
     assert field in limited, f"{case.path} refused {param}: {response.text[:300]}"

@@ -21,6 +21,7 @@ from tests.fuzz.cases import bounded, cases, changed_bytes, changed_json, writte
 from tests.fuzz.tiny import ADAPTER, MODEL, tiny_core, tiny_server
 
 ADAPTERS = "/v1/adapters"
+OLLAMA = "/api/"
 LENGTHS = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
 KEY = "sk-fuzz"
 STATUSES = {200, 400, 404, 408, 411, 413, 415, 503}
@@ -72,6 +73,9 @@ def raw_bodies(draw: st.DrawFn) -> tuple[str, bytes]:
 
 def check_error(path: str, reply: httpx.Response) -> None:
     body = reply.json()
+    if path.startswith(OLLAMA):
+        assert body.keys() == {"error"}
+        body = {"error": {"message": body["error"], **dict.fromkeys(("type", "param", "code"))}}
     error = body["error"]
     assert isinstance(error["message"], str)
     assert error["message"]
@@ -102,6 +106,9 @@ def test_every_body_has_its_answer(client: httpx.Client, drawn: tuple[str, bytes
     assert reply.status_code in STATUSES, f"{reply.status_code}: {reply.text[:500]}"
     if reply.status_code != 200:
         check_error(path, reply)
+    elif reply.headers["content-type"].startswith("application/x-ndjson"):
+        lines = [json.loads(line, parse_constant=_refuse) for line in reply.text.splitlines()]
+        assert [line.get("done") for line in lines] == [*[False] * (len(lines) - 1), True]
     elif reply.headers["content-type"].startswith("text/event-stream"):
         check_stream(path, reply.text)
     else:

@@ -225,9 +225,9 @@ async def test_a_shorter_limit_of_the_server_s_is_named_alone(
 
 async def test_a_wrong_method_is_told_which_are_right(served: Api) -> None:
     for path, allowed in (
-        (ADAPTERS, "GET, POST"),
+        (ADAPTERS, "GET, HEAD, POST"),
         (f"{ADAPTERS}/p", "DELETE"),
-        ("/v1/models", "GET"),
+        ("/v1/models", "GET, HEAD"),
         (CHAT, "POST"),
     ):
         reply = await served.client.request("PUT", path)

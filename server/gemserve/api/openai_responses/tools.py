@@ -13,6 +13,7 @@ from gemserve.api.requests.chat_body import MAX_TOOLS, Function
 from gemserve.api.requests.served_types import HistoryItem, by_type, refuse_others, type_of
 
 _HOSTED = "is not served: this server runs no tools, it only asks for calls of functions"
+_REFUSED = {"mcp": "is not served: this server connects to no other servers"}
 _NAME = r"^[A-Za-z0-9_-]{1,64}$"
 _INPUT = "The whole input of the tool, as plain text."
 DEFAULT_NAMESPACE = "functions"  # OpenAI's name of the namespace that has no name
@@ -25,7 +26,6 @@ HostedKind = Literal[
     "file_search",
     "code_interpreter",
     "image_generation",
-    "mcp",
     "computer",
     "computer_use",
     "computer_use_preview",
@@ -178,7 +178,7 @@ ServedTool = Annotated[
     | Annotated[SearchTool, Tag("a search")]
     | Annotated[HostedTool, Tag("a hosted tool")],
     Discriminator(lambda value: _TAGS.get(type_of(value))),
-    refuse_others(_TAGS, {}),
+    refuse_others(_TAGS, _REFUSED),
 ]
 Tools = Annotated[list[ServedTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
@@ -200,7 +200,7 @@ class AllowedTools(Body):
                 | Annotated[ChosenTool, Tag("a custom tool")]
                 | Annotated[HostedTool, Tag("a hosted tool")],
                 Discriminator(lambda value: _TAGS.get(type_of(value))),
-                refuse_others(("function", "custom", *HOSTED_KINDS), {}),
+                refuse_others(("function", "custom", *HOSTED_KINDS), _REFUSED),
             ]
         ],
         Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),

@@ -322,3 +322,12 @@ async def test_a_full_queue(tokenizer: Any) -> None:
             assert reply.status_code == 503
             assert list(reply.json()) == ["error"]
             assert int(reply.headers["retry-after"]) >= 1
+
+
+async def test_the_tag_of_the_newest_version_is_no_adapter(api: Api) -> None:
+    """Ollama's clients add it to names, and were told that the adapter "latest" does not exist."""
+    asked = {"model": "fake:latest", "messages": [{"role": "user", "content": "Hi"}]}
+    reply = await api.client.post("/api/chat", json={**asked, "stream": False})
+    assert reply.status_code == 200, reply.text
+    shown = await api.client.post("/api/show", json={"model": "fake:latest"})
+    assert shown.status_code == 200, shown.text

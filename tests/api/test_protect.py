@@ -202,3 +202,13 @@ async def test_a_chat_that_is_mostly_protected_says_so(api: Api) -> None:
     report = (await post(api, CHAT, messages=messages, filter={"keep": 16})).json()["filter"]
     assert (report["applied"], report["reason"]) == (False, "mostly_protected")
     assert report["kept_tokens"] == report["prompt_tokens"] == report["protected_tokens"]
+
+
+@pytest.mark.parametrize("method", ["gemfilter", "snapkv", "none"])
+async def test_methods_that_protect_nothing_refuse_it(api: Api, method: str) -> None:
+    """It was checked, and then had no effect."""
+    fields = {"method": method, "protect": {"messages": [0]}}
+    reply = await api.post(CHAT, filter=fields)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "filter.protect"), reply.text
+    assert "sieve, position and random have it" in error["message"]

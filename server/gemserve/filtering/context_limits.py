@@ -69,8 +69,8 @@ class ContextLimits:
         if max_tokens > self.room:
             raise RequestError(
                 f"{field}={max_tokens}: the context of {self.context} tokens"
-                f"{self._adapter_note()} leaves room for {self.room} after the {self.read} prompt "
-                "tokens it is read with",
+                f"{self._adapter_note()} leaves room for {self.room} after the {self.read} of "
+                f"{self.num_tokens} prompt tokens that are kept",
                 param=field,
             )
 

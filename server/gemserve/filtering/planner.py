@@ -19,6 +19,7 @@ from gemserve.filtering.protected_budget import count_always_read, count_first
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FAR_FROM_END,
+    NO_PROTECT,
     SHORT_TURN,
     FilterMethod,
     FilterOptions,
@@ -65,6 +66,11 @@ class FilterPlanner:
             raise RequestError(
                 f"filter.pooling={options.pooling}: only {owners} it, not {name}",
                 param="filter.pooling",
+            )
+        if options.protect != NO_PROTECT and not method.protects:
+            owners = self._methods_with(lambda other: other.protects)
+            raise RequestError(
+                f"filter.protect: only {owners} it, not {name}", param="filter.protect"
             )
         keep = self.keep if options.keep is None else options.keep
         can_be_auto = method.is_adaptive or method.keeps_everything

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gemserve.api.ollama.messages import NoImages, OllamaMessage
 from gemserve.api.ollama.options import NAMES, Options
@@ -17,13 +17,18 @@ from gemserve.api.requests.chat_form import ChatForm, as_chat, plain_message
 Thinking = bool | Literal["low", "medium", "high"] | None
 
 
+# Ollama's clients add the tag of a model's newest version to a name that has none.
+ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
+
+
 class AnsweredBody(FilteringBody):
     """What both endpoints take that answer. `keep_alive` and `think` have no effect."""
 
+    model: ModelName
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: Options | None = None
     stream: bool | None = None  # None: true
-    keep_alive: str | float | None = None
+    keep_alive: str | Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
     think: Thinking = None
     logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
@@ -84,5 +89,5 @@ class GenerateBody(AnsweredBody):
 class ShowBody(Body):
     """`verbose` has no effect."""
 
-    model: str
+    model: ModelName
     verbose: bool | None = None

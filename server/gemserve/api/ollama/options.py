@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gemserve.api.requests.base_bodies import MAX_STOP_CHARS, MAX_STOPS, Body
-from gemserve.api.requests.integers import INTEGRAL, Count, Natural, Seed
+from gemserve.api.requests.integers import INTEGRAL, Count, Integer, Natural, Seed
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
 _PENALTIES = {
@@ -48,19 +48,19 @@ class Options(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     num_ctx: Natural | None = None
     num_batch: Natural | None = None
-    num_gpu: Annotated[int, INTEGRAL] | None = None
+    num_gpu: Integer | None = None
     main_gpu: Natural | None = None
     num_thread: Natural | None = None
-    num_keep: Annotated[int, INTEGRAL] | None = None
-    repeat_last_n: Annotated[int, INTEGRAL] | None = None
+    num_keep: Integer | None = None
+    repeat_last_n: Integer | None = None
     numa: Switch = None
     low_vram: Switch = None
     f16_kv: Switch = None
     use_mmap: Switch = None
     use_mlock: Switch = None
     penalize_newline: Switch = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
+    mirostat_tau: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    mirostat_eta: Annotated[float, Field(ge=0, le=1e6)] | None = None
     # other ways to draw tokens, switched off
     mirostat: Annotated[Literal[0], INTEGRAL] | None = None
     tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None

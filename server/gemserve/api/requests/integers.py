@@ -24,6 +24,9 @@ INTEGRAL = BeforeValidator(_to_integer)
 INTEGRAL_ITEMS = BeforeValidator(_to_integers)
 Natural = Annotated[int, Field(ge=0, le=field_schemas.MAX_INTEGER), INTEGRAL]
 Count = Annotated[int, Field(ge=1, le=field_schemas.MAX_INTEGER), INTEGRAL]
+Integer = Annotated[
+    int, Field(ge=-field_schemas.MAX_INTEGER, le=field_schemas.MAX_INTEGER), INTEGRAL
+]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), INTEGRAL]
 TokenId = Annotated[int, WithJsonSchema(field_schemas.TOKEN)]  # the vocabulary is checked later
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True), INTEGRAL_ITEMS]

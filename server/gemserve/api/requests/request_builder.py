@@ -300,14 +300,16 @@ def _protect(body: FilteringBody) -> Protect:
 def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int) -> int:
     """The most tokens of the answer. Raises `RequestError` if it must fit as given, and does not.
 
-    With `truncate_max_tokens` it need not fit. Then it is lowered like the default.
+    With `truncate_max_tokens` it need not fit. What does not is lowered like the default.
     """
     wanted, name = default, None
     for field in ("max_tokens", "max_completion_tokens"):  # the newer name wins
         given = getattr(body, field, None)
         if given is not None:
             wanted, name = given, field
-    if name is not None and not getattr(body, "truncate_max_tokens", None):
+    if name is not None and (
+        wanted <= limits.room or not getattr(body, "truncate_max_tokens", None)
+    ):
         limits.check_answer(wanted, name)
         return wanted
     most, rest = min(wanted, limits.room), limits.context - limits.num_tokens

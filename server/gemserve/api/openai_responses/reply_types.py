@@ -62,8 +62,12 @@ class OutputSearch(TypedDict):
 OutputItem = OutputMessage | OutputCall | OutputCustomCall | OutputSearch
 
 
-class CachedTokens(TypedDict):
+class InputTokensDetails(TypedDict):
+    """As `PromptTokensDetails` of a chat."""
+
     cached_tokens: NonNegative
+    kept_tokens: NonNegative
+    protected_tokens: NonNegative
 
 
 class ReasoningTokens(TypedDict):
@@ -72,7 +76,7 @@ class ReasoningTokens(TypedDict):
 
 class ResponseUsage(TypedDict):
     input_tokens: NonNegative
-    input_tokens_details: CachedTokens
+    input_tokens_details: InputTokensDetails
     output_tokens: NonNegative
     output_tokens_details: ReasoningTokens
     total_tokens: NonNegative

@@ -198,7 +198,11 @@ def _tools_of(body: OpenAIResponsesBody) -> list[EchoedTool]:
 def _usage(report: FilterReport, finished: Finished) -> ResponseUsage:
     return {
         "input_tokens": report.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": cached_tokens_of(report)},
+        "input_tokens_details": {
+            "cached_tokens": cached_tokens_of(report),
+            "kept_tokens": report.kept_tokens,
+            "protected_tokens": report.protected_tokens,
+        },
         "output_tokens": finished.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": report.prompt_tokens + finished.completion_tokens,

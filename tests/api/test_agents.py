@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.described import Described
-from tests.fakes import CHAT, FILTERED, Api
+from tests.fakes import CHAT, FILTERED, MODEL, Api
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
@@ -220,3 +220,24 @@ async def test_what_agents_send_is_answered(api: Api, path: str, body: Json, ans
         reply = await api.client.post(path, json=sent, headers=headers, params={"beta": "true"})
         assert reply.status_code == 200, reply.text
         described.check(reply)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "x-anthropic-billing-header: cc_version=2.1.330.714;\nBe brief.",
+        [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.330.5a4;"},
+            {"type": "text", "text": "Be brief."},
+        ],
+    ],
+)
+async def test_a_line_for_anthropic_s_accounts_is_left_out(api: Api, system: Any) -> None:
+    """It was the first line of the prompt, and differed, so no conversation began like another."""
+    for sent in (system, "Be brief."):
+        user = {"role": "user", "content": "Hi"}
+        body = {"model": MODEL, "max_tokens": 9, "system": sent, "messages": [user]}
+        reply = await api.client.post("/v1/messages", json=body)
+        assert reply.status_code == 200, reply.text
+    first, second = (request.prompt_ids for request in api.core.requests)
+    assert list(first) == list(second)

@@ -19,6 +19,9 @@ _REASONS = dict.fromkeys(("image", "document", "search_result"), TEXT_ONLY)
 _STORED_ONLY = "is not read: store the text with POST /v1/documents, and send its file_id"
 _SOURCES = dict.fromkeys(("base64", "text", "url", "content"), _STORED_ONLY)
 _OTHER_BLOCKS = "is not served: this server runs no tools, and reads texts and results of tools"
+# Claude Code's first line, for Anthropic's accounts. It changes with every conversation or request, so
+# no two would begin alike, and nothing of one would be found for another.
+_ATTRIBUTION = "x-anthropic-billing-header:"
 _BETWEEN_BLOCKS = "\n\n"
 
 
@@ -123,7 +126,9 @@ def chat_messages(
 
     Each result of a tool is a message of its own, as in a chat.
     """
-    messages = [plain_message("system", text_of(system))] if system else []
+    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+    instructions = _BETWEEN_BLOCKS.join(filter(None, map(_without_attribution, texts)))
+    messages = [plain_message("system", instructions)] if instructions else []
     for index, message in enumerate(said):
         messages += _of_message(message, f"messages.{index}")
     if said[-1].role == "assistant":
@@ -134,6 +139,10 @@ def chat_messages(
             param=field,
         )
     return messages
+
+
+def _without_attribution(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
 
 
 def text_of(content: str | Sequence[TextBlock | DocumentBlock | ToolReference] | None) -> str:

@@ -19,8 +19,8 @@ _REASONS = dict.fromkeys(("image", "document", "search_result"), TEXT_ONLY)
 _STORED_ONLY = "is not read: store the text with POST /v1/documents, and send its file_id"
 _SOURCES = dict.fromkeys(("base64", "text", "url", "content"), _STORED_ONLY)
 _OTHER_BLOCKS = "is not served: this server runs no tools, and reads texts and results of tools"
-# Claude Code's first line, for Anthropic's accounts. It changes with every conversation or request, so
-# no two would begin alike, and nothing of one would be found for another.
+# Claude Code's first line, for Anthropic's accounts. It differs from conversation to conversation,
+# so no two would begin alike, and the document cache would find nothing of one for another.
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _BETWEEN_BLOCKS = "\n\n"
 

@@ -102,7 +102,10 @@ def new_core(
         ),
         frozenset(),
     )
-    core._pace = RandomPace(rng, model.shape.layer(0, 1))  # type: ignore[assignment]
+    pace: Any = RandomPace(rng, model.shape.layer(0, 1))
+    core._pace = pace
+    if core._disk is not None:
+        core._disk._seconds_per_cost = lambda: pace.seconds_per_cost
     core._runner.memory.rows.zero_()
     return core
 

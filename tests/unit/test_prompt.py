@@ -179,7 +179,9 @@ def test_a_message_that_reads_like_the_template_is_found_in_its_place(
     assert prompt.text[: prompt.offsets[system.start][0]] == "<|begin|><|system|>"
 
 
-def test_a_message_the_template_leaves_out_does_not_claim_the_document(tokenizer: Any) -> None:
+def test_rules_the_template_leaves_out_do_not_claim_the_document(
+    tokenizer: Any,
+) -> None:
     changed = copy.deepcopy(tokenizer)
     changed.chat_template = (
         "{% for m in messages %}{% if m.role != 'system' %}<|user|>{{ m.content }}<|end|>"
@@ -187,7 +189,8 @@ def test_a_message_the_template_leaves_out_does_not_claim_the_document(tokenizer
     )
     messages = [message("system", "Line 150 speaks of the river."), message("user", DOCUMENT)]
     prompt = chat_prompt(changed, messages)
-    assert text_at(prompt, Priority.SYSTEM) == []
+    assert text_at(prompt, Priority.SYSTEM) == ["Line 150 speaks of the river."]
+    assert prompt.text.startswith("<|user|>Line 150 speaks of the river.\n\nLine 0"), "moved"
     assert protected_share(prompt) < 0.15
 
 

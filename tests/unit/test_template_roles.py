@@ -234,3 +234,41 @@ def test_the_places_of_what_was_sent(tokenizer: Any, name: str) -> None:
     assert sorted(index for index, _, _ in places) == list(range(len(messages)))
     for index, low, high in places:
         assert text[low:high].strip() == messages[index]["content"].strip()
+
+
+BESIDE_LAST = (
+    "{% if messages[0].role == 'system' %}{% set rules = messages[0].content + ' ' %}"
+    "{% set turns = messages[1:] %}{% else %}{% set turns = messages %}{% endif %}"
+    "{% for m in turns %}{% if m.role == 'user' %}[INST]"
+    "{% if loop.last and rules is defined %}{{ rules }}{% endif %}{{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}[RESULT]{{ m.content }}[/RESULT]"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+RULES_FIRST = {"role": "system", "content": "Answer in verse."}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [{"role": "assistant", "content": "Wait."}, {"role": "tool", "content": "17 degrees"}],
+        [{"role": "assistant", "content": "The weather"}],
+    ],
+)
+def test_rules_shown_beside_the_last_turn_alone(tokenizer: Any, ends: list[Any]) -> None:
+    """An agent with tools lost its instructions whenever it read a result."""
+    used = strict(tokenizer, BESIDE_LAST)
+    asked = [RULES_FIRST, {"role": "user", "content": "How warm is it?"}]
+    assert fit_roles(used, asked) == asked, "shown, so not changed"
+    prompt = chat_prompt(used, [*asked, *ends])
+    assert "[INST]Answer in verse.\n\nHow warm is it?[/INST]" in prompt.text
+    assert prompt.messages is not None
+    assert [place.role for place in prompt.messages[:2]] == ["system", "user"]
+
+
+@pytest.mark.parametrize("template", [STRICT["no system"], BESIDE_LAST])
+def test_rules_without_a_user(tokenizer: Any, template: str) -> None:
+    """A chat of a system message alone came to nothing where only users' turns are shown."""
+    prompt = chat_prompt(strict(tokenizer, template), [RULES_FIRST])
+    assert "Answer in verse." in prompt.text
+    assert prompt.messages is not None
+    assert [place.role for place in prompt.messages] == ["system"]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemserve.filtering.protected_budget import always_read
 from gemserve.types import MessageReport, Request
 
 
@@ -26,7 +25,9 @@ def report_messages(
         is_kept[np.asarray(kept, dtype=np.int64)] = True
     is_protected = np.zeros(num_tokens, dtype=np.bool_)
     if request.plan is not None and request.plan.budget.protected:
-        is_protected[always_read(request.protected, num_tokens)] = True
+        for each in request.protected:
+            within = slice(max(0, each.start), max(0, each.stop))
+            is_protected[within] |= each.is_always_read
     is_beside = np.ones(num_tokens, dtype=np.bool_)
     reports = []
     for place in request.messages:

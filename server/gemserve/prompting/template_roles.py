@@ -84,14 +84,13 @@ def source_places(
 def _easily_lost(messages: Sequence[Message]) -> Iterator[Message]:
     """The messages that a template must show, because it may not know that there are such.
 
-    The first message is not among them, nor are users and assistants: what a template does to these
-    its author has chosen.
+    Users and assistants are not among them: what a template does to these its author has chosen.
+    A first system message is, because some templates show it beside a user's turn only if that is
+    the last message, so not while results of tools are read.
     """
-    for message in messages[1:]:
+    for message in messages:
         if message["role"] in ("system", "developer", "tool") and message["content"]:
             yield message
-    if messages and messages[0]["role"] == "developer" and messages[0]["content"]:
-        yield messages[0]
 
 
 def _marked(message: Message) -> Message:
@@ -107,10 +106,10 @@ def _changes(messages: Sequence[Message]) -> Iterator[Change]:
     steps: list[Change] = []
     if "developer" in roles:
         steps.append(_developers_as_system)
-    if "tool" in roles:
-        steps.append(_results_as_users)
     if roles & {"system", "developer"}:
         steps += [_systems_first, _systems_in_user]
+    if "tool" in roles:
+        steps.append(_results_as_users)
     steps.append(_neighbours_as_one)
     for count in range(1, len(steps) + 1):
         for chosen in combinations(steps, count):
@@ -158,12 +157,14 @@ def _systems_first(messages: Sequence[Message]) -> list[Message]:
 
 
 def _systems_in_user(messages: Sequence[Message]) -> list[Message]:
-    """All system messages in front of what the user says first."""
+    """All system messages in front of what the user says first; as a user's if nobody says any."""
     systems = [m for m in messages if m["role"] == "system"]
     others = [m for m in messages if m["role"] != "system"]
     at = next((i for i, m in enumerate(others) if m["role"] == "user"), None)
-    if at is None or not systems:
+    if not systems:
         return list(messages)
+    if at is None:
+        return [{**systems[0], **_joined(systems), "role": "user"}, *others]
     return [*others[:at], {**others[at], **_joined([*systems, others[at]])}, *others[at + 1 :]]
 
 

@@ -63,7 +63,8 @@ def source_places(
 ) -> list[tuple[int, int, int]]:
     """`find_messages` of the messages that `fit_roles` was given. `messages`: what it returned.
 
-    Where a template has rewritten a message, its whole place is that of its last source.
+    Where a template has rewritten a message, its whole place is that of its first source, because
+    instructions come first.
     """
     found: list[tuple[int, int, int]] = []
     for index, low, high in places:
@@ -73,7 +74,7 @@ def source_places(
             continue
         start = message["content"].find(text[low:high])  # a template may strip blanks
         if start < 0:
-            found.append((message["sources"][-1][0], low, high))
+            found.append((message["sources"][0][0], low, high))
             continue
         for source, first, end in message["sources"]:
             at = max(low, low + first - start)

@@ -259,3 +259,15 @@ def test_hostile_texts_take_linear_time(name: str) -> None:
     low, high = request_range(text)
     assert 0 <= low <= high <= len(text)
     assert time.process_time() - started < 20  # a quadratic search takes minutes
+
+
+def test_documents_that_a_sentence_announces_end_before_a_label() -> None:
+    """LlamaIndex's chat engine writes its system message so, and it was read whole."""
+    before = "Be friendly.\n\n  Here are the relevant documents for the context:\n\n  "
+    behind = "\n\n  Instruction: Based on the above documents, answer the question below.\n  "
+    document = "The river runs past the houses, they say. " * 120
+    text = before + document + behind
+    ((low, high),) = find_documents(text, is_system=True)
+    assert text[low:high].strip() == document.strip()
+    for words in ("Here is how to work with documents:", "Here are the rules about the context:"):
+        assert not find_documents(f"{words}\n{document}", is_system=True), "these are instructions"

@@ -5,8 +5,9 @@ instructions into the user's turns. Tags, separators and labels tell them apart:
 
 - A document is what tags such as <context>, <documents> or <file> enclose; what follows a line of
   eight or more equal signs, if the text before speaks of a context, up to the last such line; what
-  follows a label such as "Context:", up to one such as "Question:"; and, in a user's turn, a fenced
-  block of code. All of these only if they are long.
+  follows a label such as "Context:", up to one such as "Question:"; what stands between a line such
+  as "Here are the relevant documents:" and one such as "Instruction:"; and, in a user's turn, a
+  fenced block of code. All of these only if they are long.
 - In a user's turn, an instruction is what tags such as <system-reminder> enclose, unless it says
   that it is what a tool returned.
 """
@@ -51,6 +52,12 @@ _LABEL = re.compile(
     r"^[ \t]*(?:#+[ \t]*)?[*_]{0,2}(?:retrieved[ \t]+|relevant[ \t]+|given[ \t]+|provided[ \t]+)?"
     r"(?:context(?:[ \t]+information)?|documents?|sources?|search results|passages?|excerpts?|"
     r"articles?|knowledge(?:[ \t]+base)?|transcript)[*_]{0,2}[ \t]*:[*_]{0,2}[ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ANNOUNCEMENT = re.compile(
+    r"^[ \t]*(?:(?:here|below) (?:is|are)|the following (?:is|are)|these are|use the following)"
+    r"\b[^\n:]{0,100}\b(?:documents?|context|passages?|excerpts?|sources?|articles?|search results)\b"
+    r"[^\n:]{0,60}:[ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
 _END_LABEL = re.compile(
@@ -144,9 +151,14 @@ def _separated(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _labelled(text: str) -> Iterator[tuple[int, int]]:
-    labels = [match.end() for match in _LABEL.finditer(text)]
-    for low, until in pairwise([*labels, len(text)]):
+    labels = {match.end(): True for match in _ANNOUNCEMENT.finditer(text)}
+    labels |= {match.end(): False for match in _LABEL.finditer(text)}
+    starts = sorted(labels)
+    for low, until in pairwise([*starts, len(text)]):
         end = _END_LABEL.search(text, low, until)
+        # a sentence may announce instructions, too, so what follows it must end like a document
+        if end is None and labels[low]:
+            continue
         high = end.start() if end else until
         if high - low >= _FEWEST_LABELLED_CHARS:
             yield low, high

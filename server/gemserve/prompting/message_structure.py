@@ -56,7 +56,8 @@ _LABEL = re.compile(
 )
 _ANNOUNCEMENT = re.compile(
     r"^[ \t]*(?:(?:here|below) (?:is|are)|the following (?:is|are)|these are|use the following)"
-    r"\b[^\n:]{0,100}\b(?:documents?|context|passages?|excerpts?|sources?|articles?|search results)\b"
+    r"\b[^\n:]{0,100}"
+    r"\b(?:documents?|context|passages?|excerpts?|sources?|articles?|search results)\b"
     r"[^\n:]{0,60}:[ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )

@@ -316,6 +316,12 @@ def serving_over(
     )
 
 
+def kept_of(request: Request) -> int:
+    """How many tokens a filter keeps of a long prompt: its budget, and what is always read."""
+    assert isinstance(request.filter.keep, int)
+    return request.filter.keep + len(always_read(request.protected, len(request.prompt_ids)))
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
     """An in-process client of one application."""

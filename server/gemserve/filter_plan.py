@@ -44,7 +44,8 @@ class FilterPlan:
     `fails_open`: if the filter pass fails, the whole prompt is kept.
 
     `layer`: where the filter pass ends; None: there is none. `rows`: positions whose queries are
-    watched in each of the layers `tapped`. `heads`: the (layer, head) pairs that count; None: all
+    watched in each of the layers `tapped`; the first `num_asked` are the question's, without what
+    calls are about (0: there are no calls). `heads`: the (layer, head) pairs that count; None: all
     heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
     ids that the filter pass reads after the prompt.
 
@@ -63,6 +64,7 @@ class FilterPlan:
     fails_open: bool = False
     layer: int | None = None
     rows: tuple[int, ...] = ()
+    num_asked: int = 0
     tapped: tuple[int, ...] = ()
     heads: tuple[tuple[int, int], ...] | None = None
     coverage_bound: float = 0.0

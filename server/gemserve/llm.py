@@ -251,6 +251,7 @@ class LLM:
             protected=prompt.protected,
             breaks=prompt.breaks,
             question=prompt.question,
+            num_called=prompt.num_called,
             messages=prompt.messages,
             adapter=adapter,
         )

@@ -297,8 +297,9 @@ class Request:
     `breaks`: a filter should keep or drop the text between two of these as a whole. `question`:
     half-open token ranges of the question, ascending, not overlapping, at most
     `MAX_QUESTION_TOKENS` tokens in all. If no question was found it is empty, and the filter
-    watches the prompt's last rows. `messages`: where those of a chat are, for the report; None: it
-    is no chat.
+    watches the prompt's last rows. `num_called`: how many of its tokens, the last ones, say what
+    calls are about whose results follow. `messages`: where those of a chat are, for the report;
+    None: it is no chat.
 
     `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
     some methods that takes milliseconds for each choice.
@@ -318,6 +319,7 @@ class Request:
     protected: tuple[ProtectedRange, ...] = ()
     breaks: TextBreaks = NO_BREAKS
     question: tuple[tuple[int, int], ...] = ()
+    num_called: int = 0
     messages: tuple[MessagePlace, ...] | None = None
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None

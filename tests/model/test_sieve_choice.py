@@ -222,3 +222,23 @@ def test_scores_that_are_not_numbers_are_an_error(selector: Any) -> None:
     broken.layers[0].keys[0, 5] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
         selector.choose(broken, Budget(low=32, high=32, limit=32), PARAMS)
+
+
+def test_calls_do_not_make_a_choice_less_trusted() -> None:
+    """Their rows look at more places than a clear question: a third of the loops fell back."""
+    alone = evidence(300)
+    layer = alone.layers[0]
+    generator = torch.Generator().manual_seed(3)
+    of_calls = torch.randn(layer.queries.shape, generator=generator) * 12
+    queries = torch.cat([layer.queries, of_calls], dim=1)
+    among = replace(
+        alone,
+        layers={0: replace(layer, queries=queries)},
+        rows=range(NUM_TOKENS - 32, NUM_TOKENS),
+    )
+    coverages = [
+        Sieve().choose(one, BUDGET, PARAMS).coverage or 0.0
+        for one in (alone, among, replace(among, num_asked=16))
+    ]
+    assert coverages[1] < 0.9 * coverages[0]
+    assert coverages[2] == pytest.approx(coverages[0], abs=0.02)

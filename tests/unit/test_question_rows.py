@@ -18,6 +18,7 @@ from gemserve.errors import RequestError
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.prompting.chat_template import find_messages
 from gemserve.prompting.prompt import Prompt, chat_prompt
+from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.types import MAX_QUESTION_TOKENS, Priority
 from tests.chat_templates import ALTERNATING, CONTROL_TOKENS, FAMILIES, shaped_like
 
@@ -145,7 +146,9 @@ def test_any_question_is_of_the_last_user_turn(family: str, messages: Messages) 
     # an empty turn asks nothing: the one before it does
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     last = max((i for i in users if messages[i]["content"].strip()), default=users[-1])
-    places = {i: (a, b) for i, a, b in find_messages(tokenizer, prompt.text, messages)}
+    fitted = fit_roles(tokenizer, messages)  # as the template accepts them
+    shown = find_messages(tokenizer, prompt.text, fitted)
+    places = {i: (a, b) for i, a, b in source_places(shown, fitted, prompt.text)}
     if last not in places:
         return
     low, high = places[last]

@@ -214,6 +214,7 @@ class FilterPlanner:
         return plan.having(
             layer=layer,
             rows=tuple(rows),
+            num_asked=_num_asked(request),
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
             coverage_bound=calibration.coverage_bound
@@ -365,6 +366,13 @@ class FilterPlanner:
         if len(names) == 1:
             return f"method {names[0]} has"
         return f"methods {', '.join(names[:-1])} and {names[-1]} have"
+
+
+def _num_asked(request: Request) -> int:
+    """How many tokens of the question are not of calls; 0 if none is, or all are."""
+    if not request.num_called:
+        return 0
+    return sum(stop - start for start, stop in request.question) - request.num_called
 
 
 def _kept_count(params: FilterParams, num_tokens: int, num_protected: int) -> int:

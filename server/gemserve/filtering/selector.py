@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,7 +65,8 @@ class Evidence:
     """What a filter pass showed of one prompt of `num_tokens` tokens.
 
     `layers`: by index, ascending; the last one is the filter layer. `rows`: the positions of their
-    queries, ascending. There may be keys after the prompt's, of a question that was repeated there.
+    queries, ascending; the first `num_asked` are of the question alone, the others also of calls
+    (0: there are no calls). There may be keys after the prompt's, of a question repeated there.
     `heads`: those that find facts, if the model is calibrated. `coverage_bound`: see `Choice`.
     `protected` and `breaks` are the request's. `backend`: the operations of the machine that
     queries and keys are on.
@@ -79,6 +80,17 @@ class Evidence:
     breaks: TextBreaks = NO_BREAKS
     heads: Heads | None = None
     coverage_bound: float = 0.0
+    num_asked: int = 0
+
+    @property
+    def of_question(self) -> Evidence:
+        """The same without the rows of calls."""
+        count = self.num_asked
+        layers = {
+            index: replace(layer, queries=layer.queries[:, :count])
+            for index, layer in self.layers.items()
+        }
+        return replace(self, layers=layers, rows=self.rows[:count], num_asked=0)
 
     @property
     def filter_layer(self) -> LayerEvidence:

@@ -105,6 +105,11 @@ class Sieve(Selector):
         order, ranks = self.order(scores, evidence.breaks, within)
         # a choice without room has found nothing
         coverage = self.coverage(scores, reserved.firm) if within else 0.0
+        if evidence.num_asked and within:
+            # calls look at less than a question that says what is wanted, and at more than "go on"
+            asked = self.score(evidence.of_question, params)
+            asked[reserved.firm] = 0
+            coverage = max(coverage, self.coverage(asked, reserved.firm))
         is_free = _without(reserved.positions, order, num_tokens)
         first = torch.tensor(reserved.positions, dtype=torch.long, device=order.device)
         order, ranks = order[is_free], ranks[is_free]

@@ -40,7 +40,7 @@ class Prompt:
     """Token ids as the model sees them, and the ranges worth protecting.
 
     `text` is what was tokenized, and `encoding` its `tokenizers.Encoding` or `TokenOffsets`. Both
-    are empty for a prompt of token ids. `question`, `messages`: see `types.Request`.
+    are empty for a prompt of token ids. `question`, `messages`, `num_called`: see `types.Request`.
     """
 
     ids: Sequence[int]
@@ -50,6 +50,7 @@ class Prompt:
     breaks: TextBreaks = NO_BREAKS
     question: Ranges = ()
     messages: tuple[MessagePlace, ...] | None = None
+    num_called: int = 0
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:
@@ -130,13 +131,13 @@ def chat_prompt(
     _check_length(encoding, max_tokens, field)
     places = source_places(places, messages, text)
     chat = RenderedChat(taken, places, text, encoding, has_tools)
-    question = chat_question(chat)
+    question, num_called = chat_question(chat)
     ranges, shown = protect_chat(chat, protect, short)
     answer_start = ranges[-1].start if shown else len(encoding) - _ANSWER_TOKENS
     protected = with_question(tokenizer, encoding.ids, ranges, question, answer_start)
     contents = [(low, text[low:high]) for _, low, high in places]
     breaks = _breaks_of(contents or [(0, text)], encoding)
-    return Prompt(encoding.ids, protected, text, encoding, breaks, question, shown)
+    return Prompt(encoding.ids, protected, text, encoding, breaks, question, shown, num_called)
 
 
 def _check_plain(protect: Protect) -> None:

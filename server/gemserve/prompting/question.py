@@ -54,8 +54,11 @@ class _Tokens:
         return start, max(start, bisect_left(indexes, high, key=lambda i: self.chars(i)[0]))
 
 
-def chat_question(chat: RenderedChat) -> Ranges:
-    """The question of the last user turn, and what the calls are about whose results follow it."""
+def chat_question(chat: RenderedChat) -> tuple[Ranges, int]:
+    """The question of the last user turn, and what the calls are about whose results follow it.
+
+    The second value says how many tokens, the last ones, are of calls.
+    """
     if chat.request is not None:
         placed = chat.request
         start, stop = request_range(chat.text[placed.low : placed.high])
@@ -64,13 +67,14 @@ def chat_question(chat: RenderedChat) -> Ranges:
         called = list(dict.fromkeys(called))[:_MOST_CALLED]
         most = MAX_QUESTION_TOKENS - len(called)
         asked = _find(chat.text, low, high, chat.encoding, most=most)
-        return as_ranges(sorted({*called, *(i for at in asked for i in range(*at))}))
+        return as_ranges(sorted({*called, *(i for at in asked for i in range(*at))})), len(called)
     last = chat.messages[-1].message if chat.messages else None
     if chat.parts or last is None or last["role"] != "user":
-        return ()
+        return (), 0
     content = last["content"].strip()  # the template repeats or changes messages
     low = chat.text.rfind(content) if len(content) >= _SHORTEST_FOUND else -1
-    return () if low < 0 else _find(chat.text, low, low + len(content), chat.encoding)
+    found = () if low < 0 else _find(chat.text, low, low + len(content), chat.encoding)
+    return found, 0
 
 
 def text_question(tokenizer: Any, text: str, encoding: Any) -> Ranges:

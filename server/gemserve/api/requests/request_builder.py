@@ -182,6 +182,7 @@ class RequestBuilder:
             protected=prompt.protected,
             breaks=prompt.breaks,
             question=prompt.question,
+            num_called=prompt.num_called,
             messages=prompt.messages,
             adapter=adapter,
         )
@@ -272,6 +273,7 @@ class RequestBuilder:
             protected=prompt.protected,
             breaks=prompt.breaks,
             question=prompt.question,
+            num_called=prompt.num_called,
             messages=prompt.messages,
             grammar=grammar,
             adapter=adapter,

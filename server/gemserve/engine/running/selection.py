@@ -37,6 +37,7 @@ def choose_positions(
             for layer in queries.layers
         },
         rows=queries.rows,
+        num_asked=plan.num_asked,
         backend=model.backend,
         protected=request.protected,
         breaks=request.breaks,

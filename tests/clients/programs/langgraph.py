@@ -1,6 +1,7 @@
 """LangGraph."""
 
 import asyncio
+import json
 from typing import Literal
 
 import openai
@@ -177,4 +178,5 @@ def filter(server):
     asker = model(server, extra_body=extra_body, include_response_headers=True)
     last = run(graph(asker), server.document)[-1]
     assert last.text == server.text
-    assert last.response_metadata["headers"]["x-gemserve-kept-tokens"] == "512"
+    report = json.loads(last.response_metadata["headers"]["x-gemserve-filter"])
+    assert report["kept_tokens"] - report["protected_tokens"] == 512

@@ -87,7 +87,9 @@ async def test_a_request_that_ended_holds_nothing(
     del asking
     await freed(served)
     await served.client.delete(f"{ADAPTERS}/p")
-    assert (await served.metrics())["adapter_memory_bytes"] == 0
+    async with asyncio.timeout(5):  # threads that served the request may take a moment to let go
+        while (await served.metrics())["adapter_memory_bytes"]:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_folder_that_went_bad_is_the_server_s_fault(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-PATH = "/v1/messages"
-_MOST_TEXT = 200
+from gemserve.api.error_forms import ErrorForm, Headers
+
 AnthropicErrorKind = Literal[
     "invalid_request_error",
     "authentication_error",
@@ -54,46 +52,28 @@ def anthropic_error(
     }
 
 
-class AnthropicErrors:
-    """ASGI middleware: writes what every part of the API says about errors in Anthropic's form.
+class AnthropicErrors(ErrorForm):
+    """It also sends the request's id under Anthropic's name.
 
-    It also sends the request's id under Anthropic's name. The middleware that gives ids is inside.
+    The middleware that gives ids is inside.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    path = "/v1/messages"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] != "http" or not (path == PATH or path.startswith(f"{PATH}/")):
-            await self._app(scope, receive, send)
-            return
-        start: Message | None = None  # of an error, while its body comes
-        body = b""
+    def headers(self, given: Headers) -> Headers:
+        ids = [value for name, value in given if name.lower() == b"x-request-id"]
+        return [*given, *((b"request-id", value) for value in ids)]
 
-        async def rewrite(message: Message) -> None:
-            nonlocal start, body
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": _with_request_id(message["headers"])}
-                if message["status"] >= 400:
-                    start = message
-                    return
-            elif start is not None:
-                body += message.get("body", b"")
-                if not message.get("more_body", False):
-                    await _rewritten(start, body)(scope, receive, send)
-                return
-            await send(message)
-
-        await self._app(scope, receive, rewrite)
-
-
-Headers = list[tuple[bytes, bytes]]
-
-
-def _with_request_id(headers: Headers) -> Headers:
-    given = [value for name, value in headers if name.lower() == b"x-request-id"]
-    return [*headers, *((b"request-id", value) for value in given)]
+    def content(
+        self, error: Mapping[str, Any], status: int, headers: Mapping[str, str]
+    ) -> AnthropicError:
+        is_too_long = error.get("code") == "context_length_exceeded"
+        return anthropic_error(
+            _too_long(error["message"]) if is_too_long else error["message"],
+            status=status,
+            request_id=headers.get("request-id", ""),
+            is_overloaded=error.get("type") == "overloaded_error",
+        )
 
 
 def _too_long(message: str) -> str:
@@ -107,26 +87,3 @@ def _too_long(message: str) -> str:
         return f"prompt is too long: {message}"
     limit, note, tokens = counted.groups()
     return f"prompt is too long: {tokens} tokens > {limit} maximum{note}"
-
-
-def _rewritten(start: Message, body: bytes) -> JSONResponse:
-    """The error `body`, which is in OpenAI's form or, from a library, a text."""
-    try:
-        error = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
-        error = {"message": body[:_MOST_TEXT].decode("utf-8", "replace")}
-    message = error["message"]
-    if error.get("code") == "context_length_exceeded":
-        message = _too_long(message)
-    headers = {
-        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]
-    }
-    content = anthropic_error(
-        message,
-        status=start["status"],
-        request_id=headers.get("request-id", ""),
-        is_overloaded=error.get("type") == "overloaded_error",
-    )
-    for name in ("content-length", "content-type"):
-        headers.pop(name, None)
-    return JSONResponse(content, status_code=start["status"], headers=headers)

@@ -59,6 +59,32 @@ def largest_attention(
     return largest
 
 
+def largest_against_sink(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    num_sinks: int,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The largest share that any head and row gives to each key against the sink: [keys], float32.
+
+    `query`: [heads, rows, head_dim]; `key`: [kv_heads, num_sinks + keys, head_dim], which every row
+    sees; both after RoPE. The first keys are attention sinks, and a key's share is what softmax
+    over it and the sinks would give it. So it does not depend on other keys, and shares of texts
+    that were read apart can be compared.
+    """
+    heads, group = query.shape[0], query.shape[0] // key.shape[0]
+    largest = torch.full((key.shape[1] - num_sinks,), -torch.inf, device=key.device)
+    for head in range(heads):
+        scores = query[head].float() @ key[head // group].float().T * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        sink = scores[:, :num_sinks].logsumexp(-1, keepdim=True)
+        torch.maximum(largest, (scores[:, num_sinks:] - sink).amax(dim=0), out=largest)
+    return largest.sigmoid()
+
+
 def grouped_probabilities(
     query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
 ) -> torch.Tensor:

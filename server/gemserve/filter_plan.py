@@ -36,6 +36,37 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A part of a document, tokens start..stop−1 of the prompt, which is read alone.
+
+    `name`: a hash of all that is read before the question: the anchor and these tokens.
+    """
+
+    start: int
+    stop: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPlan:
+    """How the documents of a prompt are read in windows, each alone from position 0.
+
+    A pass over one reads the `anchor`, the window's tokens, and then the tokens `asked`, of which
+    those with the indexes in `FilterPlan.rows` are watched. `size`: the most tokens of a window.
+    """
+
+    size: int
+    anchor: tuple[int, ...]
+    asked: tuple[int, ...]
+    windows: tuple[Window, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all windows, without what is read before and behind each."""
+        return sum(window.stop - window.start for window in self.windows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlan:
     """How one prompt will be filtered. `filtering.planner` makes it when the request is built.
 
@@ -47,12 +78,12 @@ class FilterPlan:
     watched in each of the layers `tapped`; the first `num_asked` are the question's, without what
     calls are about (0: there are no calls). `heads`: the (layer, head) pairs that count; None: all
     heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
-    ids that the filter pass reads after the prompt.
+    ids that the filter pass reads after the prompt. `windows`: the pass reads these; None: it reads
+    the prompt as one sequence.
 
     `num_stable`: how many tokens at the prompt's beginning are always read, and so begin what is
     kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
-    dropped. `chosen`: the
-    positions that a method without a pass keeps.
+    dropped. `chosen`: the positions that a method without a pass keeps.
 
     `answer_heads`: the (layer, head) pairs whose attention is watched while the answer is
     generated; None: all heads of `answer_layer`. If that is None, nothing is watched.
@@ -69,6 +100,7 @@ class FilterPlan:
     heads: tuple[tuple[int, int], ...] | None = None
     coverage_bound: float = 0.0
     repeated: tuple[int, ...] = ()
+    windows: WindowPlan | None = None
     num_stable: int = 0
     evicts: bool = False
     chosen: tuple[int, ...] | None = None

@@ -252,6 +252,7 @@ class LLM:
             breaks=prompt.breaks,
             question=prompt.question,
             num_called=prompt.num_called,
+            anchor=prompt.anchor,
             messages=prompt.messages,
             adapter=adapter,
         )

@@ -22,9 +22,12 @@ Switch = Literal["auto", "on", "off"]
 GrammarKind = Literal["json_schema", "regex", "context_free"]
 FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
+WindowSize = int | Literal["auto", "off"]
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
+MIN_WINDOW = 256
+MAX_WINDOW = 1 << 20
 MAX_HEADS = 32  # that a request may name
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
@@ -120,6 +123,7 @@ class FilterOptions:
     fallback: bool | None = None
     layer: int | None = None
     heads: Heads | None = None
+    window: WindowSize | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -136,7 +140,9 @@ class FilterParams:
     calls for, at most an eighth of the documents or 128 tokens. `fallback`: if
     attention is diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer
     whose queries and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that
-    score tokens, of layers up to that one; None: those of the calibration.
+    score tokens, of layers up to that one; None: those of the calibration. `window`: the most
+    tokens of a window in which documents are read. "auto": the calibration's. "off": the prompt is
+    read as one sequence.
     """
 
     method: FilterMethod
@@ -144,6 +150,7 @@ class FilterParams:
     fallback: bool = False
     layer: int | None = None
     heads: Heads | None = None
+    window: WindowSize = "auto"
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -181,6 +188,20 @@ def parse_keep(value: object) -> Keep:
     if not MIN_KEEP <= value <= MAX_KEEP or value != int(value):
         raise RequestError(f"filter.keep={shown(value)}: {limits}", param="filter.keep")
     return int(value)
+
+
+def parse_window(value: Any) -> WindowSize:
+    """Validate a `window`: a count of tokens, "auto" or "off"."""
+    if value == "auto" or value == "off":
+        return value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and MIN_WINDOW <= value <= MAX_WINDOW and value == int(value):
+        return int(value)
+    raise RequestError(
+        f"filter.window={shown(value)}: must be a count of tokens from {MIN_WINDOW} to "
+        f'{MAX_WINDOW}, "auto" or "off"',
+        param="filter.window",
+    )
 
 
 def parse_heads(value: object) -> Heads:
@@ -298,8 +319,9 @@ class Request:
     half-open token ranges of the question, ascending, not overlapping, at most
     `MAX_QUESTION_TOKENS` tokens in all. If no question was found it is empty, and the filter
     watches the prompt's last rows. `num_called`: how many of its tokens, the last ones, say what
-    calls are about whose results follow. `messages`: where those of a chat are, for the report;
-    None: it is no chat.
+    calls are about whose results follow. `anchor`: tokens that a window of a document is read
+    behind, such as the beginning of the model's chat template; by default the prompt's first token.
+    `messages`: where those of a chat are, for the report; None: it is no chat.
 
     `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
     some methods that takes milliseconds for each choice.
@@ -320,6 +342,7 @@ class Request:
     breaks: TextBreaks = NO_BREAKS
     question: tuple[tuple[int, int], ...] = ()
     num_called: int = 0
+    anchor: tuple[int, ...] = ()
     messages: tuple[MessagePlace, ...] | None = None
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
@@ -388,7 +411,8 @@ class FilterReport:
     `kept_tokens`: all that the answer is generated from. `protected_tokens`: of the prompt, how
     many are always read, outside of the budget. `messages`: what was kept of each message; None if
     the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
-    measure it.
+    measure it. `window`: the most tokens of a window, of which `num_windows` were read and
+    `cached_windows` found in the document cache; all None if the prompt was read as one sequence.
     """
 
     method: FilterMethod
@@ -403,6 +427,9 @@ class FilterReport:
     protected_tokens: int = 0
     messages: tuple[MessageReport, ...] | None = None
     coverage: float | None = None
+    window: int | None = None
+    num_windows: int | None = None
+    cached_windows: int | None = None
     scores: FilterScores | None = None
 
 

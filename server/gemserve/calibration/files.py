@@ -25,6 +25,8 @@ class Calibration:
     `heads` None: all heads of `layer`. `ends_with`: the rows after the question are watched, too.
     `coverage_bound`: below it a choice is not trusted. `source`: where it comes from, in words.
     `is_measured`: it was found by probing these weights, not taken from a table or guessed.
+    `window`: the most tokens of a window in which documents are read; None: prompts are read as one
+    sequence. `window_bound`: the bound of coverage for them.
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
@@ -35,6 +37,8 @@ class Calibration:
     coverage_bound: float = GUESSED_BOUND
     source: str = "guessed"
     is_measured: bool = False
+    window: int | None = None
+    window_bound: float = GUESSED_BOUND
 
     def describe(self) -> str:
         """One line: the filter layer's origin, the heads, and the bound."""

@@ -163,6 +163,7 @@ def _filtered(
     """
     params, sequence = job.request.filter, job.sequence
     assert job.started_s is not None, "a filter has decided before the first step"
+    windows = sequence.window_pass
     selection = None
     if params.return_selection and not sequence.evicts:
         selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
@@ -179,6 +180,9 @@ def _filtered(
         selection=selection,
         messages=None if sequence.evicts else report_messages(sequence.request, kept),
         coverage=coverage,
+        window=None if windows is None else windows.plan.size,
+        num_windows=None if windows is None else len(windows.plan.windows),
+        cached_windows=None if windows is None else windows.num_cached,
         scores=scores,
     )
     return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)

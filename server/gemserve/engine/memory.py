@@ -110,7 +110,16 @@ class Repack:
     new: int
 
 
-Change = Move | Wipe | Repack
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Copy `size` units from `source` to `target`; the two ranges do not overlap."""
+
+    source: int
+    target: int
+    size: int
+
+
+Change = Move | Wipe | Repack | Copied
 
 
 class MemoryPool:
@@ -158,6 +167,10 @@ class MemoryPool:
         self._used -= span.size - size
         self._wipe(span, span.start + size, span.size - size)
         span.size = size
+
+    def copy(self, start: int, span: Span) -> None:
+        """Fill `span` with a copy of the units from `start` on."""
+        self._changes.append(Copied(start, span.start, span.size))
 
     def repack(self, span: Span, num_rows: int, new: int) -> None:
         """Keep the first `new` units of each of the `num_rows` rows that `span` consists of."""

@@ -247,6 +247,7 @@ def generate(
         filter=params,
         protected=example.prompt.protected,
         breaks=example.prompt.breaks,
+        anchor=example.prompt.anchor,
         question=example.prompt.question,
     )
     text = ""

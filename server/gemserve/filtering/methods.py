@@ -49,6 +49,11 @@ class Method:
         return self.selector is None and self.blind is None and self.evictor is None
 
     @property
+    def reads_windows(self) -> bool:
+        """Can a prompt be read in windows? The option `window` says of which size."""
+        return self.selector is not None and self.selector.reads_windows
+
+    @property
     def has_layer(self) -> bool:
         """Does a filter layer choose? The option `layer` says which."""
         return self.selector is not None

@@ -13,9 +13,10 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
-from gemserve.filter_plan import Budget, FilterPlan, FilterReason
+from gemserve.filter_plan import Budget, FilterPlan, FilterReason, WindowPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
+from gemserve.filtering.window_cuts import cut_windows, document_ranges
 from gemserve.types import (
     AUTO_MIN_KEEP,
     FAR_FROM_END,
@@ -29,6 +30,9 @@ from gemserve.types import (
     Request,
     parse_heads,
 )
+
+_END_TOKENS = 64  # of a prompt without a question, that are read behind each window
+_BESIDE_WINDOW = 256  # most tokens of an anchor and of what is asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,12 @@ class FilterPlanner:
                 f"filter.pooling={options.pooling}: only {owners} it, not {name}",
                 param="filter.pooling",
             )
+        if options.window is not None and not method.reads_windows:
+            owners = self._methods_with(lambda other: other.reads_windows)
+            raise RequestError(
+                f"filter.window={options.window}: only {owners} it, not {name}",
+                param="filter.window",
+            )
         if options.protect != NO_PROTECT and not method.protects:
             owners = self._methods_with(lambda other: other.protects)
             raise RequestError(
@@ -92,6 +102,7 @@ class FilterPlanner:
             fallback=fallback,
             layer=layer,
             heads=heads,
+            window=options.window or "auto",
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
             return_scores=options.return_scores,
@@ -133,6 +144,9 @@ class FilterPlanner:
         """
         if not METHODS[params.method].has_layer or num_tokens <= self.min_tokens:
             return
+        size = self._window_size(params)
+        if size is not None:
+            num_tokens = min(num_tokens, size + _BESIDE_WINDOW)
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
         if window is not None and window < num_tokens:
@@ -206,21 +220,50 @@ class FilterPlanner:
         params, num_tokens = request.filter, len(request.prompt_ids)
         layer, heads = self._layer_of(params), self._heads_of(params)
         is_calibrated = self._is_calibrated(layer, params.heads)
-        repeated = self._repeated(request) if method.repeats_question else ()
-        question, ends_with = request.question, calibration.ends_with
-        if repeated:  # the question itself is read last
-            question, ends_with = ((num_tokens, num_tokens + len(repeated)),), False
-        rows = selector.rows(num_tokens + len(repeated), question, ends_with)
-        return plan.having(
+        bound = calibration.coverage_bound if is_calibrated else Calibration.GUESSED_BOUND
+        rows = selector.rows(num_tokens, request.question, calibration.ends_with)
+        plan = plan.having(
             layer=layer,
-            rows=tuple(rows),
             num_asked=_num_asked(request),
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
-            coverage_bound=calibration.coverage_bound
-            if is_calibrated
-            else Calibration.GUESSED_BOUND,
-            repeated=repeated,
+        )
+        windows = self._windows(request, rows)
+        if windows is not None:
+            first = len(windows.asked) - len(rows)
+            return plan.having(
+                windows=windows,
+                rows=tuple(range(first, first + len(rows))),
+                coverage_bound=calibration.window_bound if is_calibrated else bound,
+            )
+        repeated = self._repeated(request) if method.repeats_question else ()
+        if repeated:  # the question itself is read last
+            question = ((num_tokens, num_tokens + len(repeated)),)
+            rows = selector.rows(num_tokens + len(repeated), question, False)
+        return plan.having(rows=tuple(rows), coverage_bound=bound, repeated=repeated)
+
+    def _window_size(self, params: FilterParams) -> int | None:
+        """The most tokens of a window; None: the prompt is read as one sequence."""
+        if not METHODS[params.method].reads_windows or params.window == "off":
+            return None
+        return self.calibration.window if params.window == "auto" else params.window
+
+    def _windows(self, request: Request, rows: Sequence[int]) -> WindowPlan | None:
+        """The windows of a prompt whose documents do not fit into one. `rows`: what is watched."""
+        size, num_tokens = self._window_size(request.filter), len(request.prompt_ids)
+        if size is None:
+            return None
+        ranges = document_ranges(request.protected, request.question, num_tokens)
+        if sum(stop - start for start, stop in ranges) <= size:
+            return None
+        # without a question, the prompt's end says what is wanted, and needs words before it
+        asked = rows if request.question else range(max(0, num_tokens - _END_TOKENS), num_tokens)
+        anchor = request.anchor or tuple(request.prompt_ids[:1])
+        return WindowPlan(
+            size=size,
+            anchor=anchor,
+            asked=tuple(request.prompt_ids[row] for row in asked),
+            windows=cut_windows(request.tokens, ranges, request.breaks, size, anchor),
         )
 
     def _repeated(self, request: Request) -> tuple[int, ...]:
@@ -256,7 +299,10 @@ class FilterPlanner:
         if not METHODS[params.method].has_layer:
             return False
         shape, layer = self.shape, self._layer_of(params)
-        filtered = shape.filter_chunk(0, num_tokens, layer) + shape.prefill_chunk(0, kept)
+        size = self._window_size(params) or num_tokens
+        whole, rest = divmod(num_tokens, size)
+        reading = whole * shape.filter_chunk(0, size, layer) + shape.filter_chunk(0, rest, layer)
+        filtered = reading + shape.prefill_chunk(0, kept)
         return filtered >= shape.prefill_chunk(0, num_tokens)
 
     def _budget(self, request: Request, num_protected: int) -> Budget:

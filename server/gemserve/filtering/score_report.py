@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from gemserve.filter_plan import Budget
-from gemserve.filtering.selector import Evidence, Selector
+from gemserve.filtering.selector import PromptEvidence, Selector
 from gemserve.scores import FilterScores
 from gemserve.types import FilterParams
 
@@ -17,7 +17,7 @@ from gemserve.types import FilterParams
 def report_scores(
     scores: torch.Tensor,
     selector: Selector,
-    evidence: Evidence,
+    evidence: PromptEvidence,
     budget: Budget,
     params: FilterParams,
     whole_ratio: float,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -61,25 +62,33 @@ class LayerEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What a filter pass showed of one prompt of `num_tokens` tokens.
+class PromptEvidence:
+    """What a choice needs to know of a prompt of `num_tokens` tokens besides its scores.
+
+    `coverage_bound`: see `Choice`. `protected` and `breaks` are the request's.
+    """
+
+    num_tokens: int
+    protected: tuple[ProtectedRange, ...]
+    breaks: TextBreaks = NO_BREAKS
+    coverage_bound: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence(PromptEvidence):
+    """What a filter pass over a whole prompt showed, or over one of its windows.
 
     `layers`: by index, ascending; the last one is the filter layer. `rows`: the positions of their
     queries, ascending; the first `num_asked` are of the question alone, the others also of calls
     (0: there are no calls). There may be keys after the prompt's, of a question repeated there.
-    `heads`: those that find facts, if the model is calibrated. `coverage_bound`: see `Choice`.
-    `protected` and `breaks` are the request's. `backend`: the operations of the machine that
-    queries and keys are on.
+    `heads`: those that find facts, if the model is calibrated. `backend`: the operations of the
+    machine that queries and keys are on.
     """
 
-    num_tokens: int
     layers: Mapping[int, LayerEvidence]
     rows: Sequence[int]
     backend: Backend
-    protected: tuple[ProtectedRange, ...]
-    breaks: TextBreaks = NO_BREAKS
     heads: Heads | None = None
-    coverage_bound: float = 0.0
     num_asked: int = 0
 
     @property
@@ -95,6 +104,18 @@ class Evidence:
     @property
     def filter_layer(self) -> LayerEvidence:
         return self.layers[max(self.layers)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowEvidence(PromptEvidence):
+    """What filter passes over the windows of a prompt showed.
+
+    `scores`: of every token, 0 outside of the windows: [tokens], float32. `asked`: the same by the
+    question's own rows, without those of calls; None: there are no calls.
+    """
+
+    scores: torch.Tensor
+    asked: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +151,12 @@ def check_finite(scores: torch.Tensor) -> torch.Tensor:
 
 
 class Selector(ABC):
-    """Chooses which positions of the prompt to keep, after a pass through the lower layers."""
+    """Chooses which positions of the prompt to keep, after a pass through the lower layers.
+
+    `reads_windows`: it can score windows of a document that were read alone.
+    """
+
+    reads_windows: ClassVar[bool] = False
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
         """Positions of the queries that `score` needs, ascending. By default the last one.
@@ -144,20 +170,30 @@ class Selector(ABC):
         """The layers whose queries `score` needs, ascending, up to the filter layer."""
         return [filter_layer]
 
+    def score_window(self, evidence: Evidence, num_sinks: int) -> torch.Tensor:
+        """A score for each token of a window: [tokens], float32. Only if `reads_windows`.
+
+        The window begins with `num_sinks` tokens that have no score. Scores of one prompt's windows
+        must be comparable: high ones are kept, whichever window they are in.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def score(self, evidence: Evidence, params: FilterParams) -> torch.Tensor:
         """A score for each token of the prompt: [tokens], float32. High scores are kept."""
 
-    def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
+    def choose(self, evidence: PromptEvidence, budget: Budget, params: FilterParams) -> Choice:
         """Positions within `budget`, whose `high` is below the number of tokens.
 
-        By default those with the highest scores. Raises `ValueError` if the scores are not finite.
+        `evidence`: an `Evidence`, or a `WindowEvidence` if the prompt was read in windows. By
+        default those with the highest scores. Raises `ValueError` if the scores are not finite.
         """
+        assert isinstance(evidence, Evidence)
         scores = check_finite(self.score(evidence, params))
         return Choice(positions=scores.topk(budget.high).indices.sort().values, scores=scores)
 
     def details(
-        self, scores: torch.Tensor, evidence: Evidence, budget: Budget, params: FilterParams
+        self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget, params: FilterParams
     ) -> ScoreDetails:
         """What a report of `scores` [tokens], which it chose by, shows besides. By default nothing.
 

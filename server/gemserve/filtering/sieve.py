@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ from gemserve.filtering.selector import (
     Choice,
     Evidence,
     LayerEvidence,
+    PromptEvidence,
     ScoreDetails,
     Selector,
     TokenRange,
+    WindowEvidence,
     check_finite,
 )
 from gemserve.scores import (
@@ -49,6 +52,8 @@ class Sieve(Selector):
     `LayerEvidence.keys_near`). `end_rows`: rows at the prompt's end that are watched if no question
     was found, or beside it.
     """
+
+    reads_windows: ClassVar[bool] = True
 
     passage_share: float = 1 / 4
     shortest: int = 32
@@ -94,9 +99,18 @@ class Sieve(Selector):
         largest[0] = 0 * largest[0]  # a NaN stays a NaN
         return largest
 
-    def choose(self, evidence: Evidence, budget: Budget, params: FilterParams) -> Choice:
+    def score_window(self, evidence: Evidence, num_sinks: int) -> torch.Tensor:
+        scores = [
+            evidence.backend.largest_against_sink(
+                query, key, num_sinks, scale=layer.scale, softcap=layer.softcap
+            )
+            for layer, query, key in _scoring_heads(evidence, evidence.heads)
+        ]
+        return torch.stack(scores).amax(dim=0)
+
+    def choose(self, evidence: PromptEvidence, budget: Budget, params: FilterParams) -> Choice:
         num_tokens = evidence.num_tokens
-        raw = check_finite(self.score(evidence, params))
+        raw, asked = self._scores(evidence, params)
         scores = raw.clone()
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         within = budget.high - len(reserved.positions)
@@ -105,9 +119,8 @@ class Sieve(Selector):
         order, ranks = self.order(scores, evidence.breaks, within)
         # a choice without room has found nothing
         coverage = self.coverage(scores, reserved.firm) if within else 0.0
-        if evidence.num_asked and within:
+        if asked is not None and within:
             # calls look at less than a question that says what is wanted, and at more than "go on"
-            asked = self.score(evidence.of_question, params)
             asked[reserved.firm] = 0
             coverage = max(coverage, self.coverage(asked, reserved.firm))
         is_free = _without(reserved.positions, order, num_tokens)
@@ -125,11 +138,14 @@ class Sieve(Selector):
         return Choice(positions=kept.sort().values, coverage=coverage, scores=raw)
 
     def details(
-        self, scores: torch.Tensor, evidence: Evidence, budget: Budget, params: FilterParams
+        self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget, params: FilterParams
     ) -> ScoreDetails:
         """The passages; with "exact", what else is needed to choose again; with "heads", heads."""
         wanted = params.return_scores
-        heads, high = self._head_scores(evidence) if wanted == "heads" else ((), 0.0)
+        heads: tuple[HeadScores, ...] = ()
+        high = 0.0
+        if wanted == "heads" and isinstance(evidence, Evidence):
+            heads, high = self._head_scores(evidence)
         is_exact = wanted in ("exact", "heads")
         return ScoreDetails(
             passages=self._passages(scores, evidence, budget),
@@ -170,8 +186,18 @@ class Sieve(Selector):
         best = document[: max(1, round(COVERAGE_SHARE * len(document)))].sum()
         return round(float(best / document.sum().clamp_min(_AWAKE)), 4)
 
+    def _scores(
+        self, evidence: PromptEvidence, params: FilterParams
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The scores by all rows; and by the question's own, if others are of calls. [tokens]."""
+        if isinstance(evidence, WindowEvidence):
+            return check_finite(evidence.scores), evidence.asked
+        assert isinstance(evidence, Evidence)
+        raw = check_finite(self.score(evidence, params))
+        return raw, self.score(evidence.of_question, params) if evidence.num_asked else None
+
     def _passages(
-        self, scores: torch.Tensor, evidence: Evidence, budget: Budget
+        self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget
     ) -> tuple[tuple[int, int, int], ...]:
         """The passages of this budget with their strengths: see `FilterScores`."""
         num_tokens = evidence.num_tokens
@@ -243,7 +269,7 @@ def _without(taken: Sequence[int], order: torch.Tensor, num_tokens: int) -> torc
     return is_free[order]
 
 
-def _inputs(evidence: Evidence, budget: Budget, params: FilterParams) -> SelectionInputs:
+def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> SelectionInputs:
     breaks = evidence.breaks
     return SelectionInputs(
         protected=tuple((p.start, p.stop, int(p.priority)) for p in evidence.protected),

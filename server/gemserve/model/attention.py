@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AttentionInterface
@@ -38,6 +38,21 @@ class ChunkRows:
 
     kv: KVSpan
     start: int
+    count: ClassVar[int | None] = None  # all of the pass
+
+    @property
+    def chunks(self) -> tuple[ChunkRows, ...]:
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksOfOnePass:
+    """Chunks of `count` tokens each, one after the other, that do not see each other."""
+
+    start: ClassVar[int] = 0  # the first row of the pass
+
+    chunks: tuple[ChunkRows, ...]
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +97,14 @@ def is_plain(groups: Sequence[Group]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """One forward pass: a chunk of one sequence, or the newest tokens of several.
+    """One forward pass: a chunk of one sequence, chunks of several, or their newest tokens.
 
     `groups`: the pass's rows by adapter. `query_tap` records queries in its layers. `filter_tap`
     does too, and ends a chunk's pass at its layer. `pause` is called before each layer's attention
     and, within it, after every `piece` query-key pairs. The pass may pause there.
     """
 
-    rows: ChunkRows | KVTable
+    rows: ChunkRows | ChunksOfOnePass | KVTable
     backend: Backend
     groups: Sequence[Group] = PLAIN
     query_tap: QueryTap | None = None
@@ -131,7 +146,8 @@ def attention(
     layer: int = module.layer_idx
     if isinstance(context.rows, KVTable):
         return _decode(context, context.rows, layer, q, k, v, options).unsqueeze(0), None
-    start, filter_tap = context.rows.start, context.filter_tap
+    start, chunks, count = context.rows.start, context.rows.chunks, context.rows.count or q.shape[1]
+    filter_tap = context.filter_tap
     listener = context.query_tap if filter_tap is None else filter_tap.queries
     if listener is not None:
         listener.record(layer, q, start, options.scale, softcap)
@@ -141,10 +157,16 @@ def attention(
                 f"filter layer {layer} sees only {sliding_window} tokens: choose a layer with "
                 "full attention"
             )
-        context.rows.kv.write_keys(layer, start, k)
+        for chunk, key in zip(chunks, k.split(count, dim=1), strict=True):
+            chunk.kv.write_keys(layer, chunk.start, key)
         raise FilterLayerReached
     context.pause()
-    out = _attend(context, context.rows, layer, q, k, v, options)
+    of_chunks = zip(chunks, *(x.split(count, dim=1) for x in (q, k, v)), strict=True)
+    outs = [
+        _attend(context, chunk, layer, some_q, some_k, some_v, options)
+        for chunk, some_q, some_k, some_v in of_chunks
+    ]
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

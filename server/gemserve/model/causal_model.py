@@ -18,6 +18,7 @@ from gemserve.model.attention import (
     PLAIN,
     Breaks,
     ChunkRows,
+    ChunksOfOnePass,
     ForwardContext,
     Group,
     grouped,
@@ -218,9 +219,42 @@ class CausalModel:
 
         `kv` has room for `filter_units(r)` units of each token.
         """
-        context = self._context(ChunkRows(kv=kv, start=start), adapter, breaks, filter_tap=tap)
-        decoder = self._lower_decoder(tap, adapter)
+        rows = ChunkRows(kv=kv, start=start)
         positions = _positions(start, len(ids), adapter)
+        self._filter(ids, positions, rows, tap, adapter, breaks)
+
+    @torch.inference_mode()
+    def ask_windows(
+        self,
+        ids: Sequence[int],
+        *,
+        windows: Sequence[tuple[KVSpan, int]],
+        tap: FilterTap,
+        adapter: Adapter = NO_ADAPTER,
+        breaks: Breaks | None = None,
+    ) -> None:
+        """Run `ids` through the filter layers behind each of several windows, in one pass.
+
+        A window is its keys and values, and how many tokens it has; there is room for `ids` behind
+        them. The tap's rows are numbered through: those behind the second window begin at
+        `len(ids)`.
+        """
+        chunks = tuple(ChunkRows(kv=kv, start=count) for kv, count in windows)
+        positions = [p for _, count in windows for p in _positions(count, len(ids), adapter)]
+        rows = ChunksOfOnePass(chunks=chunks, count=len(ids))
+        self._filter([*ids] * len(windows), positions, rows, tap, adapter, breaks)
+
+    def _filter(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        rows: ChunkRows | ChunksOfOnePass,
+        tap: FilterTap,
+        adapter: Adapter,
+        breaks: Breaks | None,
+    ) -> None:
+        context = self._context(rows, adapter, breaks, filter_tap=tap)
+        decoder = self._lower_decoder(tap, adapter)
         try:
             decoder(**self._inputs(ids, positions), context=context)
         except FilterLayerReached:
@@ -328,7 +362,11 @@ class CausalModel:
         return logits
 
     def _context(
-        self, rows: ChunkRows, adapter: Adapter, breaks: Breaks | None, **taps: Any
+        self,
+        rows: ChunkRows | ChunksOfOnePass,
+        adapter: Adapter,
+        breaks: Breaks | None,
+        **taps: Any,
     ) -> ForwardContext:
         pauses: dict[str, Any] = {}
         if breaks is not None:

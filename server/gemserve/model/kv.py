@@ -229,6 +229,10 @@ class Memory:
             count = min(step, size - done)
             self._units(target + done, count).copy_(self._units(source + done, count))
 
+    def copy(self, source: int, target: int, size: int) -> None:
+        """Copy units to another place, which does not overlap."""
+        self._units(target, size).copy_(self._units(source, size))
+
     def repack(self, start: int, num_units: int, capacity: int, count: int) -> None:
         """Keep the first `count` of `capacity` tokens: see `layers`. Pieces are copied in order."""
         source = self.layers(start, num_units=num_units, capacity=capacity).flatten(0, 1)

@@ -17,6 +17,7 @@ from gemserve.prompting.question import chat_question, ids_question, text_questi
 from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.prompting.text_breaks import find_breaks, find_breaks_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
+from gemserve.prompting.window_anchor import window_anchor
 from gemserve.ranges import Ranges
 from gemserve.types import (
     NO_BREAKS,
@@ -40,7 +41,8 @@ class Prompt:
     """Token ids as the model sees them, and the ranges worth protecting.
 
     `text` is what was tokenized, and `encoding` its `tokenizers.Encoding` or `TokenOffsets`. Both
-    are empty for a prompt of token ids. `question`, `messages`, `num_called`: see `types.Request`.
+    are empty for a prompt of token ids. `question`, `messages`, `num_called`, `anchor`: see
+    `types.Request`.
     """
 
     ids: Sequence[int]
@@ -51,6 +53,7 @@ class Prompt:
     question: Ranges = ()
     messages: tuple[MessagePlace, ...] | None = None
     num_called: int = 0
+    anchor: tuple[int, ...] = ()
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:
@@ -73,6 +76,7 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
         with_question(tokenizer, ids, ranges, question, len(ids) - _ANSWER_TOKENS),
         breaks=find_breaks_of_ids(tokenizer, ids),
         question=question,
+        anchor=window_anchor(tokenizer),
     )
 
 
@@ -99,7 +103,8 @@ def text_prompt(tokenizer: Any, text: str, protect: Protect = NO_PROTECT) -> Pro
     marked = [chat.tokens(*at) for at in marked_ranges(text, protect, 0, len(text))]
     protected += tuple(ProtectedRange(*at, Priority.SYSTEM) for at in marked)
     breaks = _breaks_of([(0, text)], encoding)
-    return Prompt(ids, protected, text, encoding, breaks, question)
+    anchor = window_anchor(tokenizer)
+    return Prompt(ids, protected, text, encoding, breaks, question, anchor=anchor)
 
 
 def chat_prompt(
@@ -137,7 +142,17 @@ def chat_prompt(
     protected = with_question(tokenizer, encoding.ids, ranges, question, answer_start)
     contents = [(low, text[low:high]) for _, low, high in places]
     breaks = _breaks_of(contents or [(0, text)], encoding)
-    return Prompt(encoding.ids, protected, text, encoding, breaks, question, shown, num_called)
+    return Prompt(
+        encoding.ids,
+        protected,
+        text,
+        encoding,
+        breaks,
+        question,
+        shown,
+        num_called,
+        window_anchor(tokenizer),
+    )
 
 
 def _check_plain(protect: Protect) -> None:

@@ -37,8 +37,10 @@ from gemserve.types import (
     Heads,
     Keep,
     Protect,
+    WindowSize,
     parse_heads,
     parse_keep,
+    parse_window,
 )
 
 MAX_STOPS = 16
@@ -98,6 +100,7 @@ class FilterBody(Body):
     fallback: bool | None = None
     layer: Natural | Literal["auto"] = "auto"
     heads: Annotated[Any, WithJsonSchema(field_schemas.HEADS)] = None
+    window: Annotated[Any, WithJsonSchema(field_schemas.WINDOW)] = None
     pooling: Literal["mean", "max"] | None = None
     protect: ProtectBody | None = None
     return_selection: bool = False
@@ -112,6 +115,11 @@ class FilterBody(Body):
     @classmethod
     def _check_heads(cls, value: object) -> Heads | None:
         return None if value is None else parse_heads(value)
+
+    @field_validator("window")
+    @classmethod
+    def _check_window(cls, value: object) -> WindowSize | None:
+        return None if value is None else parse_window(value)
 
     @property
     def options(self) -> FilterOptions:

@@ -13,7 +13,7 @@ from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.errors import RequestError
 from gemserve.filtering.methods import METHODS
 from gemserve.prompting.encoding import encode
-from gemserve.types import MIN_KEEP, FilterOptions, LoadedAdapter, Request
+from gemserve.types import MIN_KEEP, FilterOptions, LoadedAdapter, Priority, Request
 
 _NAMES = {"messages": "text", "prompt": "text"}
 
@@ -48,7 +48,9 @@ def warming_request(
     params = request.filter
     if params.method != "none":
         params = replace(params, keep=MIN_KEEP, fallback=False)
-    warming = replace(request, filter=params, protected=(), question=())
+    # the end of the document is no question
+    protected = tuple(r for r in request.protected if r.priority is not Priority.QUESTION)
+    warming = replace(request, filter=params, protected=protected, question=())
     return builder.planner.planned(warming)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from gemserve.types import MAX_HEADS, MAX_KEEP, MIN_KEEP
+from gemserve.types import MAX_HEADS, MAX_KEEP, MAX_WINDOW, MIN_KEEP, MIN_WINDOW
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string", "minLength": 1}
@@ -21,6 +21,14 @@ KEEP: Json = {
         {"type": "integer", "minimum": MIN_KEEP, "maximum": MAX_KEEP},
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
         {"const": "auto"},
+        {"type": "null"},
+    ],
+}
+WINDOW: Json = {
+    "description": "The most tokens of a window in which documents are read.",
+    "anyOf": [
+        {"type": "integer", "minimum": MIN_WINDOW, "maximum": MAX_WINDOW},
+        {"enum": ["auto", "off"]},
         {"type": "null"},
     ],
 }

@@ -183,6 +183,7 @@ class RequestBuilder:
             breaks=prompt.breaks,
             question=prompt.question,
             num_called=prompt.num_called,
+            anchor=prompt.anchor,
             messages=prompt.messages,
             adapter=adapter,
         )
@@ -274,6 +275,7 @@ class RequestBuilder:
             breaks=prompt.breaks,
             question=prompt.question,
             num_called=prompt.num_called,
+            anchor=prompt.anchor,
             messages=prompt.messages,
             grammar=grammar,
             adapter=adapter,

@@ -67,6 +67,7 @@ class CachedDocument:
     is_pinned: bool = False
     is_saved: bool = False  # on the disk, as far as it should be
     is_dropped: bool = False
+    name: bytes | None = None  # of a window
     num_stable: int = 0  # of a part that was chosen: see `add`
     last_used: int = 0
     used_s: float = 0.0
@@ -121,6 +122,7 @@ class DocumentCache:
         self._pool = pool
         self._limit = limit
         self._documents: list[CachedDocument] = []
+        self._windows: dict[tuple[CacheKey, bytes], CachedDocument] = {}
         self._held, self._held_pinned = _Holdings(), _Holdings()
         self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
@@ -180,11 +182,58 @@ class DocumentCache:
         """The document with the most tokens in common, and how many, at most `limit`."""
         best, most = None, FEWEST_TOKENS - 1
         for document in self._documents:
-            if document.key == key:
+            if document.key == key and document.name is None:
                 count = min(limit, num_common(document.tokens, tokens))
                 if count > most:
                     best, most = document, count
         return (None, 0) if best is None else (best, most)
+
+    def find_window(self, key: CacheKey, name: bytes) -> CachedDocument | None:
+        """The window of this name: see `filter_plan.Window`."""
+        return self._windows.get((key, name))
+
+    def use_window(
+        self, document: CachedDocument, ids: Collection[str] = (), is_pinned: bool = False
+    ) -> None:
+        """Note that a window was found for a request; see `wants`."""
+        self._touch(document)
+        if not self.has_forgotten(ids):
+            self._mark(document, ids, is_pinned)
+
+    def room_for_window(
+        self, size: int, spared: Collection[CachedDocument], tenant: bytes
+    ) -> Span | None:
+        """Memory for a window, for which others but `spared` give way; None: there is none."""
+        coming = (tenant, size)
+        while self._held.units + size > self._limit or self._pool.free < size:
+            if not self._evict_oldest(spared, coming=coming):
+                return None
+        span = self._pool.allocate(size)
+        while span is None and self._evict_oldest(spared, coming=coming):
+            span = self._pool.allocate(size)
+        return span
+
+    def add_window(
+        self,
+        key: CacheKey,
+        name: bytes,
+        tokens: Tokens,
+        share: Share,
+        ids: Collection[str] = (),
+        is_pinned: bool = False,
+    ) -> CachedDocument:
+        """Take over a window's share, for which `room_for_window` has made room."""
+        assert (key, name) not in self._windows
+        share.span.is_private |= bool(ids)
+        share.span.ids |= frozenset(ids)
+        document = CachedDocument(key, tokens, (share,), frozenset(ids), name=name)
+        self._windows[key, name] = document
+        self._documents.append(document)
+        self._held.add(document)
+        self._touch(document)
+        self.num_changes += 1
+        self._mark(document, (), is_pinned)
+        return document
 
     def use(self, document: CachedDocument | None, num_tokens: int, num_common: int) -> None:
         """Count a pass of `num_tokens`, of which `num_common` were found.
@@ -238,7 +287,11 @@ class DocumentCache:
         be found again.
         """
         all_ids = frozenset(ids)
-        beginnings = [d for d in self._documents if d.key == key and _is_beginning(d, tokens)]
+        beginnings = [
+            d
+            for d in self._documents
+            if d.key == key and d.name is None and _is_beginning(d, tokens)
+        ]
         if num_stable:
             beginnings += [
                 d
@@ -391,6 +444,8 @@ class DocumentCache:
     def _drop(self, document: CachedDocument) -> None:
         document.is_dropped = True
         self._documents.remove(document)
+        if document.name is not None:
+            del self._windows[document.key, document.name]
         self._held.remove(document)
         if document.is_pinned:
             self._held_pinned.remove(document)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gemserve.engine.memory import Change, KVPlace, Move, Repack, Segment
+from gemserve.engine.memory import Change, Copied, KVPlace, Move, Repack, Segment
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.model.kv import KVSpan, Memory
 
@@ -18,6 +18,8 @@ def apply_changes(changes: Iterable[Change], memory: Memory) -> None:
     for change in changes:
         if isinstance(change, Move):
             memory.move(change.source, change.target, change.size)
+        elif isinstance(change, Copied):
+            memory.copy(change.source, change.target, change.size)
         elif isinstance(change, Repack):
             memory.repack(change.start, change.num_rows, change.old, change.new)
         else:

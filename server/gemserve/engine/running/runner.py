@@ -24,8 +24,9 @@ from gemserve.engine.running.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.running.draws import Logits, draw_tokens
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_tokens, pass_kv
-from gemserve.engine.running.selection import choose_positions
+from gemserve.engine.running.selection import choose_from_windows, choose_positions
 from gemserve.engine.running.snapkv_eviction import evict
+from gemserve.engine.running.window_reading import WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput, StepPlan, Task
 from gemserve.filter_plan import FilterPlan
@@ -46,11 +47,12 @@ Forward = Callable[..., torch.Tensor | None]
 
 @dataclass(slots=True)
 class ChunkPass:
-    """A chunk's pass that has begun. Without a `filter_tap` it is a prefill pass."""
+    """A chunk's pass that has begun. Without `filter_tap` and `windows` it is a prefill pass."""
 
     forward: Pass
-    kv: KVSpan
+    kv: KVSpan | None = None
     filter_tap: FilterTap | None = None
+    windows: WindowGroup | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,10 +60,11 @@ class RunnerState:
     """What the runner keeps of one sequence: its task, and what its passes have left.
 
     `model` runs it, as its adapter demands. `kept`: positions that its prefill pass reads; None:
-    all of the prompt's. `query_tap` collects queries until a filter or an evictor has chosen.
-    `scores` are the log-probabilities of the prompt so far. `kv` has the keys and values of all
-    layers. It is valid while the sequence's memory is at `kv_place`. `watch` looks at the answer,
-    if that is wanted; `drawn` has the answer's tokens for it.
+    all of the prompt's. `window_scores`: those of all windows so far (`WindowGroup.write_scores`).
+    `query_tap` collects queries until a filter or an evictor has chosen. `scores` are the log-
+    probabilities of the prompt so far. `kv` has the keys and values of all layers. It is valid
+    while the sequence's memory is at `kv_place`. `watch` looks at the answer, if that is wanted;
+    `drawn` has the answer's tokens for it.
     """
 
     request: Request
@@ -71,6 +74,7 @@ class RunnerState:
     kept: Ids[int] | None = None
     chunk_pass: ChunkPass | None = None
     query_tap: QueryTap | None = None
+    window_scores: torch.Tensor | None = None
     scores: list[TokenLogprob] = field(default_factory=list)
     kv: KVSpan | None = None
     kv_place: KVPlace | None = None
@@ -243,6 +247,9 @@ class Runner:
             return
         state.chunk_pass = None
         out.pass_s = chunk_pass.forward.spent_s
+        if chunk_pass.windows is not None:
+            self._score_windows(chunk, state, chunk_pass.windows, out)
+            return
         if chunk_pass.filter_tap is not None:
             if chunk.is_last:
                 state.query_tap = None
@@ -278,7 +285,7 @@ class Runner:
         )
         if state.chunk_pass is not None:
             state.chunk_pass.forward.abandon()
-        state.chunk_pass = state.query_tap = None
+        state.chunk_pass = state.query_tap = state.window_scores = None
         everything = range(len(state.request.prompt_ids))
         state.kept = None
         out.kept[number] = Kept(positions=everything, has_failed=True)
@@ -286,6 +293,10 @@ class Runner:
 
     def _begin(self, chunk: Chunk, piece: int, state: RunnerState) -> ChunkPass:
         tap: FilterTap | None = None
+        catch_up = device_queue(self._model.device)
+        if chunk.windows:
+            group = WindowGroup(state.request, chunk, state.model, self.memory, state.adapter)
+            return ChunkPass(Pass(group.forward, piece, catch_up), windows=group)
         if chunk.filter_layer is None:
             kv = self._kept_kv(state, chunk.place)
             forward = self._prefilling(chunk, state, kv)
@@ -299,7 +310,6 @@ class Runner:
                 layer=chunk.filter_layer, queries=state.query_tap, num_tokens=state.request.num_read
             )
             forward = self._filtering(chunk, state, kv, tap)
-        catch_up = device_queue(self._model.device)
         return ChunkPass(Pass(lambda breaks: forward(breaks=breaks), piece, catch_up), kv, tap)
 
     def _prefilling(self, chunk: Chunk, state: RunnerState, kv: KVSpan) -> Forward:
@@ -328,9 +338,24 @@ class Runner:
             adapter=state.adapter,
         )
 
+    def _score_windows(
+        self, chunk: Chunk, state: RunnerState, group: WindowGroup, out: RunOutput
+    ) -> None:
+        """Note a group's scores, and choose after the last group."""
+        if state.window_scores is None:
+            num_kinds = 2 if state.plan.num_asked else 1
+            size = num_kinds, len(state.request.prompt_ids)
+            state.window_scores = torch.zeros(size, device=self._model.device)
+        group.write_scores(state.window_scores)
+        if chunk.is_last:
+            kept = choose_from_windows(state.request, state.window_scores, chunk, self._model)
+            state.kept, state.window_scores = kept.positions, None
+            out.kept[chunk.sequence] = kept
+
     def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept:
         tap = chunk_pass.filter_tap
         assert tap is not None
+        assert chunk_pass.kv is not None
         kept = choose_positions(state.request, chunk_pass.kv, tap, chunk.num_cached, self._model)
         state.kept = kept.positions
         return kept

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import torch
+
 from gemserve.cost import ModelShape
-from gemserve.engine.sequence.step_plan import Kept
+from gemserve.engine.sequence.step_plan import Chunk, Kept
 from gemserve.filtering.methods import selector_of
 from gemserve.filtering.score_report import report_scores
-from gemserve.filtering.selector import Evidence, LayerEvidence
+from gemserve.filtering.selector import (
+    Evidence,
+    LayerEvidence,
+    PromptEvidence,
+    WindowEvidence,
+)
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
@@ -44,6 +51,39 @@ def choose_positions(
         heads=plan.heads,
         coverage_bound=plan.coverage_bound,
     )
+    reading = model.shape.filter_chunk(num_cached, num_read - num_cached, tap.layer)
+    return _chosen(request, evidence, reading, model.shape)
+
+
+def choose_from_windows(
+    request: Request, scores: torch.Tensor, chunk: Chunk, model: CausalModel
+) -> Kept:
+    """The same from the scores of windows, [1 or 2, tokens]: see `WindowGroup.write_scores`.
+
+    `chunk`: the last one of the pass.
+    """
+    plan = request.plan
+    assert plan is not None
+    assert plan.windows is not None
+    assert plan.layer is not None
+    evidence = WindowEvidence(
+        num_tokens=len(request.prompt_ids),
+        scores=scores[0],
+        asked=scores[1] if len(scores) > 1 else None,
+        protected=request.protected,
+        breaks=request.breaks,
+        coverage_bound=plan.coverage_bound,
+    )
+    shape, size = model.shape, plan.windows.size
+    num_read = plan.windows.num_tokens - chunk.num_cached
+    reading = shape.filter_chunk(0, size, plan.layer) * num_read / size
+    return _chosen(request, evidence, reading, shape)
+
+
+def _chosen(request: Request, evidence: PromptEvidence, reading: float, shape: ModelShape) -> Kept:
+    """What the request's method chooses. `reading`: FLOPs of the filter pass."""
+    plan = request.plan
+    assert plan is not None
     method = request.filter.method
     selector = selector_of(method)
     choice = selector.choose(evidence, plan.budget, request.filter)
@@ -52,7 +92,9 @@ def choose_positions(
         raise ValueError(f"{method} kept {count} tokens of a budget of {budget}")
     scores = None
     if request.filter.return_scores and choice.scores is not None:
-        ratio = _whole_ratio(model.shape, len(request.prompt_ids), num_cached, num_read, tap.layer)
+        # FLOPs of reading the whole prompt, over those of the filter pass
+        whole = shape.prefill_chunk(0, len(request.prompt_ids)) + shape.head()
+        ratio = whole / max(1.0, reading)
         scores = report_scores(choice.scores, selector, evidence, budget, request.filter, ratio)
     return Kept(
         positions=choice.positions.tolist(),
@@ -60,11 +102,3 @@ def choose_positions(
         is_diffuse=choice.is_diffuse,
         scores=scores,
     )
-
-
-def _whole_ratio(
-    shape: ModelShape, num_prompt: int, num_cached: int, num_read: int, layer: int
-) -> float:
-    """FLOPs of reading the whole prompt, over those of the filter pass."""
-    whole = shape.prefill_chunk(0, num_prompt) + shape.head()
-    return whole / max(1.0, shape.filter_chunk(num_cached, num_read - num_cached, layer))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 
 from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
-from gemserve.engine.memory import MemoryPool
+from gemserve.engine.memory import KVPlace, MemoryPool
 from gemserve.engine.reuse.lookup import (
     MAX_TIMES_PASSED,
     Source,
@@ -24,9 +24,17 @@ from gemserve.engine.reuse.lookup import (
     leave_filter_pass,
     leave_whole_prompt,
 )
+from gemserve.engine.reuse.windows import (
+    awaits_windows,
+    find_windows,
+    found_windows,
+    leave_windows,
+    release_windows,
+)
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, StepOutput, StepPlan
+from gemserve.engine.sequence.window_pass import WindowPass
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
@@ -136,6 +144,7 @@ class Scheduler:
             assert sequence.state in (State.FILTERING, State.PREFILLING, State.DECODING)
             assert not sequence.shared or sequence.state is State.FILTERING
             owned += [sequence.memory, *(share.span for share in sequence.shared)]
+            owned += [share.span for share in found_windows(sequence)]
             needed = sequence.kept_units(self._num_layers)
             if sequence.is_reading:
                 needed = sequence.reserved_units(self._num_layers, sequence.num_shared)
@@ -184,7 +193,7 @@ class Scheduler:
             can_evict = num_reading < MOST_READING
             source, size = self._fitting(sequence, copied, can_evict)
             is_fitting = size <= self._available(size, source, copied, can_evict)
-            if is_fitting and awaits_leader(self.cache, sequence, self.running, self._num_layers):
+            if is_fitting and self._awaits_leader(sequence):
                 continue
             if is_fitting and taken and source is not None and not source.is_shared:
                 break
@@ -215,6 +224,12 @@ class Scheduler:
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
+
+    def _awaits_leader(self, sequence: Sequence) -> bool:
+        """Is another's pass under way that will leave what this one needs?"""
+        if awaits_leader(self.cache, sequence, self.running, self._num_layers):
+            return True
+        return awaits_windows(self.cache, sequence, self.running)
 
     def _fitting(
         self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool
@@ -290,6 +305,8 @@ class Scheduler:
             chunk_tokens = min(chunk_tokens, MAX_SCORED_TOKENS)
         count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
         is_filtering = sequence.state is State.FILTERING
+        if is_filtering and sequence.window_pass is not None:
+            return self._window_chunk(sequence, sequence.window_pass)
         return Chunk(
             sequence=sequence.order,
             start=sequence.done,
@@ -301,11 +318,28 @@ class Scheduler:
             rope_tokens=sequence.rope_length,
         )
 
+    def _window_chunk(self, sequence: Sequence, reading: WindowPass) -> Chunk:
+        """The next group of windows. What is cached of it is looked up once."""
+        find_windows(self.cache, self.pool, sequence)
+        count = reading.num_tokens(reading.group)
+        return Chunk(
+            sequence=sequence.order,
+            start=sequence.done,
+            count=count,
+            is_last=sequence.done + count == sequence.pass_length,
+            place=KVPlace(sequence.memory.start, 0),
+            filter_layer=reading.layer,
+            num_cached=sequence.num_cached,
+            windows=reading.reads(sequence.memory.start),
+        )
+
     def _advance(self, chunk: Chunk, output: StepOutput) -> None:
         number, sequence = chunk.sequence, self.sequences[chunk.sequence]
         self._reading.note(sequence, chunk.count)
         sequence.done += chunk.count
         sequence.open_tokens = 0
+        if chunk.windows and number not in output.failed_filters:
+            leave_windows(self.cache, self.pool, sequence, chunk.windows)
         if number in output.kept:  # a failed filter ends this even before its last chunk
             is_complete = chunk.is_last and number not in output.failed_filters
             self._keep(sequence, output.kept[number], is_complete)
@@ -323,6 +357,9 @@ class Scheduler:
         """
         assert 0 < len(kept) <= sequence.plan.budget.limit
         key, tokens = sequence.cache_key, sequence.tokens  # of the filter pass
+        if sequence.window_pass is not None:
+            self.cache.use(None, sequence.window_pass.plan.num_tokens, sequence.num_cached)
+            release_windows(self.pool, sequence)
         sequence.chosen = kept
         sequence.num_kept = len(kept)
         sequence.ids = [sequence.request.prompt_ids[p] for p in kept]
@@ -354,6 +391,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Free a sequence's memory, if it has any."""
         self._release_shared(sequence)
+        release_windows(self.pool, sequence)
         if sequence.span is not None:
             self.pool.release(sequence.span)
             sequence.span = None

@@ -12,6 +12,7 @@ from gemserve.cost import ModelShape, filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
 from gemserve.engine.memory import KVPlace, Share, Span
+from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request
@@ -54,6 +55,7 @@ class Sequence:
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
+    window_pass: WindowPass | None = field(init=False)
     awaits_source: bool = False  # a choice was just made; see `Scheduler._take_over`
     _tokens: Tokens | None = None
     _kept: tuple[Ids[int], Tokens] | None = None
@@ -64,6 +66,10 @@ class Sequence:
         prompt, chosen = self.request.prompt_ids, self.plan.chosen
         self.num_kept, self.chosen = self.plan.num_kept, chosen
         self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
+        self.window_pass = None
+        if self.plan.windows is not None:
+            assert self.plan.layer is not None
+            self.window_pass = WindowPass(self.plan.windows, self.plan.layer)
 
     @property
     def plan(self) -> FilterPlan:
@@ -138,6 +144,8 @@ class Sequence:
             return None
         if not is_last and (self.filter_layer is None or self.chosen is not None):
             return None
+        if not is_last and self.window_pass is not None:  # windows have keys of their own
+            return None
         layer = None if is_last else self.filter_layer
         if self._cache_key is None or self._cache_key.layer != layer:
             adapter = self.request.adapter
@@ -210,6 +218,8 @@ class Sequence:
     @property
     def pass_length(self) -> int:
         """Tokens of the current pass."""
+        if self.window_pass is not None and self.state is State.FILTERING:
+            return self.window_pass.plan.num_tokens
         return self.num_read if self.is_reading else self.num_kept
 
     @property
@@ -232,6 +242,8 @@ class Sequence:
             return 2 * num_layers * self.num_prompt
         if self.filter_layer is None:
             return 0
+        if self.window_pass is not None:
+            return self.window_pass.scratch_units
         return (self.num_read - num_shared) * filter_units(self.filter_layer)
 
     def kept_units(self, num_layers: int) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gemserve.cost import ModelShape
 from gemserve.engine.memory import Change, KVPlace, Segment
+from gemserve.engine.sequence.window_pass import WindowRead
 from gemserve.scores import FilterScores
 from gemserve.types import Request, TokenLogprob
 
@@ -25,6 +26,8 @@ class Chunk:
     `place`: where the pass's keys and values are. `filter_layer`: the layer at which the pass ends;
     None: a prefill pass through all layers. `num_cached`: tokens that a filter pass has taken over.
     `rope_tokens`: positions up to the end of the longest answer, for rope that depends on length.
+    `windows`: what a filter pass reads that goes over windows; its tokens count from the first
+    window on.
     """
 
     sequence: int
@@ -35,6 +38,7 @@ class Chunk:
     filter_layer: int | None = None
     num_cached: int = 0
     rope_tokens: int = 0
+    windows: tuple[WindowRead, ...] = ()
 
     @property
     def is_filter(self) -> bool:
@@ -42,6 +46,9 @@ class Chunk:
 
     def cost(self, shape: ModelShape) -> float:
         """FLOPs of this chunk's forward pass."""
+        if self.filter_layer is not None and self.windows:
+            fresh = [read.text.count for read in self.windows if not read.is_cached]
+            return sum(shape.filter_chunk(0, count, self.filter_layer) for count in fresh)
         if self.filter_layer is not None:
             return shape.filter_chunk(self.start, self.count, self.filter_layer)
         return shape.prefill_chunk(self.start, self.count)

@@ -1,0 +1,131 @@
+"""Where passes over windows meet the document cache. No torch.
+
+A window is found by its own tokens, wherever it stands in a prompt. A pass owns what it finds as
+long as it reads it, and leaves a copy of what it has computed, because its own memory is for the
+next windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from gemserve.cost import filter_units
+from gemserve.engine.cache.common_tokens import Tokens
+from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CacheKey, DocumentCache
+from gemserve.engine.memory import MemoryPool, Share
+from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
+from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.window_pass import WindowPass, WindowRead, length
+
+
+def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> None:
+    """Own what the cache has of the next group of windows."""
+    reading = _reading(sequence)
+    if reading.found is not None:
+        return
+    reading.found = {}
+    key = window_key(sequence)
+    if key is None:
+        return
+    for index in reading.group:
+        document = cache.find_window(key, reading.plan.windows[index].name)
+        if document is None:
+            continue
+        (share,) = document.shares
+        pool.retain(share.span)
+        sequence.memory.is_private |= share.span.is_private
+        cache.use_window(document, sequence.request.documents, sequence.request.pin)
+        reading.found[index] = share
+        reading.used.add(document)
+
+
+def leave_windows(
+    cache: DocumentCache, pool: MemoryPool, sequence: Sequence, reads: Iterable[WindowRead]
+) -> None:
+    """Let the cache have what was computed of a group, and give up what was found of it."""
+    reading = _reading(sequence)
+    assert reading.found is not None
+    key, request = window_key(sequence), sequence.request
+    for read in reads:
+        window = reading.plan.windows[read.index]
+        if read.is_cached:
+            reading.num_cached += 1
+            sequence.num_cached += length(window)
+            continue
+        is_wanted = key is not None and cache.find_window(key, window.name) is None
+        if is_wanted and not cache.has_forgotten(request.documents):
+            assert key is not None
+            size = read.text.capacity * filter_units(reading.layer)
+            span = cache.room_for_window(size, reading.used, key.tenant)
+            if span is None:
+                continue
+            pool.copy(read.text.start, span)
+            share = Share(span, read.text.capacity, read.text.count)
+            tokens = _tokens(reading, sequence, read.index)
+            document = cache.add_window(
+                key, window.name, tokens, share, request.documents, request.pin
+            )
+            reading.used.add(document)
+    release_windows(pool, sequence)
+    reading.next_group += 1
+
+
+def release_windows(pool: MemoryPool, sequence: Sequence) -> None:
+    """Give up the cached windows that a sequence's pass owns."""
+    reading = sequence.window_pass
+    if reading is None:
+        return
+    for share in found_windows(sequence):
+        pool.release(share.span)
+    reading.found = None
+
+
+def awaits_windows(cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Is another pass about to leave enough of the windows that this one needs?"""
+    key = window_key(sequence)
+    if key is None or sequence.times_passed >= MAX_TIMES_PASSED:
+        return False
+    wanted: set[bytes] | None = None
+    for leader in running:
+        is_alike = leader.state is State.FILTERING and window_key(leader) == key
+        if not is_alike or leader.request.priority > sequence.request.priority:
+            continue
+        if wanted is None:
+            names = {window.name for window in _reading(sequence).plan.windows}
+            wanted = {name for name in names if cache.find_window(key, name) is None}
+        theirs = _reading(leader)
+        left = [theirs.plan.windows[index] for index in theirs.left]
+        gain = sum(length(window) for window in left if window.name in wanted)
+        if gain >= FEWEST_TOKENS and leader.remaining <= 2 * gain:
+            size = gain * filter_units(theirs.layer)
+            return cache.has_room(size)
+    return False
+
+
+def found_windows(sequence: Sequence) -> list[Share]:
+    """What a sequence's pass owns of the cache."""
+    reading = sequence.window_pass
+    return [] if reading is None else list((reading.found or {}).values())
+
+
+def window_key(sequence: Sequence) -> CacheKey | None:
+    """By what its windows are cached; None: it reads none now."""
+    reading = sequence.window_pass
+    if reading is None or sequence.chosen is not None:
+        return None
+    adapter = sequence.request.adapter
+    of_adapter = None if adapter is None else (adapter.name, adapter.version)
+    return CacheKey(sequence.request.tenant, of_adapter, reading.layer)
+
+
+def _reading(sequence: Sequence) -> WindowPass:
+    assert sequence.window_pass is not None
+    return sequence.window_pass
+
+
+def _tokens(reading: WindowPass, sequence: Sequence, index: int) -> Tokens:
+    window = reading.plan.windows[index]
+    anchor = np.asarray(reading.plan.anchor, dtype=np.int64)
+    return np.concatenate([anchor, sequence.request.tokens[window.start : window.stop]])

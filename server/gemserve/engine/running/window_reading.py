@@ -1,0 +1,113 @@
+"""Reads a group of windows, and scores the tokens of each by what the question looks at."""
+
+from __future__ import annotations
+
+import torch
+
+from gemserve.cost import filter_units
+from gemserve.engine.memory import KVPlace
+from gemserve.engine.running.pool_bytes import pass_kv
+from gemserve.engine.sequence.step_plan import Chunk
+from gemserve.engine.sequence.window_pass import WindowRead
+from gemserve.filter_plan import FilterPlan, WindowPlan
+from gemserve.filtering.methods import selector_of
+from gemserve.filtering.selector import Evidence, LayerEvidence
+from gemserve.model.adapter import Adapter
+from gemserve.model.attention import Breaks
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.kv import KVSpan, Memory
+from gemserve.model.query_tap import FilterTap
+from gemserve.types import Request
+
+# no attention is cut into pieces: the numbers must not depend on how fast the machine is just now
+_WHOLE = 1 << 62
+
+
+class WindowGroup:
+    """The windows of one chunk: a pass over them, and then their scores."""
+
+    def __init__(
+        self, request: Request, chunk: Chunk, model: CausalModel, memory: Memory, adapter: Adapter
+    ) -> None:
+        assert request.plan is not None
+        assert request.plan.windows is not None
+        assert request.plan.layer is not None
+        self._request, self._model, self._adapter = request, model, adapter
+        self._plan: FilterPlan = request.plan
+        self._windows: WindowPlan = request.plan.windows
+        self._layer = request.plan.layer
+        self._reads, self._memory = chunk.windows, memory
+        longest = max(read.text.count for read in chunk.windows) + len(self._windows.asked)
+        num_asked = len(self._windows.asked)
+        rows = [i * num_asked + row for i in range(len(chunk.windows)) for row in self._plan.rows]
+        queries = model.new_query_tap(self._plan.tapped, rows)
+        self._tap = FilterTap(layer=self._layer, queries=queries, num_tokens=longest)
+
+    def forward(self, breaks: Breaks) -> None:
+        """Read each window that is not cached alone, then what is asked behind all of them."""
+        breaks = Breaks(breaks.pause, _WHOLE)
+        nothing = FilterTap(
+            layer=self._layer,
+            queries=self._model.new_query_tap((), ()),
+            num_tokens=self._tap.num_tokens,
+        )
+        for read in self._reads:
+            if not read.is_cached:
+                window = self._windows.windows[read.index]
+                text = self._request.prompt_ids[window.start : window.stop]
+                self._model.filter_chunk(
+                    [*self._windows.anchor, *text],
+                    start=0,
+                    kv=self._kv(KVPlace(read.text.start, read.text.capacity)),
+                    tap=nothing,
+                    adapter=self._adapter,
+                    breaks=breaks,
+                )
+        self._model.ask_windows(
+            self._windows.asked,
+            windows=[(self._asked_kv(read), read.text.count) for read in self._reads],
+            tap=self._tap,
+            adapter=self._adapter,
+            breaks=breaks,
+        )
+
+    def write_scores(self, scores: torch.Tensor) -> None:
+        """Write the windows' scores into those of the prompt, [1 or 2, tokens], float32.
+
+        The first row is by all watched rows, the second by the question's own.
+        """
+        selector, num_sinks = selector_of(self._request.filter.method), len(self._windows.anchor)
+        for number, read in enumerate(self._reads):
+            evidence = self._evidence(number, read)
+            window = self._windows.windows[read.index]
+            target = scores[:, window.start : window.stop]
+            target[0] = selector.score_window(evidence, num_sinks)
+            if len(scores) > 1:
+                target[1] = selector.score_window(evidence.of_question, num_sinks)
+
+    def _evidence(self, number: int, read: WindowRead) -> Evidence:
+        queries, kv, count = self._tap.queries, self._asked_kv(read), len(self._plan.rows)
+        of_window = slice(number * count, (number + 1) * count)
+        return Evidence(
+            num_tokens=read.text.count,
+            protected=(),
+            layers={
+                layer: LayerEvidence(
+                    queries=queries.of(layer)[:, of_window],
+                    keys=kv.keys(layer, read.text.count),
+                    scale=queries.scales[layer],
+                    softcap=queries.softcaps[layer],
+                )
+                for layer in queries.layers
+            },
+            rows=[read.text.count + row for row in self._plan.rows],
+            backend=self._model.backend,
+            heads=self._plan.heads,
+            num_asked=self._plan.num_asked,
+        )
+
+    def _asked_kv(self, read: WindowRead) -> KVSpan:
+        return self._kv(KVPlace(read.asked, len(self._windows.asked), (read.text,)))
+
+    def _kv(self, place: KVPlace) -> KVSpan:
+        return pass_kv(place, filter_units(self._layer), self._memory)

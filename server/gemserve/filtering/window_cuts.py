@@ -1,0 +1,120 @@
+"""Cuts the documents of a prompt into windows, which a filter reads one by one. No torch.
+
+Where a document is cut depends on its own tokens alone, as in rsync and restic: a range is cut at
+the place whose neighbouring tokens have the smallest hash, and then both parts in the same way,
+until each is short enough. So an inserted line changes the window that it is in, and the others are
+found again wherever they stand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gemserve.filter_plan import Window
+from gemserve.types import ProtectedRange, TextBreaks, TokenArray
+
+# documents with so few always-read tokens between them are read together
+_JOINED = 64
+_NEAR = 8  # tokens on either side of a place, by which it is chosen
+_EDGE = 1 / 4  # of the longest window: a part is not made shorter than this
+
+Range = tuple[int, int]
+
+
+def cut_windows(
+    tokens: TokenArray,
+    ranges: Sequence[Range],
+    breaks: TextBreaks,
+    size: int,
+    anchor: Sequence[int] = (),
+) -> tuple[Window, ...]:
+    """Windows of at most `size` tokens that together are `ranges`, in the order of the text.
+
+    They begin at paragraphs; within long ones at sentences, then at lines, then anywhere. `anchor`:
+    what each window begins with, which is part of its name.
+    """
+    hashes = _hashes(tokens)
+    levels = [
+        np.asarray(level, dtype=np.int64)
+        for level in (breaks.paragraphs, breaks.sentences, breaks.lines)
+    ]
+    first = np.asarray(anchor, dtype=np.int64).tobytes()
+    windows: list[Window] = []
+    for whole in ranges:
+        unfinished = [whole]
+        while unfinished:
+            start, stop = unfinished.pop()
+            if stop - start > size:
+                at = _place(start, stop, levels, hashes, max(1, int(_EDGE * size)))
+                unfinished += [(at, stop), (start, at)]
+                continue
+            text = np.ascontiguousarray(tokens[start:stop], dtype=np.int64).tobytes()
+            name = hashlib.blake2b(first + text, digest_size=16).digest()
+            windows.append(Window(start=start, stop=stop, name=name))
+    return tuple(windows)
+
+
+def document_ranges(
+    protected: Sequence[ProtectedRange], question: Sequence[Range], num_tokens: int
+) -> list[Range]:
+    """The ranges of a prompt that a filter reads: all but what is always read.
+
+    Ranges with little between them are joined, so that short messages are read in one window. The
+    question is never between them.
+    """
+    firm = sorted((r.start, r.stop) for r in protected if r.is_always_read)
+    found: list[Range] = []
+    end = 0
+    for start, stop in [*firm, (num_tokens, num_tokens)]:
+        if start > end:
+            found.append((end, min(start, num_tokens)))
+        end = max(end, stop)
+    joined: list[Range] = []
+    for start, stop in found:
+        if joined and start - joined[-1][1] <= _JOINED:
+            gap = joined[-1][1], start
+            if not any(low < gap[1] and high > gap[0] for low, high in question):
+                joined[-1] = joined[-1][0], stop
+                continue
+        joined.append((start, stop))
+    return joined
+
+
+def _place(
+    start: int,
+    stop: int,
+    levels: Sequence[npt.NDArray[np.int64]],
+    hashes: npt.NDArray[np.uint64],
+    edge: int,
+) -> int:
+    """Where to cut start..stop−1: at the smallest hash; among equal ones, next to the middle."""
+    low, high = start + edge, stop - edge
+    for level in levels:
+        places = level[bisect_left(level, low) : bisect_left(level, high + 1)]
+        if len(places):
+            return _smallest(places, hashes[places], (start + stop) // 2)
+    return _smallest(np.arange(low, high + 1), hashes[low : high + 1], (start + stop) // 2)
+
+
+def _smallest(places: npt.NDArray[np.int64], hashes: npt.NDArray[np.uint64], middle: int) -> int:
+    best = places[hashes == hashes.min()]
+    return int(best[np.abs(best - middle).argmin()])
+
+
+def _hashes(tokens: TokenArray) -> npt.NDArray[np.uint64]:
+    """A hash of the tokens around each place: [tokens + 1], where beyond the ends are zeros."""
+    factors = np.random.default_rng(0).integers(1, 1 << 63, 2 * _NEAR, dtype=np.uint64) | np.uint64(
+        1
+    )
+    padded = np.concatenate([np.zeros(_NEAR), tokens, np.zeros(_NEAR)]).astype(np.uint64)
+    total = np.zeros(len(tokens) + 1, dtype=np.uint64)
+    for offset, factor in enumerate(factors):
+        total += (padded[offset : offset + len(total)] + np.uint64(1)) * factor
+    total ^= total >> np.uint64(31)
+    total *= np.uint64(0x9E3779B97F4A7C15)
+    return total ^ (total >> np.uint64(29))

@@ -1,0 +1,43 @@
+"""What a model reads in front of a window of a document: the same few tokens in front of each.
+
+A text that begins in the middle has no place for the attention that nothing deserves, and says
+nothing of who speaks. The beginning of the chat template gives it both.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from gemserve.errors import RequestError
+from gemserve.prompting.chat_template import find_messages, render_chat
+from gemserve.prompting.encoding import encode
+
+_MOST_TOKENS = 64  # of a template that says more before the first message
+
+
+def window_anchor(tokenizer: Any) -> tuple[int, ...]:
+    """The tokens of the chat template in front of a single user's text.
+
+    Without a template: the token that texts begin with, if there is one.
+    """
+    return _anchor(tokenizer, tokenizer.chat_template)
+
+
+@lru_cache(maxsize=16)
+def _anchor(tokenizer: Any, template: Any) -> tuple[int, ...]:
+    first = [i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None][:1]
+    if template is None:
+        return tuple(first)
+    messages = [{"role": "user", "content": "a"}]
+    try:
+        text = render_chat(tokenizer, messages)
+    except RequestError:  # a template that wants something else first
+        return tuple(first)
+    places = find_messages(tokenizer, text, messages)
+    if not places:
+        return tuple(first)
+    ids = encode(tokenizer, text[: places[0][1]], add_special_tokens=False).ids
+    if len(ids) > _MOST_TOKENS:
+        ids = [ids[0], *ids[1 - _MOST_TOKENS :]]
+    return tuple(ids) or tuple(first)

@@ -296,12 +296,14 @@ def serving_over(
             method="sieve",
             keep=64,
             min_tokens=filter_min_tokens,
+            window="auto",
             fails_open=False,
             calibration=Calibration(layer=FILTER_LAYER),
             sliding_windows=(None,) * 64,
             shape=SHAPE,
             context_tokens=context_tokens,
             longest_sequence=context_tokens,
+            longest_pass=context_tokens,
         ),
     )
     engine, config = Engine(core, max_queue=max_queue), ServerConfig(**server)

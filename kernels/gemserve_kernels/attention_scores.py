@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+_MOST_LOGIT = 60.0  # whose exponentials can be added up in float32
+
 
 def raw_scores(
     query: torch.Tensor, key: torch.Tensor, *, scale: float = 1.0, softcap: float | None = None
@@ -59,7 +61,7 @@ def largest_attention(
     return largest
 
 
-def largest_against_sink(
+def largest_beside_sinks(
     query: torch.Tensor,
     key: torch.Tensor,
     num_sinks: int,
@@ -67,12 +69,12 @@ def largest_against_sink(
     scale: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """The largest share that any head and row gives to each key against the sink: [keys], float32.
+    """How much more any head and row attends to a key than to the sinks, at most: [keys], float32.
 
     `query`: [heads, rows, head_dim]; `key`: [kv_heads, num_sinks + keys, head_dim], which every row
-    sees; both after RoPE. The first keys are attention sinks, and a key's share is what softmax
-    over it and the sinks would give it. So it does not depend on other keys, and shares of texts
-    that were read apart can be compared.
+    sees; both after RoPE. The first keys are attention sinks. A key's number is the quotient of its
+    attention and that of the sinks together. So it does not depend on other keys, and numbers of
+    texts that were read apart, behind the same sinks, can be compared.
     """
     heads, group = query.shape[0], query.shape[0] // key.shape[0]
     largest = torch.full((key.shape[1] - num_sinks,), -torch.inf, device=key.device)
@@ -82,7 +84,7 @@ def largest_against_sink(
             scores = softcap * torch.tanh(scores / softcap)
         sink = scores[:, :num_sinks].logsumexp(-1, keepdim=True)
         torch.maximum(largest, (scores[:, num_sinks:] - sink).amax(dim=0), out=largest)
-    return largest.sigmoid()
+    return largest.clamp_max(_MOST_LOGIT).exp()
 
 
 def grouped_probabilities(

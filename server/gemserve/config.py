@@ -13,9 +13,18 @@ from typing import Literal
 
 from gemserve.calibration.files import Calibration
 from gemserve.errors import ConfigError, shown
-from gemserve.types import ADAPTER_NAME, FilterMethod, Keep, Switch
+from gemserve.types import (
+    ADAPTER_NAME,
+    BESIDE_WINDOW,
+    MIN_WINDOW,
+    FilterMethod,
+    Keep,
+    Switch,
+    WindowSize,
+)
 
 DEFAULT_METHOD: FilterMethod = "sieve"
+LONGEST_PROMPT = 1 << 20  # tokens that are read in windows, unless a limit is given
 DEFAULT_KEEP = 1024
 # Layers from the host share two places on the device, so that fewer than three save nothing.
 FEWEST_OFFLOADED = 3
@@ -61,9 +70,10 @@ class EngineConfig:
     """Defaults for requests, and limits of the engine.
 
     `filter_layer` None: automatic, see `choose_calibration`. `filter_keep` None: 1,024 tokens, or
-    "auto" if the layer is a guess. `calibrate`: "auto" uses the calibration that is found for the
-    model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request whose
-    filter pass fails gets an error, or an answer to the whole prompt.
+    "auto" if the layer is a guess. `filter_window`: see `FilterParams.window`. `calibrate`: "auto"
+    uses the calibration that is found for the model's weights, "off" uses none, anything else is a
+    file. `filter_on_error`: a request whose filter pass fails gets an error, or an answer to the
+    whole prompt.
 
     `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share
     of it, from 0 to 1, that the document cache may hold as long as no request needs it.
@@ -83,6 +93,7 @@ class EngineConfig:
     filter_keep: Keep | None = None
     calibrate: str = "auto"
     filter_min_tokens: int = 2048
+    filter_window: WindowSize = "auto"
     filter_on_error: Literal["reject", "full"] = "reject"
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256
@@ -102,11 +113,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEngineConfig(EngineConfig):
-    """Settings without automatic values, as `resolve_engine` returns them."""
+    """Settings without automatic values, as `resolve_engine` returns them.
+
+    `max_pass_tokens`: of a prompt that is read as one sequence.
+    """
 
     filter_layer: int
     filter_keep: Keep
     max_prompt_tokens: int
+    max_pass_tokens: int
     offload_layers: int
 
 
@@ -215,17 +230,27 @@ def resolve_engine(
 
     `is_adaptive`: whether the filter method can tell how much of a prompt is worth keeping.
     `max_prompt_tokens` may be above the model's context, because a filter can shorten such prompts.
+    Without a limit, it is the context for prompts that are read as one sequence, and
+    `LONGEST_PROMPT` for those that are read in windows.
     """
     layer, keep, limit = calibration.layer, config.filter_keep, config.max_prompt_tokens
+    longest_pass = context_tokens - 1 if limit is None else limit
     if keep is None:
         is_known = calibration.is_measured or config.filter_layer is not None
         keep = DEFAULT_KEEP if is_known or not is_adaptive else "auto"
     if limit is None:
-        limit = context_tokens - 1
+        has_windows = is_adaptive and find_window(config.filter_window, calibration) is not None
+        limit = max(LONGEST_PROMPT if has_windows else 0, longest_pass)
     if config.cache_dir is not None and not config.cache_memory:
         raise ConfigError(
             f"cache_dir={config.cache_dir}: needs a cache_memory above 0, documents are written "
             "from there"
+        )
+    window, most = config.filter_window, context_tokens - BESIDE_WINDOW
+    if isinstance(window, int) and not MIN_WINDOW <= window <= most:
+        raise ConfigError(
+            f"filter_window={window}: must be from {MIN_WINDOW} to {most}, {BESIDE_WINDOW} less "
+            "than the model's context"
         )
     if limit < 1:
         raise ConfigError(f"max_prompt_tokens={limit}: must be at least 1")
@@ -235,9 +260,17 @@ def resolve_engine(
         "filter_layer": layer,
         "filter_keep": keep,
         "max_prompt_tokens": limit,
+        "max_pass_tokens": longest_pass,
         "offload_layers": offloaded,
     }
     return ResolvedEngineConfig(**known)
+
+
+def find_window(window: WindowSize, calibration: Calibration) -> int | None:
+    """The most tokens of a window; None: prompts are read as one sequence."""
+    if window == "auto":
+        return calibration.window
+    return None if window == "off" else window
 
 
 def choose_calibration(

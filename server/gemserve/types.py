@@ -28,6 +28,7 @@ MIN_KEEP = 16
 MAX_KEEP = 1 << 30
 MIN_WINDOW = 256
 MAX_WINDOW = 1 << 20
+BESIDE_WINDOW = 256  # most tokens that are read with a window: an anchor, and what is asked
 MAX_HEADS = 32  # that a request may name
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8

@@ -13,6 +13,7 @@ from typing import Any
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
+from gemserve.engine.sequence.sequence import Sequence
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
 from gemserve.types import (
@@ -58,6 +59,8 @@ class Outcome:
     damaged: int = 0
     left_out: int = 0
     whole_hits: int = 0
+    windows: int = 0
+    cached_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,7 +206,7 @@ class Trace:
             asked = self._asked[job]
             asked.events.append(event)
             if isinstance(event, Filtered):
-                self._check_hit(asked, event, job.sequence.tokens)
+                self._check_hit(asked, event, job.sequence)
             elif isinstance(event, TextDelta) and job.sequence.is_whole:
                 self._check_whole(asked, job)
             elif isinstance(event, Finished):
@@ -212,9 +215,9 @@ class Trace:
         self._core.check_integrity()
         assert self._forgotten.isdisjoint(self._core.stored_documents)
 
-    def _check_hit(self, asked: Asked, event: Filtered, tokens: Any) -> None:
+    def _check_hit(self, asked: Asked, event: Filtered, sequence: Sequence) -> None:
         """What a pass has left out must have been read by one of the same key before it."""
-        report = event.report
+        report, tokens = event.report, sequence.tokens
         self._check_in_common(asked, asked.key, report.cached_tokens, tokens)
         self._outcome.left_out += report.cached_tokens
         if report.layer is not None:
@@ -266,9 +269,12 @@ class Trace:
             return
         of_adapter = None if adapter is None else (name, id(adapter))
         layer = job.sequence.filter_layer
-        self._asked[job] = Asked(
-            request, (self._name, request.tenant, of_adapter, layer), text.number
-        )
+        key = self._name, request.tenant, of_adapter, layer
+        self._asked[job] = Asked(request, key, text.number)
+        self._note_windows(job, key)
+
+    def _note_windows(self, job: Job, key: Key) -> None:
+        """Note the windows that a request may leave in the cache, if it reads any."""
 
     def _request(self, ids: list[int], adapter: Adapter | None) -> Request:
         rng = self._rng

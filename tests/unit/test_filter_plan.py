@@ -33,12 +33,14 @@ PLANNER = FilterPlanner(
     method="sieve",
     keep=64,
     min_tokens=200,
+    window="auto",
     fails_open=False,
     calibration=MEASURED,
     sliding_windows=(100, None, None, None, 100),
     shape=replace(SHAPE, num_heads=4),
     context_tokens=4000,
     longest_sequence=3000,
+    longest_pass=3000,
 )
 FULL = replace(PLANNER, sliding_windows=(None,) * 5)
 SIEVE = FilterParams(method="sieve", keep=64)

@@ -178,7 +178,7 @@ def _check_filter_layer(
     model: CausalModel, config: ResolvedEngineConfig, calibration: Calibration
 ) -> None:
     """Refuse a filter layer whose sliding window cannot see the start of prompts."""
-    layer, limit = config.filter_layer, config.max_prompt_tokens
+    layer, limit = config.filter_layer, config.max_pass_tokens
     if METHODS[config.filter_method].selector is None:
         return
     full = [i for i in range(model.num_layers) if model.window_of(i) is None]

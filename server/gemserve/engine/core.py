@@ -89,12 +89,14 @@ class Core:
             method=config.filter_method,
             keep=config.filter_keep,
             min_tokens=config.filter_min_tokens,
+            window=config.filter_window,
             fails_open=config.filter_on_error == "full",
             calibration=self.calibration,
             sliding_windows=model.sliding_windows,
             shape=model.shape,
             context_tokens=model.context_tokens,
             longest_sequence=self.longest_sequence,
+            longest_pass=config.max_pass_tokens,
         )
         self._pool = MemoryPool(self.num_units)
         self._runner = new_runner(

@@ -49,7 +49,7 @@ class ContextLimits:
     def check_prompt(self, field: str) -> None:
         """Raise `RequestError`, naming `field`, if the prompt does not fit."""
         left = self.context - 1
-        limit = min(self.longest, left) if self.read == self.num_tokens else self.longest
+        limit = min(self.longest, left) if self.read == self.num_tokens else self._longest
         if self.num_tokens > limit:
             note = self._adapter_note() if left < self.longest else ""
             raise PromptTooLong(tokens=self.num_tokens, limit=limit, param=field, note=note)
@@ -73,6 +73,12 @@ class ContextLimits:
                 f"{self.num_tokens} prompt tokens that are kept",
                 param=field,
             )
+
+    @property
+    def _longest(self) -> int:
+        """The most tokens of a prompt of which a part is kept."""
+        of_pass = self.planner.most_tokens(self.params, self.protected, self.num_tokens)
+        return self.longest if of_pass is None else min(self.longest, of_pass)
 
     @property
     def _num_protected(self) -> int:

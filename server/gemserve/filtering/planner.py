@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
-from gemserve.config import DEFAULT_KEEP
+from gemserve.config import DEFAULT_KEEP, find_window
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason, WindowPlan
@@ -19,6 +19,7 @@ from gemserve.filtering.protected_budget import count_always_read, count_first
 from gemserve.filtering.window_cuts import cut_windows, document_ranges
 from gemserve.types import (
     AUTO_MIN_KEEP,
+    BESIDE_WINDOW,
     FAR_FROM_END,
     NO_PROTECT,
     SHORT_TURN,
@@ -27,12 +28,14 @@ from gemserve.types import (
     FilterParams,
     Heads,
     Keep,
+    ProtectedRange,
     Request,
+    WindowSize,
     parse_heads,
 )
 
 _END_TOKENS = 64  # of a prompt without a question, that are read behind each window
-_BESIDE_WINDOW = 256  # most tokens of an anchor and of what is asked
+_MOST_BEHIND = 16  # tokens after a question that are watched, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +43,23 @@ class FilterPlanner:
     """The settings that a server filters with. Any thread may call the methods.
 
     `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
-    whole. `fails_open`: a prompt whose filter fails is read whole, too. `sliding_windows`: the
-    window of each layer in tokens, None for a layer without one. `shape`: the model's.
-    `longest_sequence`: tokens of prompt and completion that fit memory and context if
-    everything is read.
+    whole. `window`: for requests that name none. `fails_open`: a prompt whose filter fails is read
+    whole, too. `sliding_windows`: the window of each layer in tokens, None for a layer without one.
+    `shape`: the model's. `longest_sequence`: tokens of prompt and completion that fit memory and
+    context if everything is read. `longest_pass`: tokens of a prompt that is read as one sequence.
     """
 
     method: FilterMethod
     keep: Keep
     min_tokens: int
+    window: WindowSize
     fails_open: bool
     calibration: Calibration
     sliding_windows: Sequence[int | None]
     shape: ModelShape
     context_tokens: int
     longest_sequence: int
+    longest_pass: int
 
     def resolve(self, options: FilterOptions) -> FilterParams:
         """A request's options, completed by the server's defaults.
@@ -75,6 +80,13 @@ class FilterPlanner:
             owners = self._methods_with(lambda other: other.reads_windows)
             raise RequestError(
                 f"filter.window={options.window}: only {owners} it, not {name}",
+                param="filter.window",
+            )
+        most = self.context_tokens - BESIDE_WINDOW
+        if isinstance(options.window, int) and options.window > most:
+            raise RequestError(
+                f"filter.window={options.window}: must be at most {most}, {BESIDE_WINDOW} less "
+                "than the model's context",
                 param="filter.window",
             )
         if options.protect != NO_PROTECT and not method.protects:
@@ -102,7 +114,7 @@ class FilterPlanner:
             fallback=fallback,
             layer=layer,
             heads=heads,
-            window=options.window or "auto",
+            window=options.window or self.window,
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
             return_scores=options.return_scores,
@@ -146,7 +158,7 @@ class FilterPlanner:
             return
         size = self._window_size(params)
         if size is not None:
-            num_tokens = min(num_tokens, size + _BESIDE_WINDOW)
+            num_tokens = min(num_tokens, size + BESIDE_WINDOW)
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
         if window is not None and window < num_tokens:
@@ -228,12 +240,13 @@ class FilterPlanner:
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
         )
-        windows = self._windows(request, rows)
+        windows = self._windows(request)
         if windows is not None:
-            first = len(windows.asked) - len(rows)
+            num_asked = len(windows.asked)
+            first = 0 if request.question else max(0, num_asked - len(rows))
             return plan.having(
                 windows=windows,
-                rows=tuple(range(first, first + len(rows))),
+                rows=tuple(range(first, num_asked)),
                 coverage_bound=calibration.window_bound if is_calibrated else bound,
             )
         repeated = self._repeated(request) if method.repeats_question else ()
@@ -242,29 +255,57 @@ class FilterPlanner:
             rows = selector.rows(num_tokens + len(repeated), question, False)
         return plan.having(rows=tuple(rows), coverage_bound=bound, repeated=repeated)
 
+    def most_tokens(
+        self, params: FilterParams, protected: Sequence[ProtectedRange], num_tokens: int
+    ) -> int | None:
+        """The most tokens that a prompt of `num_tokens` may have; None: it is read in windows."""
+        size = self._window_size(params)
+        if (
+            size is not None
+            and self._why_whole(params, num_tokens, count_always_read(protected, num_tokens))
+            is None
+        ):
+            documents = document_ranges(protected, (), num_tokens)
+            if sum(stop - start for start, stop in documents) > size:
+                return None
+        return self.longest_pass
+
     def _window_size(self, params: FilterParams) -> int | None:
         """The most tokens of a window; None: the prompt is read as one sequence."""
-        if not METHODS[params.method].reads_windows or params.window == "off":
+        size = find_window(params.window, self.calibration)
+        if not METHODS[params.method].reads_windows:
             return None
-        return self.calibration.window if params.window == "auto" else params.window
+        return None if size is None else min(size, self.context_tokens - BESIDE_WINDOW)
 
-    def _windows(self, request: Request, rows: Sequence[int]) -> WindowPlan | None:
-        """The windows of a prompt whose documents do not fit into one. `rows`: what is watched."""
+    def _windows(self, request: Request) -> WindowPlan | None:
+        """The windows of a prompt whose documents do not fit into one."""
         size, num_tokens = self._window_size(request.filter), len(request.prompt_ids)
         if size is None:
             return None
         ranges = document_ranges(request.protected, request.question, num_tokens)
         if sum(stop - start for start, stop in ranges) <= size:
             return None
-        # without a question, the prompt's end says what is wanted, and needs words before it
-        asked = rows if request.question else range(max(0, num_tokens - _END_TOKENS), num_tokens)
         anchor = request.anchor or tuple(request.prompt_ids[:1])
         return WindowPlan(
             size=size,
             anchor=anchor,
-            asked=tuple(request.prompt_ids[row] for row in asked),
+            asked=self._asked(request),
             windows=cut_windows(request.tokens, ranges, request.breaks, size, anchor),
         )
+
+    def _asked(self, request: Request) -> tuple[int, ...]:
+        """What is read behind each window: the question, and what is watched after it.
+
+        Without a question the prompt's end says what is wanted, and needs words before it.
+        """
+        num_tokens = len(request.prompt_ids)
+        if not request.question:
+            return tuple(request.prompt_ids[max(0, num_tokens - _END_TOKENS) :])
+        stop = request.question[-1][1]
+        ranges = [*request.question]
+        if self.calibration.ends_with and num_tokens - stop <= _MOST_BEHIND:
+            ranges.append((stop, num_tokens))
+        return tuple(i for low, high in ranges for i in request.prompt_ids[low:high])
 
     def _repeated(self, request: Request) -> tuple[int, ...]:
         """The tokens of a question in front of its document, if there is room to repeat it."""

@@ -100,8 +100,13 @@ class Sieve(Selector):
         return largest
 
     def score_window(self, evidence: Evidence, num_sinks: int) -> torch.Tensor:
+        """How many times more than its window's anchor a row attends to a token.
+
+        Softmax over the window would compare tokens with each other only: a window without an
+        answer has a most likely token, too.
+        """
         scores = [
-            evidence.backend.largest_against_sink(
+            evidence.backend.largest_beside_sinks(
                 query, key, num_sinks, scale=layer.scale, softcap=layer.softcap
             )
             for layer, query, key in _scoring_heads(evidence, evidence.heads)

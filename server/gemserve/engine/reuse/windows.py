@@ -39,6 +39,8 @@ def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> 
         cache.use_window(document, sequence.request.documents, sequence.request.pin)
         reading.found[index] = share
         reading.used.add(document)
+        reading.num_cached += 1
+        sequence.num_cached += length(reading.plan.windows[index])
 
 
 def leave_windows(
@@ -51,8 +53,6 @@ def leave_windows(
     for read in reads:
         window = reading.plan.windows[read.index]
         if read.is_cached:
-            reading.num_cached += 1
-            sequence.num_cached += length(window)
             continue
         is_wanted = key is not None and cache.find_window(key, window.name) is None
         if is_wanted and not cache.has_forgotten(request.documents):

@@ -1,0 +1,261 @@
+"""Documents that are read in windows: scores as of separate passes, and found again anywhere."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from gemserve.adapters.kinds import load_adapter
+from gemserve.config import EngineConfig
+from gemserve.engine.core import Core
+from gemserve.errors import RequestError
+from gemserve.filtering.methods import selector_of
+from gemserve.filtering.selector import Evidence, LayerEvidence
+from gemserve.model.base_model import base_of
+from gemserve.model.causal_model import CausalModel
+from gemserve.model.query_tap import FilterTap
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterOptions,
+    FilterParams,
+    FilterReport,
+    Finished,
+    LoadedAdapter,
+    Priority,
+    ProtectedRange,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
+from tests import adapters, models
+from tests.cores import core_over
+from tests.model.test_selection import NoText
+
+LAYER, SIZE, ANCHOR = 2, 256, (1, 9, 8)
+UNIT = 2 * 16 * 4  # bytes of one token's keys in one layer of the tiny models
+NAMES = ["llama", "mistral", "qwen2", "qwen2-window", "qwen3", "phi3-longrope"]
+
+
+def core_of(name: str = "llama", *, tokens: int = 40_000, cache_memory: float = 0.5) -> Core:
+    return core_over(
+        CausalModel(models.build(name)),
+        NoText(),
+        EngineConfig(
+            filter_layer=LAYER,
+            filter_min_tokens=0,
+            kv_memory_bytes=tokens * UNIT,
+            cache_memory=cache_memory,
+            max_prompt_tokens=100_000,
+        ),
+        frozenset(),
+    )
+
+
+def ids_of(seed: int, count: int) -> list[int]:
+    rng = Random(seed)
+    return [rng.randrange(3, models.VOCAB) for _ in range(count)]
+
+
+def request(
+    ids: list[int],
+    *,
+    system: int = 0,
+    window: int = SIZE,
+    adapter: LoadedAdapter | None = None,
+    tenant: bytes = b"",
+) -> Request:
+    question = len(ids) - 6, len(ids)
+    protected = [ProtectedRange(*question, Priority.QUESTION)]
+    if system:
+        protected.append(ProtectedRange(0, system, Priority.SYSTEM))
+    return Request(
+        request_id="r",
+        prompt_ids=ids,
+        sampling=SamplingParams(max_tokens=5, temperature=0, ignore_eos=True),
+        filter=FilterParams(
+            method="sieve", keep=64, window=window, return_selection=True, return_scores="exact"
+        ),
+        protected=tuple(protected),
+        question=(question,),
+        anchor=ANCHOR,
+        adapter=adapter,
+        tenant=tenant,
+    )
+
+
+def report_of(events: list[Event]) -> FilterReport:
+    (report,) = (event.report for event in events if isinstance(event, Filtered))
+    return report
+
+
+def answer(core: Core, asked: Request) -> tuple[FilterReport, tuple[int, ...]]:
+    events = list(core.run_alone(asked))
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert last.reason == "length", last.error
+    core.check_integrity()
+    drawn = tuple(t for e in events if isinstance(e, TextDelta) for t in e.token_ids)
+    return report_of(events), drawn
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_those_of_separate_passes(name: str) -> None:
+    """Each window alone, in one pass, with the question behind it."""
+    core, ids = core_of(name), ids_of(1, 900)
+    planned = core.planner.planned(request(ids))
+    assert planned.plan is not None
+    plan = planned.plan.windows
+    assert plan is not None
+    assert len(plan.windows) > 3
+    model, expected = core.model, torch.zeros(len(ids))
+    for window in plan.windows:
+        text = [*ANCHOR, *ids[window.start : window.stop]]
+        whole = [*text, *ids[-6:]]
+        memory = model.new_memory(len(whole) * (2 * LAYER + 1))
+        kv = memory.pass_kv(0, num_units=2 * LAYER + 1, capacity=len(whole))
+        tap = model.new_query_tap([LAYER], range(len(text), len(whole)))
+        tokens = len(whole)
+        model.filter_chunk(
+            whole, start=0, kv=kv, tap=FilterTap(layer=LAYER, queries=tap, num_tokens=tokens)
+        )
+        layer = LayerEvidence(
+            queries=tap.of(LAYER),
+            keys=kv.keys(LAYER, len(text)),
+            scale=tap.scales[LAYER],
+            softcap=tap.softcaps[LAYER],
+        )
+        evidence = Evidence(
+            num_tokens=len(text),
+            layers={LAYER: layer},
+            rows=range(len(text), len(whole)),
+            backend=model.backend,
+            protected=(),
+        )
+        scores = selector_of("sieve").score_window(evidence, len(ANCHOR))
+        expected[window.start : window.stop] = scores
+    report, _ = answer(core, planned)
+    assert report.scores is not None
+    assert report.scores.inputs is not None
+    found = np.frombuffer(b64decode(report.scores.tokens), dtype="<f4")
+    if name != "phi3-longrope":  # whose rotation depends on the longest window of a group
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-3, atol=1e-5)
+    assert (report.window, report.num_windows, report.cached_windows) == (
+        SIZE,
+        len(plan.windows),
+        0,
+    )
+
+
+def test_every_part_is_found_wherever_it_stands() -> None:
+    """Another system prompt, a line in front, files in another order: what stayed is cached."""
+    one, two, question = ids_of(1, 2000), ids_of(2, 2000), ids_of(3, 6)
+    system, other = ids_of(4, 100), ids_of(5, 130)
+    core = core_of(tokens=400_000)
+    first, _ = answer(core, request([*system, *one, *two, *question], system=100))
+    assert (first.cached_tokens, first.cached_windows) == (0, 0)
+    read = {}
+    for name, ids, count in (
+        ("same", [*system, *one, *two, *question], 100),
+        ("another system prompt", [*other, *one, *two, *question], 130),
+        ("a line in front", [*system, *ids_of(6, 20), *one, *two, *question], 100),
+        ("a line less", [*system, *one[:900], *one[930:], *two, *question], 100),
+        ("another order", [*system, *two, *one, *question], 100),
+        ("longer", [*system, *one, *two, *ids_of(7, 300), *question], 100),
+    ):
+        cold = answer(core_of(tokens=400_000, cache_memory=0.0), request(ids, system=count))
+        report, drawn = answer(core, request(ids, system=count))
+        assert (report.selection, drawn) == (cold[0].selection, cold[1]), name
+        assert report.scores is not None
+        assert cold[0].scores is not None
+        assert report.scores.tokens == cold[0].scores.tokens, f"{name}: by what was cached"
+        assert report.num_windows is not None
+        assert report.cached_windows is not None
+        read[name] = report.num_windows - report.cached_windows
+    assert read["same"] == read["another system prompt"] == 0
+    assert max(read["a line in front"], read["a line less"]) <= 2
+    assert read["another order"] <= 6
+    assert read["longer"] <= 4
+
+
+def test_one_tenants_windows_are_not_anothers() -> None:
+    core, ids = core_of(tokens=100_000), ids_of(1, 2000)
+    answer(core, request(ids, tenant=b"one"))
+    assert answer(core, request(ids, tenant=b"two"))[0].cached_windows == 0
+    assert answer(core, request(ids, tenant=b"one"))[0].cached_windows
+
+
+def test_an_adapters_windows_are_its_own(tmp_path: Path) -> None:
+    core, ids = core_of(tokens=100_000), ids_of(1, 2000)
+    adapters.write(tmp_path, "ntk", core.model, 0)
+    adapter = load_adapter("style", tmp_path, core.model, base_of(core.model), 1 << 24)
+    answer(core, request(ids))
+    first, _ = answer(core, request(ids, adapter=adapter))
+    again, _ = answer(core, request(ids, adapter=adapter))
+    assert first.cached_windows == 0
+    assert again.cached_windows == again.num_windows
+
+
+def test_a_prompt_beyond_the_context_is_read_in_little_memory() -> None:
+    """30,000 tokens on a model with a context of 8,192; one pass would hold 150,000 units."""
+    core = core_of(tokens=60_000, cache_memory=0.0)
+    assert core.model.context_tokens == 8192
+    report, _ = answer(core, request(ids_of(1, 30_000), window=512))
+    assert report.kept_tokens == 64 + 6
+    assert report.num_windows is not None
+    assert report.num_windows > 58
+
+
+def test_a_document_larger_than_the_cache_keeps_what_fits() -> None:
+    core, ids = core_of(tokens=60_000, cache_memory=0.5), ids_of(1, 12_000)
+    answer(core, request(ids))
+    again, _ = answer(core, request(ids))
+    assert again.cached_windows
+    assert again.num_windows is not None
+    assert again.cached_windows < again.num_windows
+
+
+def test_below_a_windows_size_a_prompt_is_read_in_one_pass() -> None:
+    core, ids = core_of(), ids_of(1, 250)
+    assert report_of(list(core.run_alone(request(ids)))).window is None
+    off = replace(
+        request(ids_of(1, 900)), filter=FilterParams(method="sieve", keep=64, window="off")
+    )
+    assert report_of(list(core.run_alone(off))).window is None
+
+
+@pytest.mark.parametrize("method", ["gemfilter", "snapkv", "none", "position"])
+def test_other_methods_have_no_windows(method: str) -> None:
+    with pytest.raises(RequestError, match=r"filter\.window=512: only method sieve has it"):
+        core_of().planner.resolve(FilterOptions(method=method, window=512))
+
+
+def test_a_cancelled_pass_gives_its_memory_back() -> None:
+    core, ids = core_of(tokens=100_000), ids_of(1, 6000)
+    answer(core, request(ids[:3000] + ids[-6:]))
+    job = core.add(request(ids))
+    for _ in range(3):
+        core.step()
+    core.cancel(job)
+    core.check_integrity()
+    assert core.kv_bytes_used == 0
+
+
+def test_questions_at_once_read_their_document_once() -> None:
+    core, document = core_of(tokens=200_000), ids_of(1, 4000)
+    jobs = [core.add(request([*document, *ids_of(seed, 6)])) for seed in range(2, 6)]
+    reports: list[FilterReport] = []
+    for _ in range(10_000):
+        reports += [e.report for _, e in core.step() if isinstance(e, Filtered)]
+        if core.is_idle:
+            break
+    assert len(reports) == len(jobs)
+    found = sorted(report.cached_windows or 0 for report in reports)
+    assert found[0] == 0
+    assert found[1] > 0.8 * (reports[0].num_windows or 0)

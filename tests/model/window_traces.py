@@ -1,0 +1,54 @@
+"""Random traces of requests that are read in windows, each answer compared with a cold engine's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemserve.engine.sequence.job import Job
+from gemserve.engine.sequence.sequence import Sequence
+from gemserve.model.adapter import Adapter
+from gemserve.types import Filtered, Request
+from tests.model.cache_traces import Asked, Key, Pass, Text, Trace
+
+WINDOW = 256
+
+
+class WindowTrace(Trace):
+    """Most requests are read in windows. Texts move: others come before them."""
+
+    def _ask(self) -> None:
+        rng = self._rng
+        if rng.random() < 0.3:
+            text = rng.choice(self._texts)
+            moved = self._ids(rng.randrange(1, 90)) + text.ids
+            if len(moved) < 900:
+                self._texts.append(Text(moved, text.number))
+        super()._ask()
+
+    def _request(self, ids: list[int], adapter: Adapter | None) -> Request:
+        request = super()._request(ids, adapter)
+        if request.filter.method != "sieve" or self._rng.random() < 0.1:
+            return request
+        return replace(request, filter=replace(request.filter, window=WINDOW), anchor=(1, 2))
+
+    def _note_windows(self, job: Job, key: Key) -> None:
+        plan, documents = job.sequence.plan, frozenset(job.request.documents)
+        if plan.windows is not None:
+            of_windows = (*key, "windows")
+            self._read += [Pass(of_windows, w.name, documents) for w in plan.windows.windows]
+
+    def _check_hit(self, asked: Asked, event: Filtered, sequence: Sequence) -> None:
+        """A window that was found must be one that a request of the same key was to read."""
+        windows, report = sequence.plan.windows, event.report
+        if windows is None:
+            super()._check_hit(asked, event, sequence)
+            return
+        assert report.num_windows == len(windows.windows)
+        assert (report.cached_tokens > 0) == bool(report.cached_windows)
+        of_windows = (*asked.key, "windows")
+        known = {one.tokens for one in self._read + asked.had if one.key == of_windows}
+        found = sum(window.name in known for window in windows.windows)
+        assert (report.cached_windows or 0) <= found
+        self._outcome.left_out += report.cached_tokens
+        self._outcome.windows += report.num_windows
+        self._outcome.cached_windows += report.cached_windows or 0

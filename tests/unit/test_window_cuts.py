@@ -1,0 +1,100 @@
+"""Documents are cut by their content, so that a change is felt only where it is."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from gemserve.filter_plan import Window
+from gemserve.filtering.window_cuts import cut_windows, document_ranges
+from gemserve.types import NO_BREAKS, Priority, ProtectedRange, TextBreaks
+
+SIZE = 2000
+
+
+def text_of(rng: Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(49_000) for _ in range(num_tokens)]
+
+
+def windows_of(
+    ids: list[int], paragraphs: list[int] | None = None, size: int = SIZE, **options: object
+) -> tuple[Window, ...]:
+    breaks = NO_BREAKS if paragraphs is None else TextBreaks(paragraphs=tuple(paragraphs))
+    tokens = np.asarray(ids, dtype=np.int64)
+    return cut_windows(tokens, [(0, len(ids))], breaks, size, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 1999, 2000, 2001, 50_000])
+def test_windows_are_the_document_and_are_short_enough(num_tokens: int) -> None:
+    ids = text_of(Random(num_tokens), num_tokens)
+    windows = windows_of(ids)
+    assert [w.start for w in windows] == [0, *(w.stop for w in windows[:-1])]
+    assert windows[-1].stop == num_tokens
+    assert all(w.stop - w.start <= SIZE for w in windows)
+    assert len(windows) == 1 or min(w.stop - w.start for w in windows) >= SIZE // 4
+
+
+def test_windows_begin_at_paragraphs() -> None:
+    rng = Random(1)
+    ids = text_of(rng, 30_000)
+    paragraphs = sorted(rng.sample(range(1, 30_000), 300))
+    assert {w.start for w in windows_of(ids, paragraphs)} <= {0, *paragraphs}
+
+
+def test_an_inserted_line_changes_two_windows_at_most() -> None:
+    changed = []
+    for seed in range(40):
+        rng = Random(seed)
+        ids = text_of(rng, 40_000)
+        paragraphs = sorted(rng.sample(range(1, 40_000), 500))
+        at = 0 if seed % 2 else rng.choice(paragraphs)
+        line = text_of(rng, rng.randrange(1, 60))
+        behind = {p + len(line) for p in [*paragraphs, at] if p >= at}
+        moved = sorted({p for p in paragraphs if p <= at} | behind)
+        before = {w.name for w in windows_of(ids, paragraphs)}
+        after = windows_of([*ids[:at], *line, *ids[at:]], moved)
+        changed.append(sum(w.name not in before for w in after))
+    assert sorted(changed)[-3] <= 2, "it may be three where the line is at a cut"
+    assert sum(changed) <= 50
+
+
+def test_a_longer_document_has_the_windows_of_its_beginning() -> None:
+    rng = Random(5)
+    ids = text_of(rng, 40_000)
+    before = windows_of(ids)
+    after = {w.name for w in windows_of([*ids, *text_of(rng, 10_000)])}
+    assert sum(w.name not in after for w in before) <= 2
+
+
+def test_names_are_of_the_anchor_and_the_tokens() -> None:
+    ids = text_of(Random(2), 100)
+    (one,), (same,) = windows_of(ids), windows_of(ids)
+    (other,), (behind,) = windows_of([*ids[:-1], 1]), windows_of(ids, anchor=(7,))
+    assert one.name == same.name
+    assert len({one.name, other.name, behind.name}) == 3
+
+
+@pytest.mark.parametrize("num_tokens", [300_000])
+def test_one_repeated_word_is_cut_evenly(num_tokens: int) -> None:
+    sizes = [w.stop - w.start for w in windows_of([5] * num_tokens)]
+    assert max(sizes) <= SIZE
+    assert min(sizes) > SIZE / 4
+
+
+def test_documents_are_what_is_not_always_read() -> None:
+    protected = (
+        ProtectedRange(0, 100, Priority.SYSTEM),
+        ProtectedRange(500, 510, Priority.FRAME),
+        ProtectedRange(900, 1000, Priority.FRAME),
+        ProtectedRange(990, 1100, Priority.QUESTION),
+        ProtectedRange(1500, 1600, Priority.TAIL),
+    )
+    assert document_ranges(protected, ((1000, 1100),), 2000) == [(100, 900), (1100, 2000)]
+    assert document_ranges((), (), 50) == [(0, 50)]
+
+
+def test_a_question_is_never_within_a_window() -> None:
+    protected = (ProtectedRange(500, 510, Priority.QUESTION),)
+    assert document_ranges(protected, ((500, 510),), 900) == [(0, 500), (510, 900)]

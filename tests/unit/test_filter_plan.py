@@ -40,7 +40,7 @@ PLANNER = FilterPlanner(
     shape=replace(SHAPE, num_heads=4),
     context_tokens=4000,
     longest_sequence=3000,
-    longest_pass=3000,
+    longest_pass=1 << 20,
 )
 FULL = replace(PLANNER, sliding_windows=(None,) * 5)
 SIEVE = FilterParams(method="sieve", keep=64)

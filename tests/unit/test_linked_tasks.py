@@ -13,10 +13,17 @@ from gemserve.evaluation.metrics import contains
 from gemserve.evaluation.run import recall
 from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.evaluation.tasks.haystack import Placed
-from gemserve.evaluation.tasks.linked import draw_definition, draw_pair
+from gemserve.evaluation.tasks.linked import MOST_DEFINITIONS, draw_definitions, draw_pair
 from gemserve.evaluation.tasks.natural import draw_natural, draw_near_misses
 from gemserve.evaluation.tasks.registry import TASKS
-from gemserve.evaluation.tasks.words_linked import DEFINITIONS, DUTIES, LINKS, TERMS
+from gemserve.evaluation.tasks.words_linked import (
+    COMPANIES,
+    DEFINITIONS,
+    DUTIES,
+    LINKS,
+    TERMS,
+    THINGS,
+)
 from gemserve.prompting.prompt import Prompt
 from gemserve.synthetic.natural_facts import VOCABULARIES
 from gemserve.synthetic.words_near_misses import NEAR_MISSES
@@ -124,7 +131,7 @@ def test_a_definition_is_at_the_beginning_and_its_use_far_from_it() -> None:
     assert len(DEFINITIONS) >= 4
     assert len(DUTIES) >= 4
     for seed in range(50):
-        placed = draw_definition(Random(seed))
+        (placed,) = draw_definitions(Random(seed), 1)
         check_answer(placed)
         definition, duty = placed.problem.statements
         assert placed.linked == 0
@@ -145,3 +152,13 @@ def test_both_orders_of_a_pair_take_turns(tokenizer: Any) -> None:
         assert recall(example.gold, [linked]) == pytest.approx(0.5, abs=0.2)
     assert make(tokenizer, "near_misses").linked == ()
     assert make(tokenizer, "far_definition").linked[0][0] < 200
+
+
+def test_definitions_of_one_document_do_not_contradict_each_other() -> None:
+    assert MOST_DEFINITIONS >= 5
+    assert len(TERMS) == len(COMPANIES) == len(THINGS)
+    drawn = draw_definitions(Random(1), MOST_DEFINITIONS)
+    texts = [text for placed in drawn for _, text in placed.statements]
+    for words in (TERMS, THINGS, COMPANIES):
+        counts = [sum(bool(re.search(rf"\b{word}\b", text)) for text in texts) for word in words]
+        assert counts == [2 if words is TERMS else 1] * len(words)

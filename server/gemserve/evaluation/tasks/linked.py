@@ -28,6 +28,8 @@ DISTRACTORS = 2  # further pairs of facts of the same forms
 _BEGINNING = 0.02  # the share of a document in which terms are defined
 _FAR = 0.5  # duties stand behind this share of it
 _MAX_TOKENS = 48
+# Terms, companies and things are each in one problem of a document alone.
+MOST_DEFINITIONS = len(TERMS) // (1 + DISTRACTORS)
 
 
 def pairs(tokenizer: Any, draw: ExampleDraw) -> Example:
@@ -40,7 +42,7 @@ def pairs(tokenizer: Any, draw: ExampleDraw) -> Example:
 def far_definition(tokenizer: Any, draw: ExampleDraw) -> Example:
     """A term that is defined at the document's beginning and used in its second half."""
     rng = draw.rng("needle far_definition")
-    return _hide(tokenizer, "far_definition", draw, rng, draw_definition(rng))
+    return _hide(tokenizer, "far_definition", draw, rng, draw_definitions(rng, 1)[0])
 
 
 def _hide(tokenizer: Any, name: str, draw: ExampleDraw, rng: Random, placed: Placed) -> Example:
@@ -77,31 +79,43 @@ def draw_pair(rng: Random, link: Link, *, is_linked_last: bool) -> Placed:
     return Placed(problem, depths, others, linked=at)
 
 
-def draw_definition(rng: Random) -> Placed:
-    """A definition and the duty that uses its term, and others of other terms and things."""
-    count = 1 + DISTRACTORS
-    terms, companies = rng.sample(TERMS, count), rng.sample(COMPANIES, count)
-    things, dates = rng.sample(THINGS, count), rng.sample(DATES, count)
-    definitions = [
-        rng.choice(DEFINITIONS).format(t=t, c=c) for t, c in zip(terms, companies, strict=True)
-    ]
+def draw_definitions(rng: Random, count: int) -> list[Placed]:
+    """Problems for one document, each a definition and the duty that uses its term.
+
+    Each has others beside it, of other terms, companies and things; `MOST_DEFINITIONS` at most.
+    """
+    total = count * (1 + DISTRACTORS)
+    named = zip(*(rng.sample(words, total) for words in (TERMS, COMPANIES, THINGS)), strict=True)
+    drawn = list(named)
+    size = 1 + DISTRACTORS
+    return [_definition(rng, drawn[start : start + size]) for start in range(0, total, size)]
+
+
+def _definition(rng: Random, drawn: list[tuple[str, str, str]]) -> Placed:
+    """A problem about the first term, company and thing; the further ones are distractors."""
+    definitions = [rng.choice(DEFINITIONS).format(t=term, c=company) for term, company, _ in drawn]
     chosen = rng.choice(DUTIES)
-    forms = [chosen[0], *(rng.choice(DUTIES)[0] for _ in range(DISTRACTORS))]
+    forms = [chosen[0], *(rng.choice(DUTIES)[0] for _ in drawn[1:])]
+    dates = rng.sample(DATES, len(drawn))
     duties = [
-        form.format(t=t, x=x, d=d)
-        for form, t, x, d in zip(forms, terms, things, dates, strict=True)
+        form.format(t=term, x=thing, d=date)
+        for form, (term, _, thing), date in zip(forms, drawn, dates, strict=True)
     ]
+    _, company, thing = drawn[0]
     problem = Problem(
         kind="far_definition",
         statements=(definitions[0], duties[0]),
-        question=chosen[1].format(x=things[0]),
-        answers=(Answer(companies[0], 0, definitions[0].index(companies[0])),),
+        question=chosen[1].format(x=thing),
+        answers=(Answer(company, 0, definitions[0].index(company)),),
         gold=(0, 1),
     )
     others = tuple((_BEGINNING * rng.random(), text) for text in definitions[1:])
-    others += tuple((_FAR + (1 - _FAR) * rng.random(), text) for text in duties[1:])
-    depths = _BEGINNING * rng.random(), _FAR + (1 - _FAR) * rng.random()
-    return Placed(problem, depths, others, linked=0)
+    others += tuple((_far(rng), text) for text in duties[1:])
+    return Placed(problem, (_BEGINNING * rng.random(), _far(rng)), others, linked=0)
+
+
+def _far(rng: Random) -> float:
+    return _FAR + (1 - _FAR) * rng.random()
 
 
 def _sentence(text: str) -> str:

@@ -200,12 +200,13 @@ LINKS: tuple[Link, ...] = (
 
 TERMS: tuple[str, ...] = split(
     "Carrier, Supplier, Contractor, Lessor, Custodian, Operator, Undertaking, Assignee, Grantor, "
-    "Surety, Principal, Consignee"
+    "Surety, Principal, Consignee, Franchisee, Underwriter, Licensor"
 )
 COMPANIES: tuple[str, ...] = split(
     "Nordwind Logistics GmbH, Tamarisk Energy Ltd, Oberland Precision AG, Castellan Freight Inc, "
     "Brookfield Castings Ltd, Solveig Marine AS, Pampas Rail SA, Granite Peak LLC, "
-    "Minerva Turbines SpA, Kestrel Aviation plc, Dovetail Timber Oy, Lumen Glass BV"
+    "Minerva Turbines SpA, Kestrel Aviation plc, Dovetail Timber Oy, Lumen Glass BV, "
+    "Petrichor Pumps SL, Ravel Elevators SE, Sextant Cranes NV"
 )
 # `{t}`: the term; `{c}`: the company.
 DEFINITIONS: tuple[str, ...] = (
@@ -217,7 +218,7 @@ DEFINITIONS: tuple[str, ...] = (
 )
 THINGS: tuple[str, ...] = split(
     "turbine, crane, transformer, printing press, generator, boiler, conveyor belt, gearbox, "
-    "steel mast, cooling tower, rotor, pumping station"
+    "steel mast, cooling tower, rotor, pumping station, lathe, furnace, winch"
 )
 DATES: tuple[str, ...] = split(
     "14 March, 2 May, 30 June, 9 September, 21 November, 6 February, 17 July, 25 October"

@@ -234,11 +234,13 @@ def _measure(
         return {"n": 0, "impossible": "this gemserve has no filter.window"}
     cell, before = Cell(), peak_memory.mark()
     samples = _samples(arguments.samples, task, length)
-    # a tenant's documents are its own: no way finds what another one has left in the cache
-    tenant = f"{task} {length} {way} {window} {arguments.seed}"
+    # a tenant's documents are its own: no way finds what another one has left in the cache, and no
+    # document the beginning that it shares with another
+    number, name = 0, f"{task} {length} {way} {window} {arguments.seed}"
     for is_first, example in _examples(llm.tokenizer, task, length, samples, arguments.seed):
+        number += is_first
         try:
-            answered = _answer(llm, example, way, window, _keep(arguments.keep), tenant)
+            answered = _answer(llm, example, way, window, _keep(arguments.keep), f"{name} {number}")
         except RequestError as error:
             cell.refused[str(error)] += 1
             if length >= LONG:

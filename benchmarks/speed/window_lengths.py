@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ways", default=",".join(WAYS), help="default: %(default)s")
     parser.add_argument("--window", default="auto", help="tokens of a window, or auto")
     parser.add_argument("--keep", type=int, help="default: the server's")
+    parser.add_argument(
+        "--no-fallback", action="store_true", help="keep no more where attention is diffuse"
+    )
     parser.add_argument("--max-tokens", type=int, default=4, help="of an answer")
     parser.add_argument(
         "--repeats", type=int, default=3, help="up to 32,768 tokens; one of longer prompts"
@@ -90,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 def _row(arguments: argparse.Namespace, way: str, length: int) -> dict[str, Any]:
     """The row of one way and length: what is in the folder already, or a new measurement."""
     key = {"way": way, "prompt_tokens": length, "model": arguments.model, "keep": arguments.keep}
+    key["no_fallback"] = arguments.no_fallback
     key["asked_window"] = arguments.window if way == "windows" else None
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -162,7 +166,8 @@ def _ask(
 ) -> TimedAnswer:
     drawn = long_documents.draw_examples(llm.tokenizer, "natural", length, 1, seed)
     (example,) = drawn
-    options = filter_options(window, keep=arguments.keep)
+    fallback = False if arguments.no_fallback else None
+    options = filter_options(window, keep=arguments.keep, fallback=fallback)
     return answer(llm.core, example.prompt, options, arguments.max_tokens, tenant=f"seed {seed}")
 
 
@@ -187,11 +192,16 @@ def _window_flops(shape: ModelShape, core: Core, num_tokens: int) -> float:
 
 
 def fits(rows: list[dict[str, Any]], way: str) -> list[dict[str, Any]]:
-    """The lines through a way's times and operations over its lengths."""
+    """The lines through a way's figures over its lengths, of prompts that were filtered.
+
+    Where more was kept than asked for, what comes after the choice is left out.
+    """
     own = [row for row in rows if row["way"] == way and "reason" not in row]
+    own = [row for row in own if row.get("filter_reason") != "short_prompt"]
     found: list[dict[str, Any]] = []
     for name in ("choose_s", "ttft_s", "flops", "rss_growth_mib", "peak_kv_mib"):
-        points = [(r["real_tokens"], r[name]) for r in own if r.get(name)]
+        taken = [r for r in own if name == "choose_s" or r.get("filter_reason") is None]
+        points = [(r["real_tokens"], r[name]) for r in taken if r.get(name)]
         if len(points) >= 3:
             found.append({"way": way, "line": name, **fit_line(points)})
     return found

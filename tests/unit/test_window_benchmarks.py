@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.quality import real_padding, windows
-from benchmarks.shared import long_documents
+from benchmarks.shared import long_documents, timed_answers
 from benchmarks.shared.timed_answers import HAS_WINDOWS
 from benchmarks.speed import many_questions, window_lengths
 from gemserve.llm import LLM
@@ -92,6 +92,22 @@ def test_cells_are_written_at_once_and_not_measured_again(
     assert [row["n"] for row in last["rows"]] == [1, 1]
 
 
+@pytest.mark.parametrize("has_windows", [False, True])
+def test_the_window_is_passed_to_servers_that_have_windows(
+    monkeypatch: pytest.MonkeyPatch, has_windows: bool
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(timed_answers, "HAS_WINDOWS", has_windows)
+    monkeypatch.setattr(timed_answers, "FilterOptions", lambda **given: seen.append(given))
+    timed_answers.filter_options("off", keep=64)
+    timed_answers.filter_options(method="none")
+    passed = {"window": "off"} if has_windows else {}
+    assert seen == [
+        {"keep": 64, "return_selection": True, **passed},
+        {"method": "none", "return_selection": True},
+    ]
+
+
 @pytest.mark.skipif(HAS_WINDOWS, reason="this server has windows")
 def test_a_server_without_windows_is_told() -> None:
     assert window_lengths.measure(None, "windows", 1)["reason"].endswith("filter.window")
@@ -113,6 +129,8 @@ def test_a_picture_is_drawn_without_windows(tmp_path: Path) -> None:
         for n in (100, 200, 400)
     ]
     rows.append({"way": "windows", "reason": "no"})
+    short = {"real_tokens": 50, "choose_s": None, "ttft_s": 9.0, "filter_reason": "short_prompt"}
+    rows.append({"way": "one pass", **short})
     lines = [fit for way in window_lengths.WAYS for fit in window_lengths.fits(rows, way)]
     assert [(line["way"], line["line"]) for line in lines] == [("one pass", "choose_s")]
     window_lengths.draw(rows, lines, tmp_path / "picture.png")

@@ -143,6 +143,14 @@ def test_a_definition_is_at_the_beginning_and_its_use_far_from_it() -> None:
         assert not any(re.search(rf"\b{term}\b", text) for _, text in placed.others)
 
 
+def test_a_company_is_not_named_after_what_the_question_asks_about() -> None:
+    """BM25 would find the definition of "Sextant Cranes" by the word crane in the question."""
+    texts = [*DEFINITIONS, *COMPANIES]
+    for thing in THINGS:
+        assert not any(word[:5] in text.lower() for word in thing.split() for text in texts)
+    assert not any("company" in text.lower() for text in texts)
+
+
 def test_both_orders_of_a_pair_take_turns(tokenizer: Any) -> None:
     for index in range(4):
         example = make(tokenizer, "pairs", index=index)

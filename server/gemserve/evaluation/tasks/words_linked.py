@@ -205,16 +205,16 @@ TERMS: tuple[str, ...] = split(
 COMPANIES: tuple[str, ...] = split(
     "Nordwind Logistics GmbH, Tamarisk Energy Ltd, Oberland Precision AG, Castellan Freight Inc, "
     "Brookfield Castings Ltd, Solveig Marine AS, Pampas Rail SA, Granite Peak LLC, "
-    "Minerva Turbines SpA, Kestrel Aviation plc, Dovetail Timber Oy, Lumen Glass BV, "
-    "Petrichor Pumps SL, Ravel Elevators SE, Sextant Cranes NV"
+    "Minerva Holding SpA, Kestrel Aviation plc, Dovetail Timber Oy, Lumen Glass BV, "
+    "Petrichor Systems SL, Ravel Elevators SE, Sextant Industries NV"
 )
 # `{t}`: the term; `{c}`: the company.
 DEFINITIONS: tuple[str, ...] = (
     "In this agreement, the term '{t}' means {c}.",
     "For the purposes of this agreement, '{t}' stands for {c}.",
-    "Hereinafter the company {c} is referred to as the '{t}'.",
+    "Hereinafter {c} is referred to as the '{t}'.",
     "{c}, with its seat at the address above, is hereafter called the '{t}'.",
-    "Wherever this agreement says '{t}', the company {c} is meant.",
+    "Wherever this agreement says '{t}', {c} is meant.",
 )
 THINGS: tuple[str, ...] = split(
     "turbine, crane, transformer, printing press, generator, boiler, conveyor belt, gearbox, "

@@ -50,7 +50,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--subtasks",
         help="default: single for needle, which also has multikey, multivalue, multiquery and, for "
-        "real chat models, natural, natural_several, question_first, associative, chain and code; "
+        "real chat models, natural, natural_several, question_first, near_misses, pairs, "
+        "far_definition, associative, chain and code; "
         "all for the others",
     )
     parser.add_argument(

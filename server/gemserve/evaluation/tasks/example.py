@@ -19,7 +19,8 @@ class Example:
     `num_tokens`: the nominal length. `answers`: what the metric compares with. `gold`: half-open
     token ranges that hold the answer; empty if no part of the document can be left out. `depth`:
     where a single fact is, 0 (start) to 1 (end). `is_one_line`: only the first line of an answer
-    counts. `document`: the document's text, if a task made it.
+    counts. `document`: the document's text, if a task made it. `linked`: those of `gold` that share
+    no name with the question.
     """
 
     subtask: str
@@ -35,6 +36,7 @@ class Example:
     labels: tuple[str, ...] = ()  # labels of a classification
     is_one_line: bool = False
     document: str = ""
+    linked: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -14,6 +15,24 @@ _OVERHEAD = 32  # tokens reserved for the template
 _BATCH = 64  # sentences encoded at once
 _LOOK_AHEAD = 256  # sentences
 _FEW = 8  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A problem, and where in a document its statements stand: depths from 0 to 1, ascending.
+
+    `others`: further statements with their depths. `linked`: the number of the statement that
+    shares no name with the question, if there is one.
+    """
+
+    problem: Problem
+    depths: tuple[float, ...]
+    others: tuple[tuple[float, str], ...] = ()
+    linked: int | None = None
+
+    @property
+    def statements(self) -> list[tuple[float, str]]:
+        return [*zip(self.depths, self.problem.statements, strict=True), *self.others]
 
 
 def hide(
@@ -35,35 +54,91 @@ def hide(
     filler comes from the standard library, or from the `sentences` given. Given sentences fill the
     length up to a few tokens.
     """
-    is_tight = sentences is not None
-    frame = len(question_prompt(tokenizer, "", "").ids)
-    used = (frame if is_tight else max(frame, _OVERHEAD)) + sum(
-        len(tokenizer.backend_tokenizer.encode(s, add_special_tokens=False).ids) + 2
-        for s in (*problem.statements, *others, problem.question)
+    filler = _filler_around(
+        tokenizer, draw, rng, (*problem.statements, *others, problem.question), sentences
     )
-    room = draw.num_tokens - used
-    filler = draw_filler(tokenizer, sentences or stdlib_sentences(), room, rng, is_tight=is_tight)
     depths = [depth if depth is not None else rng.random() for _ in problem.statements]
     by_depth = [*zip(sorted(depths), problem.statements, strict=True)]
     by_depth += [(rng.random(), other) for other in others]
-    by_depth.sort(key=lambda pair: pair[0])
-    pieces: list[str] = []
-    start = 0
-    for at, statement in by_depth:
-        stop = round(at * len(filler))
-        pieces += [*filler[start:stop], statement]
-        start = stop
-    pieces += filler[start:]
     return make_example(
         tokenizer,
         subtask,
         draw,
-        document=" ".join(pieces),
+        document=scatter(filler, by_depth),
         problem=problem,
         depth=depth,
         is_question_first=is_question_first,
         max_tokens=max_tokens,
     )
+
+
+def hide_placed(
+    tokenizer: Any,
+    subtask: str,
+    draw: ExampleDraw,
+    rng: Random,
+    placed: Placed,
+    *,
+    sentences: tuple[str, ...],
+    max_tokens: int = 48,
+) -> Example:
+    """Hide statements in filler from `sentences`, at their own depths."""
+    texts = [text for _, text in placed.statements]
+    filler = _filler_around(tokenizer, draw, rng, (*texts, placed.problem.question), sentences)
+    document = scatter(filler, placed.statements)
+    return example_of(tokenizer, subtask, draw, placed, document, max_tokens=max_tokens)
+
+
+def example_of(
+    tokenizer: Any,
+    subtask: str,
+    draw: ExampleDraw,
+    placed: Placed,
+    document: str,
+    *,
+    max_tokens: int = 48,
+) -> Example:
+    """The example of a problem whose statements stand in `document`, perhaps beside others'."""
+    example = make_example(
+        tokenizer,
+        subtask,
+        draw,
+        document=document,
+        problem=placed.problem,
+        depth=placed.depths[0] if len(placed.depths) == 1 else None,
+        max_tokens=max_tokens,
+    )
+    if placed.linked is None:
+        return example
+    return replace(example, linked=example.gold[placed.linked : placed.linked + 1])
+
+
+def scatter(filler: Sequence[str], statements: Iterable[tuple[float, str]]) -> str:
+    """Filler with statements at their depths. Those of one depth keep their order."""
+    pieces: list[str] = []
+    start = 0
+    for at, statement in sorted(statements, key=lambda pair: pair[0]):
+        stop = round(at * len(filler))
+        pieces += [*filler[start:stop], statement]
+        start = stop
+    return " ".join([*pieces, *filler[start:]])
+
+
+def _filler_around(
+    tokenizer: Any,
+    draw: ExampleDraw,
+    rng: Random,
+    texts: Sequence[str],
+    sentences: tuple[str, ...] | None,
+) -> list[str]:
+    """Filler for a prompt of the nominal length that also has `texts` and the template."""
+    is_tight = sentences is not None
+    frame = len(question_prompt(tokenizer, "", "").ids)
+    used = (frame if is_tight else max(frame, _OVERHEAD)) + sum(
+        len(tokenizer.backend_tokenizer.encode(s, add_special_tokens=False).ids) + 2 for s in texts
+    )
+    room = draw.num_tokens - used
+    return draw_filler(tokenizer, sentences or stdlib_sentences(), room, rng, is_tight=is_tight)
 
 
 def draw_filler(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any, Literal
 
 from gemserve.evaluation.tasks.example import Example, ExampleDraw, Maker
-from gemserve.evaluation.tasks.haystack import hide
+from gemserve.evaluation.tasks.haystack import Placed, hide, hide_placed
 from gemserve.synthetic.natural_facts import (
     KINDS,
     VOCABULARIES,
@@ -20,8 +21,10 @@ from gemserve.synthetic.natural_facts import (
     draw_facts,
     lead_in,
 )
+from gemserve.synthetic.problems import Problem
 from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
-from gemserve.synthetic.vocabulary import Kind
+from gemserve.synthetic.vocabulary import Kind, Relation
+from gemserve.synthetic.words_near_misses import NEAR_MISSES
 
 NaturalKind = Kind | Literal["several"]
 
@@ -38,6 +41,7 @@ LEADS: dict[VocabularyName, tuple[str, ...]] = {
 }
 DISTRACTORS = 3  # further facts of the same form
 SEVERAL = 2  # facts in one question
+NEAR_MISSES_COUNT = 9  # further facts of the same form in `near_misses`
 _MAX_TOKENS = 64
 
 
@@ -98,3 +102,38 @@ def question_first(tokenizer: Any, draw: ExampleDraw) -> Example:
         is_question_first=True,
     )
     return make(tokenizer, draw)
+
+
+def near_misses(tokenizer: Any, draw: ExampleDraw) -> Example:
+    """One natural fact. Nine others of its form are spread evenly over the document."""
+    rng = draw.rng("needle near_misses")
+    depth = (draw.index % draw.samples + rng.random()) / draw.samples
+    relation = NEAR_MISSES[draw.index % len(NEAR_MISSES)]
+    return hide_placed(
+        tokenizer,
+        "near_misses",
+        draw,
+        rng,
+        draw_near_misses(rng, relation, depth),
+        sentences=topics_sentences(),
+        max_tokens=_MAX_TOKENS,
+    )
+
+
+def draw_near_misses(rng: Random, relation: Relation, depth: float) -> Placed:
+    """A fact at `depth`, and one of its form in each ninth of the document."""
+    problem, others = _draw_asked(rng, relation, NEAR_MISSES_COUNT)
+    depths = [(share + rng.random()) / len(others) for share in range(len(others))]
+    return Placed(problem, (depth,), tuple(zip(depths, others, strict=True)))
+
+
+def draw_natural(rng: Random, relation: Relation, depth: float) -> Placed:
+    """A fact of `natural` at `depth`, and others of its form anywhere."""
+    problem, others = _draw_asked(rng, relation, DISTRACTORS)
+    return Placed(problem, (depth,), tuple((rng.random(), other) for other in others))
+
+
+def _draw_asked(rng: Random, relation: Relation, others: int) -> tuple[Problem, list[str]]:
+    problem, rest = draw_facts(rng, relation, 1, others)
+    lead = rng.choice(LEADS["evaluation"])
+    return replace(problem, question=lead_in(lead, problem.question)), rest

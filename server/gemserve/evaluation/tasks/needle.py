@@ -12,7 +12,13 @@ from gemserve.evaluation.tasks.code import code
 from gemserve.evaluation.tasks.example import Example, ExampleDraw, Subtasks
 from gemserve.evaluation.tasks.haystack import hide
 from gemserve.evaluation.tasks.inference import associative, chain
-from gemserve.evaluation.tasks.natural import natural, natural_several, question_first
+from gemserve.evaluation.tasks.linked import far_definition, pairs
+from gemserve.evaluation.tasks.natural import (
+    natural,
+    natural_several,
+    near_misses,
+    question_first,
+)
 from gemserve.synthetic.problems import ProblemMaker
 
 DISTRACTORS = 7  # further facts in `multikey`
@@ -55,6 +61,9 @@ SUBTASKS: Subtasks = {
     "natural": natural,
     "natural_several": natural_several,
     "question_first": question_first,
+    "near_misses": near_misses,
+    "pairs": pairs,
+    "far_definition": far_definition,
     "associative": associative,
     "chain": chain,
     "code": code,

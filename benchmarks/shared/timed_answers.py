@@ -1,0 +1,90 @@
+"""Greedy answers of an engine core under the server's defaults, and when their parts were ready."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gemserve.engine.core import Core
+from gemserve.filtering.context_limits import ContextLimits
+from gemserve.prompting.prompt import Prompt
+from gemserve.types import (
+    Filtered,
+    FilterOptions,
+    FilterReport,
+    Finished,
+    Request,
+    SamplingParams,
+    TextDelta,
+)
+
+HAS_WINDOWS = any(field.name == "window" for field in fields(FilterOptions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedAnswer:
+    """`choose_s`: until the filter has chosen. `ttft_s`: until the first token, if there is one."""
+
+    text: str
+    report: FilterReport
+    choose_s: float
+    ttft_s: float | None
+    total_s: float
+    peak_kv_bytes: int
+
+
+def filter_options(window: int | str | None = None, **given: Any) -> FilterOptions:
+    """A request's options. `window` None: the field is left out, as an old server wants it."""
+    if window is not None and HAS_WINDOWS:
+        given["window"] = window
+    return FilterOptions(**given, return_selection=True)
+
+
+def answer(
+    core: Core, prompt: Prompt, options: FilterOptions, max_tokens: int, tenant: str = ""
+) -> TimedAnswer:
+    """Answer one prompt while nothing else runs. Tenants share nothing in the document cache.
+
+    Raises `RequestError` where a server would refuse, and `RuntimeError` if the engine fails.
+    """
+    limits = ContextLimits(
+        planner=core.planner,
+        params=core.planner.resolve(options),
+        num_tokens=len(prompt.ids),
+        protected=prompt.protected,
+        longest=core.config.max_prompt_tokens,
+    )
+    limits.check_prompt("messages")
+    limits.check_answer(max_tokens, "max_tokens")
+    asked = Request(
+        request_id="benchmark",
+        prompt_ids=prompt.ids,
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+        filter=limits.params,
+        protected=prompt.protected,
+        breaks=prompt.breaks,
+        question=prompt.question,
+        messages=prompt.messages,
+        tenant=tenant.encode(),
+    )
+    started_s = time.monotonic()
+    report, choose_s, ttft_s, text = None, 0.0, None, ""
+    for event in core.run_alone(asked):
+        if isinstance(event, Filtered):
+            report, choose_s = event.report, event.filtered_s - started_s
+        elif isinstance(event, TextDelta):
+            ttft_s = ttft_s or time.monotonic() - started_s
+            text += event.text
+        elif isinstance(event, Finished):
+            ended = event
+    if ended.error is not None or report is None:
+        raise RuntimeError(f"the request failed: {ended.error}")
+    return TimedAnswer(
+        text=text,
+        report=report,
+        choose_s=choose_s,
+        ttft_s=ttft_s,
+        total_s=time.monotonic() - started_s,
+        peak_kv_bytes=ended.peak_kv_bytes,
+    )

@@ -297,6 +297,7 @@ def serving_over(
             keep=64,
             min_tokens=filter_min_tokens,
             window="auto",
+            reads_cached_whole=True,
             fails_open=False,
             calibration=Calibration(layer=FILTER_LAYER),
             sliding_windows=(None,) * 64,

@@ -70,10 +70,12 @@ class EngineConfig:
     """Defaults for requests, and limits of the engine.
 
     `filter_layer` None: automatic, see `choose_calibration`. `filter_keep` None: 1,024 tokens, or
-    "auto" if the layer is a guess. `filter_window`: see `FilterParams.window`. `calibrate`: "auto"
-    uses the calibration that is found for the model's weights, "off" uses none, anything else is a
-    file. `filter_on_error`: a request whose filter pass fails gets an error, or an answer to the
-    whole prompt.
+    "auto" if the layer is a guess. `filter_window`: see `FilterParams.window`. `when_cached`: what
+    happens to a prompt that the document cache has whole, if the request leaves it to the server.
+    "whole": it is read whole where that is cheaper, and documents that are asked about repeatedly
+    are read whole in idle time. `calibrate`: "auto" uses the calibration that is found for the
+    model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request whose
+    filter pass fails gets an error, or an answer to the whole prompt.
 
     `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share
     of it, from 0 to 1, that the document cache may hold as long as no request needs it.
@@ -94,6 +96,7 @@ class EngineConfig:
     calibrate: str = "auto"
     filter_min_tokens: int = 2048
     filter_window: WindowSize = "auto"
+    when_cached: Literal["whole", "filter"] = "whole"
     filter_on_error: Literal["reject", "full"] = "reject"
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256

@@ -9,6 +9,7 @@ from typing import Any, Literal
 FilterReason = Literal[
     "short_prompt",
     "mostly_protected",
+    "cached",
     "disabled",
     "prompt_logprobs",
     "diffuse_attention",
@@ -79,7 +80,8 @@ class FilterPlan:
     calls are about (0: there are no calls). `heads`: the (layer, head) pairs that count; None: all
     heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
     ids that the filter pass reads after the prompt. `windows`: the pass reads these; None: it reads
-    the prompt as one sequence.
+    the prompt as one sequence. `may_read_whole`: the prompt is read whole instead if the document
+    cache has so much of it that this is cheaper.
 
     `num_stable`: how many tokens at the prompt's beginning are always read, and so begin what is
     kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
@@ -101,6 +103,7 @@ class FilterPlan:
     coverage_bound: float = 0.0
     repeated: tuple[int, ...] = ()
     windows: WindowPlan | None = None
+    may_read_whole: bool = False
     num_stable: int = 0
     evicts: bool = False
     chosen: tuple[int, ...] | None = None

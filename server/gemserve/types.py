@@ -138,12 +138,13 @@ class FilterParams:
 
     `keep`: the budget for documents, which does not include what is always read. A count of tokens
     ≥ 16, or a fraction in (0, 1) of the documents, rounded up. "auto": as many as the attention
-    calls for, at most an eighth of the documents or 128 tokens. `fallback`: if
-    attention is diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer
-    whose queries and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that
-    score tokens, of layers up to that one; None: those of the calibration. `window`: the most
-    tokens of a window in which documents are read. "auto": the calibration's. "off": the prompt is
-    read as one sequence.
+    calls for, at most an eighth of the documents or 128 tokens. `fallback`: if attention is
+    diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer whose queries
+    and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that score tokens,
+    of layers up to that one; None: those of the calibration. `window`: the most tokens of a window
+    in which documents are read. "auto": the calibration's. "off": the prompt is read as one
+    sequence. `may_read_whole`: the request leaves it to the server whether the prompt is filtered;
+    see `FilterPlan`.
     """
 
     method: FilterMethod
@@ -152,6 +153,7 @@ class FilterParams:
     layer: int | None = None
     heads: Heads | None = None
     window: WindowSize = "auto"
+    may_read_whole: bool = False
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
     return_scores: ReturnScores = False

@@ -61,6 +61,7 @@ class Outcome:
     whole_hits: int = 0
     windows: int = 0
     cached_windows: int = 0
+    read_from_cache: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.adapter import Adapter
 from gemserve.types import Filtered, Request
-from tests.model.cache_traces import Asked, Key, Pass, Text, Trace
+from tests.model.cache_traces import Asked, Key, Pass, Text, Trace, answer_of
 
 WINDOW = 256
 
@@ -29,7 +29,23 @@ class WindowTrace(Trace):
         request = super()._request(ids, adapter)
         if request.filter.method != "sieve" or self._rng.random() < 0.1:
             return request
-        return replace(request, filter=replace(request.filter, window=WINDOW), anchor=(1, 2))
+        may_read_whole = self._rng.random() < 0.3
+        params = replace(request.filter, window=WINDOW, may_read_whole=may_read_whole)
+        return replace(request, filter=params, anchor=(1, 2))
+
+    def _check_answer(self, asked: Asked) -> None:
+        """A prompt that was cached whole is answered as one that is not filtered."""
+        (report,) = (event.report for event in asked.events if isinstance(event, Filtered))
+        if report.reason != "cached":
+            super()._check_answer(asked)
+            return
+        assert asked.request.filter.may_read_whole
+        assert report.cached_tokens > 0
+        self._outcome.read_from_cache += 1
+        params = replace(asked.request.filter, method="none")
+        whole = replace(asked.request, filter=params, pin=False)
+        expected = answer_of(list(self._cold.run_alone(whole)))
+        assert answer_of(asked.events)[1:] == expected[1:], asked.request
 
     def _note_windows(self, job: Job, key: Key) -> None:
         plan, documents = job.sequence.plan, frozenset(job.request.documents)

@@ -34,6 +34,7 @@ PLANNER = FilterPlanner(
     keep=64,
     min_tokens=200,
     window="auto",
+    reads_cached_whole=True,
     fails_open=False,
     calibration=MEASURED,
     sliding_windows=(100, None, None, None, 100),
@@ -72,7 +73,9 @@ def refused(options: FilterOptions, planner: FilterPlanner = PLANNER) -> tuple[s
 
 def test_what_a_request_does_not_say_is_the_servers() -> None:
     params = PLANNER.resolve(FilterOptions())
-    assert params == FilterParams(method="sieve", keep=64, fallback=True, layer=3)
+    assert params == FilterParams(
+        method="sieve", keep=64, fallback=True, layer=3, may_read_whole=True
+    )
     others = FilterOptions(keep=0.25, layer=1, return_selection=True)
     assert PLANNER.resolve(others) == FilterParams(
         method="sieve", keep=0.25, layer=1, return_selection=True

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Sequence as Ids
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.memory import Change, MemoryPool
 from gemserve.engine.reuse.disk import HostCopies, state_of
 from gemserve.engine.reuse.disk_setup import open_disk_cache
+from gemserve.engine.reuse.idle_reading import IdleReading
 from gemserve.engine.reuse.lookup import check_pin
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import Crowd, Pace, StepLimits
@@ -30,6 +32,7 @@ from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
 from gemserve.engine.sequence.sequence import Sequence, State, check_capacity
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
+from gemserve.errors import CapacityExceeded
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
@@ -90,6 +93,7 @@ class Core:
             keep=config.filter_keep,
             min_tokens=config.filter_min_tokens,
             window=config.filter_window,
+            reads_cached_whole=config.when_cached == "whole",
             fails_open=config.filter_on_error == "full",
             calibration=self.calibration,
             sliding_windows=model.sliding_windows,
@@ -111,7 +115,10 @@ class Core:
             num_layers=model.num_layers,
             max_running=config.max_running,
             cache_units=int(config.cache_memory * self.num_units) if model.is_rope_fixed else 0,
+            shape=model.shape,
         )
+        self._idle = IdleReading(self._scheduler.cache, model.num_layers)
+        self._idle_job: Job | None = None
         self._pace = pace = Pace(target_s=config.step_target_s)
         self._disk = open_disk_cache(
             config,
@@ -139,11 +146,11 @@ class Core:
 
     @property
     def num_running(self) -> int:
-        return len(self._scheduler.running)
+        return len(self._scheduler.running) - self._num_idle(self._scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._scheduler.waiting)
+        return len(self._scheduler.waiting) - self._num_idle(self._scheduler.waiting)
 
     @property
     def waiting_of(self) -> Mapping[bytes, int]:
@@ -193,19 +200,22 @@ class Core:
 
     @property
     def is_idle(self) -> bool:
-        return not self._has_requests and (self._disk is None or not self._disk.has_work)
+        has_work = self._has_requests or self._idle_job is not None or self._idle.has_work
+        return not has_work and (self._disk is None or not self._disk.has_work)
 
     @property
     def _has_requests(self) -> bool:
-        return not self._scheduler.is_idle or bool(self._decided)
+        is_busy = len(self._scheduler.sequences) > (self._idle_job is not None)
+        return is_busy or bool(self._decided)
 
     def step(self) -> Emitted:
         """Draw a token for every decoding sequence, or read a slice of an unfinished prompt."""
         if self._disk is not None:
             self._disk.work()
-            if not self._has_requests:
+        if not self._has_requests and not self._is_reading_idly():
+            if self._disk is not None:
                 self._disk.wait(_DISK_WAIT_S)
-                return []
+            return []
         if self._decided:
             return self._end_decided()
         limits = self._limits()
@@ -217,10 +227,11 @@ class Core:
         self._runner.change_memory(self._pool.take_changes())
         self._observe(plan, out)
         self._note_retries(out)
+        self._note_choices(out)
         if plan.is_empty and self._disk is not None:  # all that is running waits for the disk
             self._disk.wait(_DISK_WAIT_S)
         self._forget_finished(emitted)
-        return emitted
+        return self._without_idle_job(emitted)
 
     def check(self, request: Request) -> None:
         """Raise if a planned request could not run. Any thread may call this: it is arithmetic.
@@ -239,15 +250,20 @@ class Core:
         One that has no filter plan yet is planned and checked here: see `FilterPlanner.planned` and
         `check`.
         """
+        self._end_idle_reading()
         if request.plan is None:
             request = self.planner.planned(request)
             self.check(request)
-        self._num_added += 1
         # what an API key is known by stays in the API: the cache has a name of its own for it
         tenant = request.tenant
         if tenant:  # without keys all requests are alike, and share nothing out
             tenant = hashlib.blake2b(tenant, key=self._salt, digest_size=16).digest()
-        sequence = Sequence(request=replace(request, tenant=tenant), order=self._num_added)
+        return self._queue(request, replace(request, tenant=tenant))
+
+    def _queue(self, request: Request, of_engine: Request) -> Job:
+        """Queue a request. `of_engine`: the same with the cache's own name for its tenant."""
+        self._num_added += 1
+        sequence = Sequence(request=of_engine, order=self._num_added)
         job = Job(
             request=request,
             sequence=sequence,
@@ -325,6 +341,43 @@ class Core:
         decided = [job.sequence for job in self._decided]
         known = {job.sequence for job in self._jobs.values()}
         assert known == {*self._scheduler.running, *self._scheduler.waiting, *decided}
+
+    def _is_reading_idly(self) -> bool:
+        """Is a document being read whole that was asked about repeatedly? If there is one, yes."""
+        request = None if self._idle_job is not None else self._idle.next_request()
+        if request is not None:
+            with suppress(CapacityExceeded):
+                self.check(request)
+                self._idle_job = self._queue(request, request)
+        return self._idle_job is not None
+
+    def _end_idle_reading(self) -> None:
+        """Leave what was read in idle time, up to its last whole chunk, to the cache."""
+        job, self._idle_job = self._idle_job, None
+        if job is None:
+            return
+        self._runner.forget([job.sequence.order])
+        self._scheduler.finish(job.sequence)
+        self._runner.change_memory(self._pool.take_changes())
+        del self._jobs[job.sequence.order]
+
+    def _without_idle_job(self, emitted: Emitted) -> Emitted:
+        """The events of requests that somebody waits for."""
+        idle = self._idle_job
+        if idle is None:
+            return emitted
+        if any(job is idle and isinstance(event, Finished) for job, event in emitted):
+            self._idle_job = None
+        return [(job, event) for job, event in emitted if job is not idle]
+
+    def _num_idle(self, sequences: Collection[Sequence]) -> int:
+        return int(self._idle_job is not None and self._idle_job.sequence in sequences)
+
+    def _note_choices(self, out: RunOutput) -> None:
+        """Remember prompts that filters have chosen from."""
+        for number in out.kept:
+            if number in self._jobs:
+                self._idle.note(self._jobs[number].sequence)
 
     def _with_attention(self, job: Job, event: Event, out: RunOutput) -> Event:
         """The event; if it ends an answer that is watched, with what the answer attended to."""

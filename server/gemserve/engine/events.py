@@ -81,6 +81,8 @@ class EventMaker:
         if job.started_s is not None:
             return []
         job.started_s = started_s
+        if job.sequence.is_read_from_cache:
+            job.reason = "cached"
         if job.reason is None and job.sequence.chosen is None:
             return []
         return [_filtered(job, job.sequence.chosen, started_s)]
@@ -163,7 +165,7 @@ def _filtered(
     """
     params, sequence = job.request.filter, job.sequence
     assert job.started_s is not None, "a filter has decided before the first step"
-    windows = sequence.window_pass
+    windows = None if sequence.is_read_from_cache else sequence.window_pass
     selection = None
     if params.return_selection and not sequence.evicts:
         selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)

@@ -43,16 +43,18 @@ class FilterPlanner:
     """The settings that a server filters with. Any thread may call the methods.
 
     `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
-    whole. `window`: for requests that name none. `fails_open`: a prompt whose filter fails is read
-    whole, too. `sliding_windows`: the window of each layer in tokens, None for a layer without one.
-    `shape`: the model's. `longest_sequence`: tokens of prompt and completion that fit memory and
-    context if everything is read. `longest_pass`: tokens of a prompt that is read as one sequence.
+    whole. `window`: for requests that name none. `reads_cached_whole`: see
+    `FilterPlan.may_read_whole`. `fails_open`: a prompt whose filter fails is read whole, too.
+    `sliding_windows`: the window of each layer in tokens, None for a layer without one. `shape`:
+    the model's. `longest_sequence`: tokens of prompt and completion that fit memory and context if
+    everything is read. `longest_pass`: tokens of a prompt that is read as one sequence.
     """
 
     method: FilterMethod
     keep: Keep
     min_tokens: int
     window: WindowSize
+    reads_cached_whole: bool
     fails_open: bool
     calibration: Calibration
     sliding_windows: Sequence[int | None]
@@ -115,6 +117,7 @@ class FilterPlanner:
             layer=layer,
             heads=heads,
             window=options.window or self.window,
+            may_read_whole=self.reads_cached_whole and leaves_it_open(options),
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
             return_scores=options.return_scores,
@@ -210,6 +213,10 @@ class FilterPlanner:
             fails_open=self.fails_open and budget.limit == num_tokens,
             num_stable=count_first(request.protected, num_tokens) if budget.protected else 0,
         )
+        is_open = params.may_read_whole and not request.selects_only
+        if reason is None and is_open and method.selector is not None:
+            used = request.sampling.max_tokens + request.adapter_positions
+            plan = plan.having(may_read_whole=num_tokens + used <= self.longest_sequence)
         if params.return_attention:
             layer = self._layer_of(params)
             plan = plan.having(answer_layer=layer, answer_heads=self._heads_of(params))
@@ -453,6 +460,11 @@ class FilterPlanner:
         if len(names) == 1:
             return f"method {names[0]} has"
         return f"methods {', '.join(names[:-1])} and {names[-1]} have"
+
+
+def leaves_it_open(options: FilterOptions) -> bool:
+    """Does a request say nothing of how its prompt is filtered, and ask for no selection?"""
+    return options == FilterOptions(protect=options.protect)
 
 
 def _num_asked(request: Request) -> int:

@@ -166,8 +166,11 @@ def leave_whole_prompt(
     key, tokens = sequence.cache_key, sequence.tokens
     if key is None or key.layer is not None:
         return
+    if sequence.state is State.PREFILLING:  # as far as it is read
+        tokens = tokens[: sequence.done]
     ids, is_pinned = sequence.request.documents, sequence.request.pin
-    if not cache.wants(key, tokens, sequence.document_units(num_layers), ids, is_pinned):
+    size = len(tokens) * key.token_units(num_layers)
+    if not cache.wants(key, tokens, size, ids, is_pinned):
         return
     span, sequence.span = sequence.memory, None
     pool.repack(span, key.token_units(num_layers), len(tokens))

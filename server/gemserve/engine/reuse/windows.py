@@ -110,6 +110,14 @@ def found_windows(sequence: Sequence) -> list[Share]:
     return [] if reading is None else list((reading.found or {}).values())
 
 
+def num_cached_tokens(cache: DocumentCache, sequence: Sequence) -> int:
+    """Tokens of its windows that the cache has."""
+    key, plan = window_key(sequence), _reading(sequence).plan
+    if key is None:
+        return 0
+    return sum(length(w) for w in plan.windows if cache.find_window(key, w.name) is not None)
+
+
 def window_key(sequence: Sequence) -> CacheKey | None:
     """By what its windows are cached; None: it reads none now."""
     reading = sequence.window_pass

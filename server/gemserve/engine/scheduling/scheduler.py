@@ -14,8 +14,10 @@ from bisect import insort
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 
+from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
 from gemserve.engine.memory import KVPlace, MemoryPool
+from gemserve.engine.reuse.cheapest_way import is_cheaper_whole
 from gemserve.engine.reuse.lookup import (
     MAX_TIMES_PASSED,
     Source,
@@ -32,7 +34,7 @@ from gemserve.engine.reuse.windows import (
     release_windows,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LAST, Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
 
@@ -49,14 +51,24 @@ class Scheduler:
     """Owns the states of all sequences and the bookkeeping of the memory pool."""
 
     def __init__(
-        self, pool: MemoryPool, *, num_layers: int, max_running: int, cache_units: int = 0
+        self,
+        pool: MemoryPool,
+        *,
+        num_layers: int,
+        max_running: int,
+        cache_units: int = 0,
+        shape: ModelShape | None = None,
     ) -> None:
-        """`cache_units`: how much of the pool the document cache may hold."""
+        """`cache_units`: how much of the pool the document cache may hold.
+
+        `shape`: the model's, by which the costs of reading a prompt whole and of filtering it are
+        compared; None: they are not.
+        """
         self.pool = pool
         self.cache = DocumentCache(pool, cache_units)
         # looks for more of an admitted sequence on the disk: see `DiskCache.begin_load`
         self.begin_load: Callable[[Sequence, int], object] = lambda sequence, num_cached: None
-        self._num_layers = num_layers
+        self._num_layers, self._shape = num_layers, shape
         self._max_running = max_running
         self._is_first_next = True
         self._awaits_compaction = False
@@ -119,7 +131,8 @@ class Scheduler:
         """
         if sequence.state is State.FINISHED:
             return
-        if sequence.state is State.DECODING and not has_failed:
+        is_read = sequence.state is State.DECODING or self._is_idle_reading(sequence)
+        if is_read and not has_failed:
             leave_whole_prompt(self.cache, self.pool, sequence, self._num_layers)
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
@@ -235,6 +248,25 @@ class Scheduler:
         self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool
     ) -> tuple[Source | None, int]:
         """What a waiting sequence takes over, and the memory that it needs then.
+
+        It is read whole if it may be, if that is cheaper, and if there is memory for it.
+        """
+        sequence.read_filtered()
+        shape, cache = self._shape, self.cache
+        if shape is None or not sequence.may_read_whole:
+            return self._fitting_as_is(sequence, copied, can_evict)
+        if is_cheaper_whole(cache, sequence, self.running, shape):
+            sequence.read_whole()
+            source, size = self._fitting_as_is(sequence, copied, can_evict)
+            if source is not None and size <= self._available(size, source, copied, can_evict):
+                return source, size
+            sequence.read_filtered()
+        return self._fitting_as_is(sequence, copied, can_evict)
+
+    def _fitting_as_is(
+        self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool
+    ) -> tuple[Source | None, int]:
+        """The same for the way that the sequence is to be read.
 
         It takes over nothing if only the memory of that would let it run.
         """
@@ -387,6 +419,10 @@ class Scheduler:
         sequence.state = State.WAITING
         self.running.remove(sequence)
         insort(self.waiting, sequence, key=lambda s: s.rank)
+
+    def _is_idle_reading(self, sequence: Sequence) -> bool:
+        """Is it a prompt that is read in idle time, of which a part is worth as much?"""
+        return sequence.state is State.PREFILLING and sequence.request.priority == LAST
 
     def _release(self, sequence: Sequence) -> None:
         """Free a sequence's memory, if it has any."""

@@ -86,7 +86,7 @@ def _divide(sequence: Sequence, shape: ModelShape, tokens: int) -> tuple[float, 
     done = _flops(sequence, shape, taken_over, tokens)
     left = _flops(sequence, shape, tokens, sequence.pass_length)
     layer = sequence.filter_layer
-    if layer is None:
+    if layer is None or sequence.is_read_from_cache:
         return done, left
     if is_filtering:
         return done, left + shape.prefill_chunk(0, sequence.num_kept)

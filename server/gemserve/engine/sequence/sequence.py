@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ids
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,6 +18,8 @@ from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
 from gemserve.types import Request
+
+LAST = 1 << 30  # the priority of what is read in idle time: after everybody's
 
 
 class State(Enum):
@@ -56,6 +60,7 @@ class Sequence:
     times_passed: int = 0  # later requests that were admitted first
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
     window_pass: WindowPass | None = field(init=False)
+    is_read_from_cache: bool = False  # whole, because the cache has so much of the prompt
     awaits_source: bool = False  # a choice was just made; see `Scheduler._take_over`
     _tokens: Tokens | None = None
     _kept: tuple[Ids[int], Tokens] | None = None
@@ -70,6 +75,32 @@ class Sequence:
         if self.plan.windows is not None:
             assert self.plan.layer is not None
             self.window_pass = WindowPass(self.plan.windows, self.plan.layer)
+
+    @property
+    def may_read_whole(self) -> bool:
+        """Is it still open whether its prompt is filtered?"""
+        return self.plan.may_read_whole and self.chosen is None
+
+    def read_whole(self) -> None:
+        """Read the prompt whole instead of filtering it."""
+        assert self.may_read_whole
+        self.is_read_from_cache, self.chosen = True, range(self.num_prompt)
+        self.num_kept, self.ids, self.found = self.num_prompt, self.request.prompt_ids, None
+
+    def read_filtered(self) -> None:
+        """Take back `read_whole`, before anything is read."""
+        if self.is_read_from_cache:
+            self.is_read_from_cache, self.chosen = False, None
+            self.num_kept, self.found = self.plan.num_kept, None
+
+    @contextmanager
+    def as_whole(self) -> Iterator[None]:
+        """Meanwhile it is as if the prompt were read whole."""
+        self.read_whole()
+        try:
+            yield
+        finally:
+            self.read_filtered()
 
     @property
     def plan(self) -> FilterPlan:

@@ -1,0 +1,86 @@
+"""Which document is worth reading whole while there is nothing else to do. No torch.
+
+A second question about a document shows that there may be a third. If all layers have read by then
+what the questions' prompts begin with, the third is answered without a filter, and faster.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from gemserve.engine.cache.common_tokens import num_common
+from gemserve.engine.cache.document_cache import FEWEST_TOKENS, DocumentCache
+from gemserve.engine.sequence.sequence import LAST, Sequence
+from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.types import FilterParams, Request, SamplingParams
+
+_MOST_REMEMBERED = 16  # prompts
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A prompt that was filtered, and how many of its tokens a later one began with, too."""
+
+    request: Request
+    num_common: int = 0
+
+
+class IdleReading:
+    """Remembers the last prompts that were filtered, and what of them is to be read whole."""
+
+    def __init__(self, cache: DocumentCache, num_layers: int) -> None:
+        self._cache, self._num_layers = cache, num_layers
+        self._asked: OrderedDict[int, Asked] = OrderedDict()
+
+    @property
+    def has_work(self) -> bool:
+        """Is there a document that was asked about twice and is not read?"""
+        return any(asked.num_common for asked in self._asked.values())
+
+    def note(self, sequence: Sequence) -> None:
+        """Remember a prompt whose filter has chosen, if it might have been read whole."""
+        request = sequence.request
+        if not sequence.plan.may_read_whole or request.adapter is not None:
+            return
+        for number, asked in list(self._asked.items()):
+            if asked.request.tenant != request.tenant:
+                continue
+            count = num_common(asked.request.tokens, request.tokens)
+            if 2 * count >= sequence.num_prompt and count >= FEWEST_TOKENS:
+                del self._asked[number]
+                self._asked[sequence.order] = Asked(request, max(count, asked.num_common))
+                return
+        self._asked[sequence.order] = Asked(request)
+        while len(self._asked) > _MOST_REMEMBERED:
+            self._asked.popitem(last=False)
+
+    def next_request(self) -> Request | None:
+        """A request that reads the document asked about last, and draws one token; None: none."""
+        for asked in reversed(self._asked.values()):
+            count, asked.num_common = asked.num_common, 0
+            request = asked.request
+            units = 2 * self._num_layers * count
+            if not count or self._cache.has_forgotten(request.documents):
+                continue
+            if not self._cache.has_room(units):
+                continue
+            return replace(
+                request,
+                request_id=f"{request.request_id}-idle",
+                prompt_ids=request.prompt_ids[:count],
+                sampling=SamplingParams(max_tokens=1, temperature=0.0),
+                filter=FilterParams(method="none", keep=count),
+                priority=LAST,
+                selects_only=False,
+                protected=(),
+                question=(),
+                messages=None,
+                grammar=None,
+                plan=FilterPlan(
+                    reason="disabled",
+                    num_kept=count,
+                    budget=Budget(low=count, high=count, limit=count),
+                ),
+            )
+        return None

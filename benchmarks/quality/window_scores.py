@@ -672,6 +672,42 @@ def coupled(asked: Asked) -> Array:
     return best(np.exp(w.logits - total) for w in asked.windows)
 
 
+def coupled_sparse(asked: Asked, count: int) -> Array:
+    """As `coupled`, but each row and head of a window remembers its `count` best tokens only."""
+    total = np.logaddexp(asked.mass, asked.sink)
+
+    def strongest(seen: Seen) -> Array:
+        least = np.partition(seen.logits, -min(count, seen.logits.shape[-1]))
+        least = least[..., -min(count, seen.logits.shape[-1]), None]
+        return np.where(seen.logits >= least, np.exp(seen.logits - total), 0)
+
+    return best(map(strongest, asked.windows))
+
+
+def coupled_4(asked: Asked) -> Array:
+    return coupled_sparse(asked, 4)
+
+
+def coupled_16(asked: Asked) -> Array:
+    return coupled_sparse(asked, 16)
+
+
+def coupled_first(asked: Asked) -> Array:
+    """The sum is that of the first four windows, so that later ones change nothing before them."""
+    mass = np.logaddexp.reduce([w.mass for w in asked.windows[:4]])
+    total = np.logaddexp(mass, asked.windows[0].sink)
+    return best(np.exp(w.logits - total) for w in asked.windows)
+
+
+def head_mass(asked: Asked) -> Array:
+    """A constant sum for each head in place of the document's: its average on other text."""
+    mass = asked.reference.mass - asked.reference.sink
+    total = np.logaddexp(
+        asked.sink + np.median(mass, axis=1, keepdims=True) + np.log(8), asked.sink
+    )
+    return best(np.exp(w.logits - total) for w in asked.windows)
+
+
 def own_sink(asked: Asked) -> Array:
     return best(np.exp(w.logits - w.sink) for w in asked.windows)
 
@@ -755,6 +791,10 @@ def reference_own_1(asked: Asked) -> Array:
 
 SCALES: dict[str, Callable[[Asked], Array]] = {
     "a_coupled": coupled,
+    "a_sparse_4": coupled_4,
+    "a_sparse_16": coupled_16,
+    "a_first_4": coupled_first,
+    "g_head_mass": head_mass,
     "b_own_sink": own_sink,
     "b_capped": own_sink_capped,
     "b_log": own_sink_log,
@@ -833,6 +873,7 @@ BUDGETS: dict[str, Callable[[int], int]] = {
     "n/16": lambda n: n // 16,
     "n/32": lambda n: n // 32,
     "256": lambda n: 256,
+    "512": lambda n: 512,
 }
 
 

@@ -692,6 +692,13 @@ def coupled_16(asked: Asked) -> Array:
     return coupled_sparse(asked, 16)
 
 
+def mean_mass(asked: Asked) -> Array:
+    """As `coupled`, but beside one average window in place of all: at most their number."""
+    mass = asked.mass - np.float32(np.log(len(asked.windows)))
+    total = np.logaddexp(mass, asked.sink)
+    return best(np.exp(w.logits - total) for w in asked.windows)
+
+
 def coupled_first(asked: Asked) -> Array:
     """The sum is that of the first four windows, so that later ones change nothing before them."""
     mass = np.logaddexp.reduce([w.mass for w in asked.windows[:4]])
@@ -794,6 +801,7 @@ SCALES: dict[str, Callable[[Asked], Array]] = {
     "a_sparse_4": coupled_4,
     "a_sparse_16": coupled_16,
     "a_first_4": coupled_first,
+    "a_mean_mass": mean_mass,
     "g_head_mass": head_mass,
     "b_own_sink": own_sink,
     "b_capped": own_sink_capped,
@@ -954,6 +962,7 @@ def parse_heads(text: str) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------------------------------- coverage
 
 BEST = 512  # tokens
+CHOSEN_BY = "a_coupled"  # what was kept, whatever scale the coverage is measured on
 
 
 def coverages(scores: Array, breaks: TextBreaks) -> dict[str, float]:
@@ -993,46 +1002,52 @@ def cover(arguments: argparse.Namespace) -> None:
                     if kind == "empty":
                         continue
                     by_scale: dict[tuple[str, str], Array] = {}
+                    choosing: dict[str, Array] = {}
                     if length == "own" and f"whole/{kind}" in stored.arrays:
                         whole = stored.arrays[f"whole/{kind}"][stored.heads].max(0)
-                        by_scale["whole", "one pass"] = whole
+                        by_scale["whole", "one pass"] = choosing["whole"] = whole
                     for reading in arguments.readings:
                         if not all(stored.has(reading, kind, part) for part in parts):
                             continue
                         asked = stored.asked(reading, kind, parts)
+                        choosing[reading] = SCALES[CHOSEN_BY](asked)
                         for scale in arguments.scales:
                             by_scale[reading, scale] = SCALES[scale](asked)
                     for (reading, scale), each in by_scale.items():
                         scores = np.ascontiguousarray(each, dtype=np.float32)
                         label = kind
                         if kind == "true":
-                            kept = recall(scores, breaks, stored.gold, len(scores) // 16)
+                            chosen = np.ascontiguousarray(choosing[reading], dtype=np.float32)
+                            kept = recall(chosen, breaks, stored.gold, len(scores) // 16)
                             label = "found" if kept > 0.9 else "missed"
                         for name, value in coverages(scores, breaks).items():
                             key = (length, reading, scale, name)
                             found.setdefault(key, []).append((label, task, value))
     rows = [
-        {"length": key[0], "reading": key[1], "scale": key[2], "coverage": key[3], **apart(cases)}
+        {"length": key[0], "reading": key[1], "scale": key[2], "coverage": key[3]}
+        | apart(cases, arguments.bound)
         for key, cases in found.items()
     ]
     results.finish("window_coverage", "cpu", rows, arguments.json)
 
 
-def apart(cases: Sequence[tuple[str, str, float]]) -> dict[str, Any]:
+def apart(cases: Sequence[tuple[str, str, float]], bound: float | None) -> dict[str, Any]:
     """How well a figure tells found facts from questions that were not answered.
 
-    `bound` distrusts a twentieth of the found ones.
+    Without a `bound` it is the one that distrusts a twentieth of the found ones.
     """
     by_label: dict[str, Array] = {}
     for label, _, value in cases:
         by_label[label] = np.append(by_label.get(label, []), value)
     good = by_label.get("found", np.array([np.nan]))
-    bound = float(np.quantile(good, 0.05))
+    if bound is None:
+        bound = float(np.quantile(good, 0.05))
     figures: dict[str, Any] = {
         "found": len(good),
         "lowest": round(float(good.min()), 3),
         "median": round(float(np.median(good)), 3),
         "bound": round(bound, 3),
+        "found distrusted": round(float((good < bound).mean()), 2),
     }
     for label in ("missed", "absent_same", "absent_other", "diffuse"):
         bad = by_label.get(label, np.array([]))
@@ -1072,6 +1087,7 @@ def main() -> None:
     covering.add_argument("--heads", default="7.7,8.0")
     covering.add_argument("--readings", type=lambda text: text.split(","), default=["template1000"])
     covering.add_argument("--scales", type=lambda text: text.split(","), default=["a_coupled"])
+    covering.add_argument("--bound", type=float, help="if one was chosen before")
     covering.add_argument("--json", action="store_true", help="only the result line")
     covering.set_defaults(run=cover)
     arguments = parser.parse_args()

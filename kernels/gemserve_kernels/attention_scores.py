@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
-
-_MOST_LOGIT = 60.0  # whose exponentials can be added up in float32
 
 
 def raw_scores(
@@ -61,30 +61,52 @@ def largest_attention(
     return largest
 
 
-def largest_beside_sinks(
+class SinkAttention(NamedTuple):
+    """What rows of each head attend to in a text that begins with attention sinks.
+
+    All are float32. `sinks`, `keys`: log-sum-exps of the sinks' logits and of the keys', [heads,
+    rows]. `best`: the highest logits of keys, [heads, rows, most], and `places`: which keys they
+    are, int64. `shares`: for each head and key the largest share of all attention that a row of the
+    first ones, or of all, pays to it: [2, heads, keys].
+    """
+
+    sinks: torch.Tensor
+    keys: torch.Tensor
+    best: torch.Tensor
+    places: torch.Tensor
+    shares: torch.Tensor
+
+
+def attention_beside_sinks(
     query: torch.Tensor,
     key: torch.Tensor,
     num_sinks: int,
     *,
+    most: int,
+    num_first: int,
     scale: float,
     softcap: float | None = None,
-) -> torch.Tensor:
-    """How much more any head and row attends to a key than to the sinks, at most: [keys], float32.
+) -> SinkAttention:
+    """How rows attend to keys behind the first `num_sinks` keys.
 
-    `query`: [heads, rows, head_dim]; `key`: [kv_heads, num_sinks + keys, head_dim], which every row
-    sees; both after RoPE. The first keys are attention sinks. A key's number is the quotient of its
-    attention and that of the sinks together. So it does not depend on other keys, and numbers of
-    texts that were read apart, behind the same sinks, can be compared.
+    `query`: [heads, rows, head_dim]; `key`: [kv_heads, num_sinks + keys, head_dim], all of which
+    every row sees; both after RoPE. `most`: how many of the best keys of each row are listed.
+    `num_first`: the rows that `shares` begin with.
     """
     heads, group = query.shape[0], query.shape[0] // key.shape[0]
-    largest = torch.full((key.shape[1] - num_sinks,), -torch.inf, device=key.device)
+    results = []
     for head in range(heads):
         scores = query[head].float() @ key[head // group].float().T * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        sink = scores[:, :num_sinks].logsumexp(-1, keepdim=True)
-        torch.maximum(largest, (scores[:, num_sinks:] - sink).amax(dim=0), out=largest)
-    return largest.clamp_max(_MOST_LOGIT).exp()
+        sinks, logits = scores[:, :num_sinks].logsumexp(-1), scores[:, num_sinks:]
+        keys = logits.logsumexp(-1)
+        best, places = logits.topk(min(most, logits.shape[1]), dim=-1)
+        shares = (logits - torch.logaddexp(sinks, keys)[:, None]).exp()
+        both = torch.stack([shares[:num_first].amax(0), shares.amax(0)])
+        results.append((sinks, keys, best, places, both))
+    sinks, keys, best, places, shares = (torch.stack(of) for of in zip(*results, strict=True))
+    return SinkAttention(sinks, keys, best, places, shares.transpose(0, 1))
 
 
 def grouped_probabilities(

@@ -31,7 +31,7 @@ class Backend:
     gather = staticmethod(kv_copy.gather_tokens)
     merge_ntk = staticmethod(ntk.merge_ntk)
     largest_attention = staticmethod(attention_scores.largest_attention)
-    largest_beside_sinks = staticmethod(attention_scores.largest_beside_sinks)
+    attention_beside_sinks = staticmethod(attention_scores.attention_beside_sinks)
     grouped_probabilities = staticmethod(attention_scores.grouped_probabilities)
     pooled = staticmethod(attention_scores.pooled)
 

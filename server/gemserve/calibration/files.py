@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from gemserve.errors import ConfigError
+from gemserve.types import MIN_WINDOW
 
 FILE = "calibration.json"
-_SHIPPED = Path(__file__).parent / "calibrations"
+_SHIPPED = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class Calibration:
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
+    USUAL_WINDOW: ClassVar[int] = 1536  # of models whose heads are measured
+    USUAL_WINDOW_BOUND: ClassVar[float] = 0.34
 
     layer: int
     heads: tuple[tuple[int, int], ...] | None = None
@@ -38,7 +41,7 @@ class Calibration:
     source: str = "guessed"
     is_measured: bool = False
     window: int | None = None
-    window_bound: float = GUESSED_BOUND
+    window_bound: float = USUAL_WINDOW_BOUND
 
     def describe(self) -> str:
         """One line: the filter layer's origin, the heads, and the bound."""
@@ -75,6 +78,8 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
         heads = content.get("heads")
         bound = content.get("coverage_bound", Calibration.GUESSED_BOUND)
         ends_with = content.get("ends_with", True)
+        window = content.get("window", None if heads is None else Calibration.USUAL_WINDOW)
+        window_bound = content.get("window_bound", Calibration.USUAL_WINDOW_BOUND)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     if isinstance(layer, bool) or not isinstance(layer, int):
@@ -84,8 +89,12 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
             f"{path}: filter_layer={layer}: the model has {num_layers} layers; gemserve calibrate "
             "finds it anew"
         )
-    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not 0 <= bound <= 1:
-        raise ConfigError(f"{path}: coverage_bound={bound!r} must be from 0 to 1")
+    for name, value in (("coverage_bound", bound), ("window_bound", window_bound)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise ConfigError(f"{path}: {name}={value!r} must be from 0 to 1")
+    is_size = isinstance(window, int) and not isinstance(window, bool) and window >= MIN_WINDOW
+    if window is not None and not is_size:
+        raise ConfigError(f"{path}: window={window!r} must be null or at least {MIN_WINDOW}")
     if not isinstance(ends_with, bool):
         raise ConfigError(f"{path}: ends_with={ends_with!r} must be true or false")
     return Calibration(
@@ -95,6 +104,8 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
         coverage_bound=float(bound),
         source=str(path),
         is_measured=heads is not None,
+        window=window,
+        window_bound=float(window_bound),
     )
 
 

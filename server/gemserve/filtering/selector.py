@@ -14,6 +14,7 @@ import torch
 
 from gemserve.cost import ModelShape
 from gemserve.filter_plan import Budget
+from gemserve.filtering.window_scores import WindowSummary
 from gemserve.scores import HeadScores, SelectionInputs
 from gemserve.types import (
     MAX_QUESTION_TOKENS,
@@ -110,12 +111,12 @@ class Evidence(PromptEvidence):
 class WindowEvidence(PromptEvidence):
     """What filter passes over the windows of a prompt showed.
 
-    `scores`: of every token, 0 outside of the windows: [tokens], float32. `asked`: the same by the
-    question's own rows, without those of calls; None: there are no calls.
+    `scores`: of every token, see `window_scores.pooled_scores`: [tokens], float32. `shares`: see
+    `WindowSummary`: [2, tokens], 0 outside of the windows.
     """
 
     scores: torch.Tensor
-    asked: torch.Tensor | None = None
+    shares: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +171,11 @@ class Selector(ABC):
         """The layers whose queries `score` needs, ascending, up to the filter layer."""
         return [filter_layer]
 
-    def score_window(self, evidence: Evidence, num_sinks: int) -> torch.Tensor:
-        """A score for each token of a window: [tokens], float32. Only if `reads_windows`.
+    def summarize_window(self, evidence: Evidence, num_sinks: int, start: int) -> WindowSummary:
+        """What the choice needs to know of one window. Only if `reads_windows`.
 
-        The window begins with `num_sinks` tokens that have no score. Scores of one prompt's windows
-        must be comparable: high ones are kept, whichever window they are in.
+        The window's first `num_sinks` tokens have no score. The next one is token `start` of the
+        prompt.
         """
         raise NotImplementedError
 

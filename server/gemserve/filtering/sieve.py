@@ -26,6 +26,7 @@ from gemserve.filtering.selector import (
     WindowEvidence,
     check_finite,
 )
+from gemserve.filtering.window_scores import MOST_KEPT, WindowSummary
 from gemserve.scores import (
     MOST_HEAD_SCORES,
     MOST_HEADS,
@@ -99,35 +100,50 @@ class Sieve(Selector):
         largest[0] = 0 * largest[0]  # a NaN stays a NaN
         return largest
 
-    def score_window(self, evidence: Evidence, num_sinks: int) -> torch.Tensor:
-        """How many times more than its window's anchor a row attends to a token.
-
-        Softmax over the window would compare tokens with each other only: a window without an
-        answer has a most likely token, too.
-        """
-        scores = [
-            evidence.backend.largest_beside_sinks(
-                query, key, num_sinks, scale=layer.scale, softcap=layer.softcap
+    def summarize_window(self, evidence: Evidence, num_sinks: int, start: int) -> WindowSummary:
+        num_first = evidence.num_asked or len(evidence.rows)
+        found = [
+            evidence.backend.attention_beside_sinks(
+                query,
+                key,
+                num_sinks,
+                most=MOST_KEPT,
+                num_first=num_first,
+                scale=layer.scale,
+                softcap=layer.softcap,
             )
             for layer, query, key in _scoring_heads(evidence, evidence.heads)
         ]
-        return torch.stack(scores).amax(dim=0)
+        return WindowSummary(
+            sinks=torch.cat([head.sinks.flatten() for head in found]),
+            keys=torch.cat([head.keys.flatten() for head in found]),
+            best=torch.cat([head.best.flatten(0, 1) for head in found]),
+            places=torch.cat([head.places.flatten(0, 1) for head in found]) + start,
+            shares=torch.stack([head.shares.amax(1) for head in found]).amax(0),
+        )
 
     def choose(self, evidence: PromptEvidence, budget: Budget, params: FilterParams) -> Choice:
         num_tokens = evidence.num_tokens
-        raw, asked = self._scores(evidence, params)
+        raw = check_finite(self._scores(evidence, params))
         scores = raw.clone()
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         within = budget.high - len(reserved.positions)
         # a question's words attend to each other, so their neighbours would rank high
         scores[reserved.firm] = 0
-        order, ranks = self.order(scores, evidence.breaks, within)
+        numbers = self._passage_numbers(scores, evidence.breaks, within)
+        order, ranks = self._ordered(scores, numbers)
         # a choice without room has found nothing
-        coverage = self.coverage(scores, reserved.firm) if within else 0.0
-        if asked is not None and within:
-            # calls look at less than a question that says what is wanted, and at more than "go on"
-            asked[reserved.firm] = 0
-            coverage = max(coverage, self.coverage(asked, reserved.firm))
+        coverage = 0.0
+        if within and isinstance(evidence, WindowEvidence):
+            coverage = self._window_coverage(evidence.shares, reserved.firm, numbers)
+        elif within and isinstance(evidence, Evidence):
+            coverage = self.coverage(scores, reserved.firm)
+            if evidence.num_asked:
+                # calls look at less than a question that says what is wanted, and at more than
+                # "go on"
+                asked = self.score(evidence.of_question, params)
+                asked[reserved.firm] = 0
+                coverage = max(coverage, self.coverage(asked, reserved.firm))
         is_free = _without(reserved.positions, order, num_tokens)
         first = torch.tensor(reserved.positions, dtype=torch.long, device=order.device)
         order, ranks = order[is_free], ranks[is_free]
@@ -166,14 +182,7 @@ class Sieve(Selector):
 
         Within a passage those with the best neighbours come first. `room`: tokens to be chosen.
         """
-        limit = self.passage_limit(room)
-        numbers = torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
-        near = self._best_near(scores)
-        ranks = torch.where(numbers > 0, rank_passages(scores, numbers), near)
-        order = torch.arange(len(scores), device=scores.device)
-        for key in (scores, near, ranks):  # the last range counts most
-            order = order[key[order].sort(descending=True, stable=True).indices]
-        return order, ranks[order]
+        return self._ordered(scores, self._passage_numbers(scores, breaks, room))
 
     def passage_limit(self, room: int) -> int:
         """The most tokens of a passage, if `room` tokens are to be chosen."""
@@ -191,15 +200,42 @@ class Sieve(Selector):
         best = document[: max(1, round(COVERAGE_SHARE * len(document)))].sum()
         return round(float(best / document.sum().clamp_min(_AWAKE)), 4)
 
-    def _scores(
-        self, evidence: PromptEvidence, params: FilterParams
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The scores by all rows; and by the question's own, if others are of calls. [tokens]."""
+    def _scores(self, evidence: PromptEvidence, params: FilterParams) -> torch.Tensor:
         if isinstance(evidence, WindowEvidence):
-            return check_finite(evidence.scores), evidence.asked
+            return evidence.scores
         assert isinstance(evidence, Evidence)
-        raw = check_finite(self.score(evidence, params))
-        return raw, self.score(evidence.of_question, params) if evidence.num_asked else None
+        return self.score(evidence, params)
+
+    def _window_coverage(
+        self, shares: torch.Tensor, firm: Sequence[int], numbers: torch.Tensor
+    ) -> float:
+        """The rank of the best passage by what each window's own attention shows, 0 to 1.
+
+        It does not depend on the document's length, as the share of the best sixteenth does.
+        """
+        shares = shares.clone()
+        shares[:, firm] = 0
+        best = max(float(self._ranks(of_rows, numbers).max()) for of_rows in shares)
+        return round(min(1.0, best), 4)
+
+    def _passage_numbers(self, scores: torch.Tensor, breaks: TextBreaks, room: int) -> torch.Tensor:
+        """See `number_passages`; `room`: tokens to be chosen."""
+        limit = self.passage_limit(room)
+        return torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
+
+    def _ranks(self, scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """What each token's passage ranks by; without a passage, its best neighbour: [tokens]."""
+        return torch.where(numbers > 0, rank_passages(scores, numbers), self._best_near(scores))
+
+    def _ordered(
+        self, scores: torch.Tensor, numbers: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `order`."""
+        near, ranks = self._best_near(scores), self._ranks(scores, numbers)
+        order = torch.arange(len(scores), device=scores.device)
+        for key in (scores, near, ranks):  # the last range counts most
+            order = order[key[order].sort(descending=True, stable=True).indices]
+        return order, ranks[order]
 
     def _passages(
         self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget

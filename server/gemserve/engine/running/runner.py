@@ -32,6 +32,7 @@ from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.snapkv import SnapKV
+from gemserve.filtering.window_scores import WindowSummary
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.graphs import build_graphs
@@ -60,11 +61,11 @@ class RunnerState:
     """What the runner keeps of one sequence: its task, and what its passes have left.
 
     `model` runs it, as its adapter demands. `kept`: positions that its prefill pass reads; None:
-    all of the prompt's. `window_scores`: those of all windows so far (`WindowGroup.write_scores`).
-    `query_tap` collects queries until a filter or an evictor has chosen. `scores` are the log-
-    probabilities of the prompt so far. `kv` has the keys and values of all layers. It is valid
-    while the sequence's memory is at `kv_place`. `watch` looks at the answer, if that is wanted;
-    `drawn` has the answer's tokens for it.
+    all of the prompt's. `windows`: what those showed that are read. `query_tap` collects queries
+    until a filter or an evictor has chosen. `scores` are the log- probabilities of the prompt so
+    far. `kv` has the keys and values of all layers. It is valid while the sequence's memory is at
+    `kv_place`. `watch` looks at the answer, if that is wanted; `drawn` has the answer's tokens for
+    it.
     """
 
     request: Request
@@ -74,7 +75,7 @@ class RunnerState:
     kept: Ids[int] | None = None
     chunk_pass: ChunkPass | None = None
     query_tap: QueryTap | None = None
-    window_scores: torch.Tensor | None = None
+    windows: list[WindowSummary] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
     kv: KVSpan | None = None
     kv_place: KVPlace | None = None
@@ -285,7 +286,8 @@ class Runner:
         )
         if state.chunk_pass is not None:
             state.chunk_pass.forward.abandon()
-        state.chunk_pass = state.query_tap = state.window_scores = None
+        state.chunk_pass = state.query_tap = None
+        state.windows = []
         everything = range(len(state.request.prompt_ids))
         state.kept = None
         out.kept[number] = Kept(positions=everything, has_failed=True)
@@ -341,15 +343,11 @@ class Runner:
     def _score_windows(
         self, chunk: Chunk, state: RunnerState, group: WindowGroup, out: RunOutput
     ) -> None:
-        """Note a group's scores, and choose after the last group."""
-        if state.window_scores is None:
-            num_kinds = 2 if state.plan.num_asked else 1
-            size = num_kinds, len(state.request.prompt_ids)
-            state.window_scores = torch.zeros(size, device=self._model.device)
-        group.write_scores(state.window_scores)
+        """Note what a group showed, and choose after the last group."""
+        state.windows += group.summaries()
         if chunk.is_last:
-            kept = choose_from_windows(state.request, state.window_scores, chunk, self._model)
-            state.kept, state.window_scores = kept.positions, None
+            kept = choose_from_windows(state.request, state.windows, chunk, self._model)
+            state.kept, state.windows = kept.positions, []
             out.kept[chunk.sequence] = kept
 
     def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gemserve.cost import ModelShape
@@ -14,6 +16,7 @@ from gemserve.filtering.selector import (
     PromptEvidence,
     WindowEvidence,
 )
+from gemserve.filtering.window_scores import WindowSummary, pooled_scores
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
@@ -56,20 +59,21 @@ def choose_positions(
 
 
 def choose_from_windows(
-    request: Request, scores: torch.Tensor, chunk: Chunk, model: CausalModel
+    request: Request, windows: Sequence[WindowSummary], chunk: Chunk, model: CausalModel
 ) -> Kept:
-    """The same from the scores of windows, [1 or 2, tokens]: see `WindowGroup.write_scores`.
-
-    `chunk`: the last one of the pass.
-    """
+    """The same from what was kept of all windows. `chunk`: the last one of the pass."""
     plan = request.plan
     assert plan is not None
     assert plan.windows is not None
     assert plan.layer is not None
+    num_tokens = len(request.prompt_ids)
+    shares = torch.zeros(2, num_tokens, device=model.device)
+    for window, summary in zip(plan.windows.windows, windows, strict=True):
+        shares[:, window.start : window.stop] = summary.shares
     evidence = WindowEvidence(
-        num_tokens=len(request.prompt_ids),
-        scores=scores[0],
-        asked=scores[1] if len(scores) > 1 else None,
+        num_tokens=num_tokens,
+        scores=pooled_scores(windows, num_tokens),
+        shares=shares,
         protected=request.protected,
         breaks=request.breaks,
         coverage_bound=plan.coverage_bound,

@@ -1,8 +1,6 @@
-"""Reads a group of windows, and scores the tokens of each by what the question looks at."""
+"""Reads a group of windows, and keeps of each what the question looks at."""
 
 from __future__ import annotations
-
-import torch
 
 from gemserve.cost import filter_units
 from gemserve.engine.memory import KVPlace
@@ -12,6 +10,7 @@ from gemserve.engine.sequence.window_pass import WindowRead
 from gemserve.filter_plan import FilterPlan, WindowPlan
 from gemserve.filtering.methods import selector_of
 from gemserve.filtering.selector import Evidence, LayerEvidence
+from gemserve.filtering.window_scores import WindowSummary
 from gemserve.model.adapter import Adapter
 from gemserve.model.attention import Breaks
 from gemserve.model.causal_model import CausalModel
@@ -24,7 +23,7 @@ _WHOLE = 1 << 62
 
 
 class WindowGroup:
-    """The windows of one chunk: a pass over them, and then their scores."""
+    """The windows of one chunk: a pass over them, and then what it showed."""
 
     def __init__(
         self, request: Request, chunk: Chunk, model: CausalModel, memory: Memory, adapter: Adapter
@@ -71,19 +70,15 @@ class WindowGroup:
             breaks=breaks,
         )
 
-    def write_scores(self, scores: torch.Tensor) -> None:
-        """Write the windows' scores into those of the prompt, [1 or 2, tokens], float32.
-
-        The first row is by all watched rows, the second by the question's own.
-        """
+    def summaries(self) -> list[WindowSummary]:
+        """What the choice needs to know of each window, once the pass has ended."""
         selector, num_sinks = selector_of(self._request.filter.method), len(self._windows.anchor)
-        for number, read in enumerate(self._reads):
-            evidence = self._evidence(number, read)
-            window = self._windows.windows[read.index]
-            target = scores[:, window.start : window.stop]
-            target[0] = selector.score_window(evidence, num_sinks)
-            if len(scores) > 1:
-                target[1] = selector.score_window(evidence.of_question, num_sinks)
+        return [
+            selector.summarize_window(
+                self._evidence(number, read), num_sinks, self._windows.windows[read.index].start
+            )
+            for number, read in enumerate(self._reads)
+        ]
 
     def _evidence(self, number: int, read: WindowRead) -> Evidence:
         queries, kv, count = self._tap.queries, self._asked_kv(read), len(self._plan.rows)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gemserve.calibration.search.choose_window import PROBE_TOKENS, SIZES, choose_window
 from gemserve.calibration.search.coverage_bound import judge_coverage
 from gemserve.calibration.search.head_search import (
     SHARES,
@@ -25,7 +26,12 @@ from gemserve.calibration.search.head_search import (
 )
 from gemserve.calibration.search.observe import observe
 from gemserve.calibration.search.probes import PROBE_KINDS, Probe, draw_probes
-from gemserve.calibration.search.result import CalibrationResult, LayerResult, rounded_mean
+from gemserve.calibration.search.result import (
+    CalibrationResult,
+    LayerResult,
+    WindowResult,
+    rounded_mean,
+)
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.answers import answer_all
@@ -100,7 +106,24 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         num_probes=len(questions),
         full_score=full_score,
         confirmed_recall=rounded_mean(confirmed) if confirmed else None,
+        windows=_windows(core, chosen, kinds, effort, progress) if effort.confirms else (),
     )
+
+
+def _windows(
+    core: Core,
+    chosen: LayerResult,
+    kinds: Sequence[str],
+    effort: Effort,
+    progress: ReportProgress,
+) -> tuple[WindowResult, ...]:
+    """How well windows of each size find the facts of long probes, if the context has room."""
+    length = min(PROBE_TOKENS, 3 * core.model.context_tokens // 4)
+    if length <= min(SIZES):
+        return ()
+    probes = draw_probes(core.tokenizer, "calibration", (length,), effort.confirms, effort.seed)
+    probes = [probe for probe in probes if probe.kind in kinds]
+    return choose_window(core, chosen, probes, progress)
 
 
 def _has_gold(observations: ProbeObservations) -> bool:

@@ -14,7 +14,7 @@ from gemserve.calibration.search.result import LayerResult, Trust, rounded_mean
 # At most this share of the choices that found the fact may be below the bound. The bound is then
 # lowered a little, because attention spreads thinner over documents longer than the probes.
 _FALSE_ALARMS = 0.05
-_MARGIN = 0.9
+BOUND_MARGIN = 0.9
 
 
 def judge_coverage(
@@ -32,7 +32,7 @@ def judge_coverage(
 
     good = coverages(successes(observations), 0)
     bad = [*coverages(observations, 1), *coverages(observations, 2)]
-    bound = round(_MARGIN * choose_bound(good, bad), 4)
+    bound = round(BOUND_MARGIN * choose_bound(good, bad), 4)
     judged = successes(others)
     return Trust(
         bound=bound,

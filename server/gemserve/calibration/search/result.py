@@ -44,11 +44,27 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowResult:
+    """How well windows of one size find what a question needs in longer documents.
+
+    `window`: the most tokens of one; None: one pass. `recall`: the share of the needed tokens that
+    are kept, with a thirty-second of the document. `work`: FLOPs of the filter pass over 32,768
+    tokens, as a share of reading them whole. `bound`: that of coverage.
+    """
+
+    window: int | None
+    recall: float
+    work: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
     """The layer that calibration chose, with the figures of all layers.
 
     `full_score`: the share of right answers from whole prompts. `confirmed_recall`: the recall of
-    the chosen heads on probes of other wording. Both are None if that was not measured.
+    the chosen heads on probes of other wording. Both are None if that was not measured. `windows`:
+    the chosen size first, then others; empty if that was not measured.
     """
 
     layers: tuple[LayerResult, ...]
@@ -58,14 +74,22 @@ class CalibrationResult:
     num_probes: int
     full_score: float | None
     confirmed_recall: float | None
+    windows: tuple[WindowResult, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The part of `calibration.json` that describes this result."""
+        windows: dict[str, Any] = {}
+        if self.windows:
+            best = self.windows[0]
+            windows = {"window": best.window, "windows": [asdict(row) for row in self.windows]}
+            if best.window is not None:
+                windows["window_bound"] = best.bound
         return {
             "filter_layer": self.chosen.layer,
             "heads": [list(head) for head in self.chosen.heads],
             "ends_with": self.chosen.ends_with,
             "coverage_bound": self.trust.bound,
+            **windows,
             "probes": {
                 "kinds": list(self.kinds),
                 "count": self.num_probes,

@@ -1,0 +1,113 @@
+"""Chooses how long the windows are in which a model reads documents, or that it reads none.
+
+Probes of several windows' length are filtered by the engine itself: in one pass, and in windows of
+each size. The size with the least work is chosen among those that find as much as the best. If one
+pass finds more than any windows, there are none.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from gemserve.calibration.files import Calibration
+from gemserve.calibration.search.coverage_bound import BOUND_MARGIN, choose_bound
+from gemserve.calibration.search.probes import Probe
+from gemserve.calibration.search.result import LayerResult, WindowResult, rounded_mean
+from gemserve.cost import ModelShape
+from gemserve.engine.core import Core
+from gemserve.prompting.prompt import Prompt
+from gemserve.types import (
+    Filtered,
+    FilterParams,
+    FilterReport,
+    Request,
+    SamplingParams,
+    WindowSize,
+)
+
+SIZES = (1024, 1536, 2048, 4096)
+PROBE_TOKENS = 6144  # of a document, if the model's context has room for it
+_SHARE = 1 / 32  # of a document that is kept
+_FOUND = 0.8  # recall of a choice that has found the fact
+
+
+def choose_window(
+    core: Core, chosen: LayerResult, probes: Sequence[Probe], progress: Callable[[str], None]
+) -> tuple[WindowResult, ...]:
+    """Filter the probes in one pass and in windows; the result that is chosen comes first.
+
+    `chosen`: the layer and the heads that filter. `probes`: documents of the same length.
+    """
+    planner = core.planner
+    calibration = Calibration(
+        layer=chosen.layer, heads=chosen.heads, ends_with=chosen.ends_with, is_measured=True
+    )
+    core.planner = replace(planner, calibration=calibration, longest_pass=1 << 30, min_tokens=0)
+    longest = max(len(probe.example.prompt.ids) for probe in probes)
+    try:
+        rows = [
+            _measure(core, probes, size, progress)
+            for size in (None, *SIZES)
+            if size is None or size < longest
+        ]
+    finally:
+        core.planner = planner
+    most = max(row.recall for row in rows)
+    tolerance = max(0.02, 1 / len(probes))
+    good = [row for row in rows if row.recall >= most - tolerance]
+    best = min(good, key=lambda row: row.work)
+    return best, *(row for row in rows if row is not best)
+
+
+def _measure(
+    core: Core, probes: Sequence[Probe], size: int | None, progress: Callable[[str], None]
+) -> WindowResult:
+    recalls: list[float] = []
+    found: list[float] = []
+    absent: list[float] = []
+    for probe in probes:
+        reports = list(_reports(core, probe.prompts, size or "off"))
+        kept = {p for start, stop in reports[0].selection or () for p in range(start, stop)}
+        gold = [p for start, stop in probe.example.gold for p in range(start, stop)]
+        recalls.append(sum(p in kept for p in gold) / max(1, len(gold)))
+        coverages = [report.coverage or 0.0 for report in reports]
+        if recalls[-1] >= _FOUND:
+            found.append(coverages[0])
+        absent += coverages[1:]
+        progress(f"{probe.kind} probe, windows {size or 'off'}")
+    return WindowResult(
+        window=size,
+        recall=rounded_mean(recalls),
+        work=_work(core.model.shape, core.planner.calibration.layer, size),
+        bound=round(BOUND_MARGIN * choose_bound(found, absent), 4),
+    )
+
+
+def _reports(core: Core, prompts: Sequence[Prompt], window: WindowSize) -> Iterator[FilterReport]:
+    for prompt in prompts:
+        params = FilterParams(method="sieve", keep=_SHARE, window=window, return_selection=True)
+        request = Request(
+            request_id=uuid.uuid4().hex,
+            prompt_ids=prompt.ids,
+            sampling=SamplingParams(max_tokens=1),
+            filter=params,
+            selects_only=True,
+            protected=prompt.protected,
+            breaks=prompt.breaks,
+            question=prompt.question,
+            anchor=prompt.anchor,
+        )
+        events = list(core.run_alone(request))
+        (report,) = (event.report for event in events if isinstance(event, Filtered))
+        yield report
+
+
+def _work(shape: ModelShape, layer: int, size: int | None, num_tokens: int = 1 << 15) -> float:
+    """FLOPs of the filter pass over a long prompt, as a share of reading it whole."""
+    length = num_tokens if size is None else size
+    filtered = num_tokens / length * shape.filter_chunk(0, length, layer)
+    beside = 0 if size is None else 64  # an anchor and a question
+    filtered *= 1 + beside / length
+    return round(filtered / shape.prefill_chunk(0, num_tokens), 4)

@@ -99,9 +99,9 @@ def _print_outcome(outcome: Any) -> None:
         print(
             f"answers from what is kept {chosen.score:.2f}, from the whole {outcome.full_score:.2f}"
         )
-    for number, row in enumerate(outcome.windows):
+    for place, row in enumerate(outcome.windows):
         size = "one pass" if row.window is None else f"windows of {row.window:,} tokens"
-        mark = "  ← chosen" if number == 0 else ""
+        mark = "  ← chosen" if place == 0 else ""
         print(f"{size}: recall {row.recall:.2f}, work {row.work:.3f}{mark}")
     print(
         f"coverage below {trust.bound:.2f} is not trusted: {trust.found:.0%} of what was found, "

@@ -14,7 +14,7 @@ from gemserve.evaluation.tasks.example import Example
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.protected_budget import reserve
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.types import FilterParams, Keep
+from gemserve.types import FilterParams, Keep, WindowSize
 
 PASSAGE_TOKENS = 64
 
@@ -90,12 +90,16 @@ def keep_of(name: str, keep: Keep) -> Keep:
     return "auto" if name.endswith(":auto") else keep
 
 
-def params_of(name: str, keep: int | float) -> FilterParams:
-    """The filter parameters of a method that is not in `CHOSEN_OUTSIDE`."""
+def params_of(name: str, keep: int | float, window: WindowSize = "auto") -> FilterParams:
+    """The filter parameters of a method that is not in `CHOSEN_OUTSIDE`.
+
+    `window`: for methods that read windows.
+    """
     method, _, option = name.partition(":")
     return FilterParams(
         method=method,
         keep=keep_of(name, keep),
         fallback=option != "",
+        window=window,
         return_selection=True,
     )

@@ -36,6 +36,7 @@ async function connect() {
 
 function settings() {
   const number = (id) => ($(id).value === "" ? null : Number($(id).value));
+  const window = $("window").value.trim();
   return {
     model: $("model").value,
     document: $("document").value,
@@ -43,6 +44,7 @@ function settings() {
     method: $("method").value,
     keep: number("keep"),
     layer: number("layer"),
+    window: /^[0-9]+$/.test(window) ? Number(window) : window || null,
     fallback: $("fallback").checked,
     maxTokens: number("max-tokens") ?? 128,
     temperature: number("temperature") ?? 0,

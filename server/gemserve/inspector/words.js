@@ -84,6 +84,10 @@ export function answerWords(entry) {
 }
 
 function cacheWords(report) {
+  if (report.windows) {
+    const found = `${count(report.cached_windows)} of them were already in the document cache`;
+    return `The documents were read in ${count(report.windows)} windows of at most ${count(report.window)} tokens; ${found}.`;
+  }
   if (!report.cached_tokens) return "";
   return `${count(report.cached_tokens)} tokens were already in the document cache.`;
 }

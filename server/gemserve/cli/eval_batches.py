@@ -64,7 +64,8 @@ def generated_batches(arguments: argparse.Namespace) -> MakeBatches:
     makers = {name: with_metric(available[name], metric) for name in names}
 
     def make_batches(core: Core) -> list[ExampleBatch]:
-        limit = core.config.max_prompt_tokens
+        # those beyond the context are for windows alone, and then all methods would need them
+        limit = core.config.max_pass_tokens
         for length in lengths:
             if length > limit:
                 raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")

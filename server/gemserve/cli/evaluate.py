@@ -103,7 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     layer = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
     window = read_value("window", arguments.window, read_window)
     is_read = arguments.task in READ_TASKS
-    make_batches = file_batches(arguments, methods) if is_read else generated_batches(arguments)
+    make = file_batches if is_read else generated_batches
+    make_batches = make(arguments, methods)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     # an evaluation filters every prompt that it can, even short ones
     given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gemserve.config import find_window
+from gemserve.engine.core import Core
 from gemserve.evaluation.tasks.example import Example
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.protected_budget import reserve
@@ -88,6 +90,19 @@ def evictor_of(name: str) -> SnapKV | None:
 def keep_of(name: str, keep: Keep) -> Keep:
     """The `keep` of a method that is compared at the budget `keep`."""
     return "auto" if name.endswith(":auto") else keep
+
+
+def longest_prompt(core: Core, methods: Sequence[str]) -> int:
+    """The most tokens of a prompt that all of these methods can read.
+
+    Only in windows can a prompt be longer than the context.
+    """
+    config = core.config
+    entries = [METHODS.get(name.partition(":")[0]) for name in methods]
+    are_windows = all(entry is not None and entry.reads_windows for entry in entries)
+    if are_windows and find_window(config.filter_window, core.calibration) is not None:
+        return config.max_prompt_tokens
+    return config.max_pass_tokens
 
 
 def params_of(name: str, keep: int | float, window: WindowSize = "auto") -> FilterParams:

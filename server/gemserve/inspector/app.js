@@ -13,6 +13,7 @@ import * as words from "./words.js";
 // ---- asking
 
 let limits = new Map(); // of each model: tokens of prompt and answer
+let longest = 0; // tokens of a prompt that is filtered
 let sizeNote = "";
 let learning = Promise.resolve(); // of what the server can do; questions wait for it
 
@@ -22,6 +23,7 @@ async function connect() {
     const models = (await getJson("v1/models")).data;
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
     limits = new Map(models.map(({ id, max_model_len }) => [id, max_model_len]));
+    longest = (await getJson("server_info")).engine.max_prompt_tokens ?? 0;
     showSize();
     learning = asking.learnServer();
     await learning;
@@ -155,7 +157,8 @@ async function readFile(file) {
 function showSize(note = sizeNote) {
   sizeNote = note;
   const model = $("model").value;
-  const { text, isTooLong } = words.sizeWords($("document").value.length, model, limits.get(model));
+  const limit = limits.get(model);
+  const { text, isTooLong } = words.sizeWords($("document").value.length, model, limit, longest);
   say("document-size", text && note ? `${note}: ${text}` : text);
   $("document-size").classList.toggle("error", isTooLong);
 }

@@ -67,7 +67,7 @@ def _draw_prompt(axes: Any, y: float) -> None:
     _box(axes, end + QUESTION, y, LAST, FIRM)
     _say(axes, 0, y - 1.6, "always read")
     _say(axes, end, y - 1.6, "always read")
-    note = "documents: the same text is mostly cut at the same places, wherever it stands"
+    note = "documents: a long text is mostly cut at the same places, wherever it stands"
     _say(axes, FIRST, y - 1.6, note)
 
 

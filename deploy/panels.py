@@ -207,6 +207,12 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "Tokens per second that the filter did not have to read again.",
                 [(rate("cached_prompt_tokens_total"), "cached")],
             ),
+            (
+                "Windows",
+                "short",
+                "Windows of documents per second: `read`, or found in the document `cache`.",
+                [(rate("windows_total", "source"), "{{source}}")],
+            ),
         ],
     ),
     (

@@ -24,8 +24,9 @@ class Filter(TypedDict, total=False):
 
     `method` is one of the server's; it refuses other names, and says which it has. `keep` is the
     budget for documents: a number of tokens, a fraction of them in (0, 1), or "auto". `layer`
-    counts from 0, and so do the [layer, head] pairs of `heads`. Instead of a `Filter`, a request
-    may give the name of a method alone.
+    counts from 0, and so do the [layer, head] pairs of `heads`. `window` is the most tokens of a
+    window in which documents are read, "auto", or "off": the prompt is read as one sequence.
+    Instead of a `Filter`, a request may give the name of a method alone.
 
     ```python
     filter: Filter = {"method": "sieve", "keep": 0.1, "return_selection": True}
@@ -37,6 +38,7 @@ class Filter(TypedDict, total=False):
     fallback: bool
     layer: int | Literal["auto"]
     heads: Sequence[Sequence[int]]
+    window: int | Literal["auto", "off"]
     pooling: Literal["mean", "max"]
     protect: Protect
     return_selection: bool

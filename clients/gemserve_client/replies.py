@@ -43,8 +43,10 @@ class FilterReport(BaseModel):
 
     `selection` has the kept tokens as half-open ranges, if the request has `return_selection`.
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
-    how focused attention was. Some methods do not measure it. `scores` are there if the request has
-    `return_scores`; the server's documentation describes them.
+    how focused attention was. Some methods do not measure it. `window` is the most tokens of a
+    window, `windows` how many the documents were cut into, of which the document cache had
+    `cached_windows`; None if the prompt was read as one sequence, or whole. `scores` are there if
+    the request has `return_scores`; the server's documentation describes them.
     """
 
     method: str
@@ -59,6 +61,9 @@ class FilterReport(BaseModel):
     selection: list[list[int]] | None = None
     messages: list[MessageReport] | None = None
     coverage: float | None = None
+    window: int | None = None
+    windows: int | None = None
+    cached_windows: int | None = None
     scores: dict[str, Any] | None = None
 
 

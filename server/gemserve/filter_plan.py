@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+GROUP_TOKENS = 8192  # of the windows that are read together, if there is more than one
+
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
 FilterReason = Literal[
     "short_prompt",

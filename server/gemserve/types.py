@@ -414,8 +414,9 @@ class FilterReport:
     `kept_tokens`: all that the answer is generated from. `protected_tokens`: of the prompt, how
     many are always read, outside of the budget. `messages`: what was kept of each message; None if
     the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
-    measure it. `window`: the most tokens of a window, of which `num_windows` were read and
-    `cached_windows` found in the document cache; all None if the prompt was read as one sequence.
+    measure it. `window`: the most tokens of a window. `windows`: how many the documents were cut
+    into, of which the document cache had `cached_windows`. All three are None if the prompt was
+    read as one sequence, or whole.
     """
 
     method: FilterMethod
@@ -431,7 +432,7 @@ class FilterReport:
     messages: tuple[MessageReport, ...] | None = None
     coverage: float | None = None
     window: int | None = None
-    num_windows: int | None = None
+    windows: int | None = None
     cached_windows: int | None = None
     scores: FilterScores | None = None
 

@@ -29,6 +29,11 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     ({"heads": [[2, 7], [0, 0.0]]}, {"heads": ((2, 7), (0, 0))}),
     ({"heads": [[1, 7]], "layer": 1}, {"heads": ((1, 7),), "layer": 1}),
     ({"method": "gemfilter", "heads": None}, {"method": "gemfilter"}),
+    ({"window": 1024}, {"window": 1024}),
+    ({"window": 256.0, "keep": 32}, {"window": 256, "keep": 32}),
+    ({"window": "auto"}, {}),
+    ({"window": "off"}, {"window": "off"}),
+    ({"method": "gemfilter", "window": None}, {"method": "gemfilter"}),
     ({"method": "snapkv", "layer": "auto"}, {"method": "snapkv"}),
     ({"return_selection": True}, {"return_selection": True}),
     ({"keep": "auto"}, {"keep": "auto", "fallback": True}),
@@ -112,6 +117,33 @@ async def test_wrong_heads_are_refused(api: Api, path: str, given: Any, message:
     assert message in error["message"]
     assert error["message"].startswith("filter.heads")
     assert (error["param"], error["code"]) == ("filter.heads", "invalid_value")
+
+
+@pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(
+            (
+                {"window": value},
+                'must be a count of tokens from 256 to 1048576, "auto" or "off"',
+            )
+            for value in (255, 0, -1, 300.5, 1 << 21, True, "most", "1024", [], {}, 1e400)
+        ),
+        ({"window": 1 << 20}, "must be at most 1744, 256 less than the model's context"),
+        ({"window": 512, "method": "none"}, "only method sieve has it, not none"),
+        ({"window": "off", "method": "gemfilter"}, "only method sieve has it, not gemfilter"),
+    ],
+)
+async def test_wrong_windows_are_refused(api: Api, path: str, given: Any, message: str) -> None:
+    """The field, its value and the limit are named."""
+    body = {"model": "fake", "prompt": list(range(10, 510)), "filter": given}
+    reply = await api.client.post(path, content=json.dumps(body))
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["message"].startswith("filter.window=")
+    assert message in error["message"]
+    assert (error["param"], error["code"]) == ("filter.window", "invalid_value")
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

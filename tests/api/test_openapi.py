@@ -274,6 +274,8 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
         (COMPLETIONS, {"filter": {"heads": h}}, False)
         for h in ([], [[1]], [[1, 2, 3]], [[-1, 0]], [[0, 0], [0, 0]], [[0, 0]] * 33, "0.1")
     ),
+    *((COMPLETIONS, {"filter": {"window": w}}, True) for w in (None, 256, 512.0, "auto", "off")),
+    *((COMPLETIONS, {"filter": {"window": w}}, False) for w in (255, 300.5, True, "most", [256])),
     (COMPLETIONS, {"stop_token_ids": [5.0]}, True),
     (COMPLETIONS, {"response_format": {"type": "text"}}, True),
     (COMPLETIONS, {"response_format": {"type": "json_schema"}}, False),

@@ -19,7 +19,7 @@ from gemserve.api.telemetry.traces import Traces, open_traces
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.errors import ConfigError
-from gemserve.types import FilterParams, Request, SamplingParams
+from gemserve.types import Filtered, FilterParams, FilterReport, Request, SamplingParams
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, FakeCore, serving_over
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
@@ -111,10 +111,43 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
     assert 128 < first["gemserve.filter.kept_tokens"] < 128 + 32
     assert first["gemserve.filter.cached_tokens"] == 0
     assert second["gemserve.filter.cached_tokens"] > 1000
+    assert not any("window" in name for name in first)  # the prompt was read as one sequence
     texts = json.dumps(
         [span.to_json() for spans in found for some in spans.values() for span in some]
     )
     assert "colour" not in texts
+
+
+async def test_windows_are_attributes_of_the_filter(recorder: Recorder, tokenizer: Any) -> None:
+    report = FilterReport(
+        method="sieve",
+        applied=True,
+        reason=None,
+        layer=2,
+        prompt_tokens=500,
+        kept_tokens=64,
+        cached_tokens=210,
+        filter_ms=5.0,
+        selection=None,
+        window=512,
+        windows=7,
+        cached_windows=3,
+    )
+    now_s = time.monotonic()
+    filtered = Filtered(report=report, started_s=now_s, filtered_s=now_s)
+    serving = serving_over(FakeCore(filtered, "a"), tokenizer)
+    try:
+        async with client_of(serving, recorder) as client:
+            await client.post(COMPLETIONS, json={"model": "fake", "prompt": "Hello there"})
+    finally:
+        serving.engine.stop()
+    (span,) = recorder.take()["filter"]
+    found = {k: v for k, v in span.attributes.items() if "window" in k}
+    assert found == {
+        "gemserve.filter.window": 512,
+        "gemserve.filter.windows": 7,
+        "gemserve.filter.cached_windows": 3,
+    }
 
 
 async def test_choices_share_one_request_span(recorder: Recorder, tokenizer: Any) -> None:

@@ -102,6 +102,15 @@ def test_heads_reach_the_server(client: GemserveClient, core: FakeCore) -> None:
         client.filter(model="fake", prompt=IDS, filter={"heads": [[1, 8]]})
 
 
+def test_a_window_reaches_the_server(client: GemserveClient, core: FakeCore) -> None:
+    for window in (512, "off", "auto"):
+        given: Filter = {"keep": 32, "window": window}  # type: ignore[typeddict-item]
+        client.filter(model="fake", prompt=IDS, filter=given)
+        assert core.requests[-1].filter.window == window
+    with pytest.raises(openai.BadRequestError, match=r"filter\.window=5: must be a count of"):
+        client.filter(model="fake", prompt=IDS, filter={"window": 5})
+
+
 @pytest.mark.parametrize("method", SERVED_METHODS)
 def test_every_method_can_be_named(client: GemserveClient, core: FakeCore, method: str) -> None:
     """The client has no list of them, so that it need not be as new as the server."""

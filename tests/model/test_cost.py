@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gemserve.config import EngineConfig
 from gemserve.cost import ModelShape
-from gemserve.filtering.method_cost import plan_methods, prompt_flops
+from gemserve.filtering.method_cost import MethodPlan, plan_methods, prompt_flops
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.shape import shape_of
@@ -16,6 +16,9 @@ from gemserve.types import (
     Filtered,
     FilterMethod,
     FilterParams,
+    Finished,
+    Priority,
+    ProtectedRange,
     Request,
     SamplingParams,
 )
@@ -98,6 +101,77 @@ def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
     way = METHODS[method]  # below the filter layer, 2, and its keys; or all layers
     reading = 500 * 5 if way.selector else 500 * 2 * row_layers if way.evictor else 0
     assert row.filter_kv_bytes == reading * unit
+
+
+def test_planned_windows_are_linear_and_hold_one_group() -> None:
+    """A pass over windows takes time in proportion to the prompt, and a group's memory."""
+
+    def planned(num_tokens: int, window: int | None = 1024) -> list[MethodPlan]:
+        return plan_methods(
+            LLAMA_8B,
+            methods=("sieve", "gemfilter"),
+            num_tokens=num_tokens,
+            keep=1024,
+            max_tokens=50,
+            layer=13,
+            memory_bytes=64 << 30,
+            window=window,
+        )
+
+    one, windows, gem = planned(131072)
+    assert [(row.method, row.window) for row in (one, windows, gem)] == [
+        ("sieve", None),
+        ("sieve", 1024),
+        ("gemfilter", None),
+    ]
+    kept = LLAMA_8B.prefill_chunk(0, 1024) + LLAMA_8B.head()
+    twice = planned(262144)[1]
+    reading = windows.prompt_flops - kept
+    assert twice.prompt_flops - kept == pytest.approx(2 * reading)
+    assert planned(262144)[0].prompt_flops - kept > 2.2 * (one.prompt_flops - kept)
+    # a group of 8,192 tokens, and a question behind each of its windows
+    assert windows.filter_kv_bytes == LLAMA_8B.filter_bytes(8192 + 8 * 64, 13)
+    assert twice.filter_kv_bytes == windows.filter_kv_bytes
+    assert windows.requests_filtering > 10 * one.requests_filtering
+    assert windows.decode_kv_bytes == one.decode_kv_bytes
+    assert len(planned(1024)) == 2  # it fits into one window
+    assert len(planned(131072, None)) == 2
+
+
+def test_planned_bytes_of_windows_are_no_less_than_those_held() -> None:
+    """The plan's question is the longest that is watched; these windows are full."""
+    core = core_over(
+        CausalModel(models.build("llama")),
+        NoText(),
+        EngineConfig(
+            kv_memory_bytes=1 << 22, filter_min_tokens=0, filter_layer=2, cache_memory=0.0
+        ),
+        eos_ids=frozenset(),
+    )
+    ids = list(range(6, 506)) * 4
+    question = ((len(ids) - 8, len(ids)),)
+    request = Request(
+        request_id="r",
+        prompt_ids=ids,
+        sampling=SamplingParams(max_tokens=8, temperature=0.0),
+        filter=FilterParams(method="sieve", keep=64, window=256),
+        protected=(ProtectedRange(*question[0], Priority.QUESTION),),
+        question=question,
+        anchor=(1,),
+    )
+    ended = list(core.run_alone(request))[-1]
+    assert isinstance(ended, Finished)
+    row = plan_methods(
+        core.model.shape,
+        methods=("sieve",),
+        num_tokens=len(ids),
+        keep=64,
+        max_tokens=8,
+        layer=2,
+        memory_bytes=1 << 22,
+        window=256,
+    )[1]
+    assert 0.8 * row.filter_kv_bytes < ended.peak_kv_bytes <= row.filter_kv_bytes
 
 
 def test_figures_of_the_design() -> None:

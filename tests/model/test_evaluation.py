@@ -249,6 +249,22 @@ def test_the_command_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFix
     }
 
 
+def test_windows_are_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Outcomes with windows must not pass for those of one sequence, nor the other way round."""
+    arguments = ["eval", "needle", "--methods", "sieve", "--lengths", "1200", "--samples", "1"]
+    for window in ("256", "off", "256", "auto"):
+        assert main([*arguments, "--window", window, "--out", str(tmp_path)]) == 0
+    lines = (tmp_path / "outcomes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run"].get("window") for line in lines] == [256, None]
+    longer = ["eval", "needle", "--lengths", "32768", "--samples", "1", "--window", "512"]
+    assert main([*longer, "--methods", "none,sieve"]) == 2
+    assert "lengths=32768: the longest prompt of this model is 32767" in capsys.readouterr().err
+    assert main([*arguments, "--window", "most"]) == 2
+    assert "window=most: must be a count of tokens from 256" in capsys.readouterr().err
+    assert main([*arguments, "--window", "99999"]) == 2
+    assert "filter_window=99999: must be from 256 to 32512" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

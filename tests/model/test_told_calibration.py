@@ -63,6 +63,21 @@ def test_plan_warns_beyond_the_models_context(
     assert capsys.readouterr().err == ""
 
 
+def test_plan_has_a_row_for_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = models.save("llama", tmp_path)
+    asked = ["plan", "--model", str(model), "--tokens", "5000", "--json"]
+    for window, sizes in (("auto", [None]), ("off", [None]), ("512", [None, 512])):
+        assert main([*asked, "--window", window]) == 0
+        printed = capsys.readouterr().out
+        rows = json.loads(printed.splitlines()[-1])["rows"]
+        assert [row["window"] for row in rows if row["method"] == "sieve"] == sizes
+        assert ("sieve, windows of 512" in printed) == (window == "512")
+    assert main([*asked, "--window", "5"]) == 2
+    assert 'window=5: must be a count of tokens from 256 to 1048576, "auto" or "off"' in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_calibration_is_not_left_where_a_command_was_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,7 +140,7 @@ def test_scores_are_those_of_separate_passes(name: str) -> None:
     found = np.frombuffer(b64decode(report.scores.tokens), dtype="<f4")
     if name != "phi3-longrope":  # whose rotation depends on the longest window of a group
         torch.testing.assert_close(torch.tensor(found), expected, rtol=2e-3, atol=1e-6)
-    assert (report.window, report.num_windows, report.cached_windows) == (
+    assert (report.window, report.windows, report.cached_windows) == (
         SIZE,
         len(plan.windows),
         0,
@@ -169,9 +169,9 @@ def test_every_part_is_found_wherever_it_stands() -> None:
         assert report.scores is not None
         assert cold[0].scores is not None
         assert report.scores.tokens == cold[0].scores.tokens, f"{name}: by what was cached"
-        assert report.num_windows is not None
+        assert report.windows is not None
         assert report.cached_windows is not None
-        read[name] = report.num_windows - report.cached_windows
+        read[name] = report.windows - report.cached_windows
     assert read["same"] == read["another system prompt"] == 0
     assert max(read["a line in front"], read["a line less"]) <= 2
     assert read["another order"] <= 6
@@ -193,7 +193,7 @@ def test_an_adapters_windows_are_its_own(tmp_path: Path) -> None:
     first, _ = answer(core, request(ids, adapter=adapter))
     again, _ = answer(core, request(ids, adapter=adapter))
     assert first.cached_windows == 0
-    assert again.cached_windows == again.num_windows
+    assert again.cached_windows == again.windows
 
 
 def test_a_prompt_beyond_the_context_is_read_in_little_memory() -> None:
@@ -202,8 +202,8 @@ def test_a_prompt_beyond_the_context_is_read_in_little_memory() -> None:
     assert core.model.context_tokens == 8192
     report, _ = answer(core, request(ids_of(1, 30_000), window=512))
     assert report.kept_tokens == 64 + 6
-    assert report.num_windows is not None
-    assert report.num_windows > 58
+    assert report.windows is not None
+    assert report.windows > 58
 
 
 def test_a_document_larger_than_the_cache_keeps_what_fits() -> None:
@@ -211,8 +211,8 @@ def test_a_document_larger_than_the_cache_keeps_what_fits() -> None:
     answer(core, request(ids))
     again, _ = answer(core, request(ids))
     assert again.cached_windows
-    assert again.num_windows is not None
-    assert again.cached_windows < again.num_windows
+    assert again.windows is not None
+    assert again.cached_windows < again.windows
 
 
 def test_below_a_windows_size_a_prompt_is_read_in_one_pass() -> None:
@@ -252,4 +252,4 @@ def test_questions_at_once_read_their_document_once() -> None:
     assert len(reports) == len(jobs)
     found = sorted(report.cached_windows or 0 for report in reports)
     assert found[0] == 0
-    assert found[1] > 0.8 * (reports[0].num_windows or 0)
+    assert found[1] > 0.8 * (reports[0].windows or 0)

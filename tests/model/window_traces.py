@@ -59,12 +59,12 @@ class WindowTrace(Trace):
         if windows is None:
             super()._check_hit(asked, event, sequence)
             return
-        assert report.num_windows == len(windows.windows)
+        assert report.windows == len(windows.windows)
         assert (report.cached_tokens > 0) == bool(report.cached_windows)
         of_windows = (*asked.key, "windows")
         known = {one.tokens for one in self._read + asked.had if one.key == of_windows}
         found = sum(window.name in known for window in windows.windows)
         assert (report.cached_windows or 0) <= found
         self._outcome.left_out += report.cached_tokens
-        self._outcome.windows += report.num_windows
+        self._outcome.windows += report.windows
         self._outcome.cached_windows += report.cached_windows or 0

@@ -150,6 +150,44 @@ def test_choices(tmp_path: Path, program: str, expected: Any) -> None:
     assert told_by(tmp_path, CHOICES, "choices.js", program) == expected
 
 
+WORDS = """
+import {answerWords} from %s;
+const report = {window: 1024, windows: 1200, cached_windows: 7, cached_tokens: 5000, applied: true};
+const words = (more) => answerWords({report: {...report, coverage: null, ...more}, firstMs: null});
+"""
+
+
+def test_windows_are_told(tmp_path: Path) -> None:
+    program = (
+        "console.log(JSON.stringify([words({}), words({windows: null})].map((w) => w.at(-1))))"
+    )
+    in_windows = (
+        "The documents were read in 1,200 windows of at most 1,024 tokens; 7 of them were already "
+        "in the document cache."
+    )
+    one_pass = "5,000 tokens were already in the document cache."
+    assert told_by(tmp_path, WORDS, "words.js", program) == [in_windows, one_pass]
+
+
+SIZES = """
+import {sizeWords} from %s;
+const told = [[4000, 2000, 0], [40000, 2000, 2000], [40000, 2000, 1 << 20]].map(
+  ([length, limit, longest]) => sizeWords(length, "m", limit, longest),
+);
+console.log(JSON.stringify(told.map(({text, isTooLong}) => [text.split("tokens")[1], isTooLong])));
+"""
+
+
+def test_a_document_beyond_the_context_can_be_filtered(tmp_path: Path) -> None:
+    """With windows a server takes prompts that do not fit into the model's context."""
+    takes = "m takes 2,000 with the answer."
+    assert told_by(tmp_path, SIZES, "words.js", "") == [
+        [f"; {takes}", False],
+        [f": probably too long, {takes}", True],
+        [f": it can be filtered, not read whole, {takes}", False],
+    ]
+
+
 def test_a_question_s_own_tokens_have_no_heat(tmp_path: Path) -> None:
     """They attend to each other: without this the strongest place is always the question."""
     program = """

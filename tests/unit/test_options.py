@@ -56,6 +56,8 @@ def test_flags_are_read() -> None:
     config = read(1, [*flags, "--max-queue", "7", "--max-prompt-tokens", "99"])
     assert (config.filter_method, config.filter_layer, config.filter_keep) == ("gemfilter", 3, 0.25)
     assert (config.max_queue, config.max_prompt_tokens) == (7, 99)
+    windows = [read(1, ["--filter-window", text]).filter_window for text in ("512", "off", "auto")]
+    assert windows == [512, "off", "auto"]
     assert read(2, ["--host", "::1", "--port", "0"]) == ServerConfig(host="::1", port=0)
     assert read(0, ["--trust-remote-code", "true"]).trust_remote_code is True
 
@@ -186,6 +188,9 @@ OUT_OF_RANGE = [
     (2, "--requests-per-minute", "0"),
     (2, "--concurrency-per-key", "0"),
     (1, "--filter-min-tokens", "-1"),
+    (1, "--filter-window", "255"),
+    (1, "--filter-window", "-1"),
+    (1, "--filter-window", "0.5"),
     (1, "--max-queue", "0"),
     (1, "--max-running", "0"),
     (1, "--filter-layer", "-1"),

@@ -55,6 +55,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--model", help="default: the first that the server lists")
     parser.add_argument("--filter", metavar="METHOD", help="default: the server's")
     parser.add_argument("--keep", type=_keep, help="tokens, a fraction in (0, 1), or auto")
+    parser.add_argument(
+        "--window", type=_window, help="tokens of a window of the documents, auto, or off"
+    )
     parser.add_argument("--adapter", metavar="NAME", help="of those the server lists")
     parser.add_argument(
         "--max-tokens", type=int, default=256, help="longest answer (default: %(default)s)"
@@ -165,6 +168,8 @@ def _filter(arguments: argparse.Namespace) -> Filter | None:
         given["method"] = arguments.filter
     if arguments.keep is not None:
         given["keep"] = arguments.keep
+    if arguments.window is not None:
+        given["window"] = arguments.window
     if arguments.show_kept:
         given["return_selection"] = True
     return given or None
@@ -183,6 +188,15 @@ def _keep(text: str) -> int | float | str:
     return value
 
 
+def _window(text: str) -> int | str:
+    """A count of tokens, "auto" or "off". The server checks the value itself."""
+    if text in ("auto", "off"):
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of tokens, auto or off")
+    return int(text)
+
+
 def summary_of(report: FilterReport) -> str:
     """One line: what the filter did or, if it chose nothing, why."""
     seen = "" if report.coverage is None else f"coverage {report.coverage:.2f}"
@@ -195,6 +209,8 @@ def summary_of(report: FilterReport) -> str:
         return f"read all {report.prompt_tokens:,} tokens{seen}"
     layer = "" if report.layer is None else f" at layer {report.layer}"
     cached = f"; {report.cached_tokens:,} were read before" if report.cached_tokens else ""
+    if report.windows:
+        cached = f"; {report.windows:,} windows, {report.cached_windows:,} of them read before"
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
         f"in {report.filter_ms:,.0f} ms{seen}{cached}"

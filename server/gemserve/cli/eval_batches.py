@@ -40,11 +40,12 @@ class ExampleBatch:
 MakeBatches = Callable[["Core"], list[ExampleBatch]]
 
 
-def generated_batches(arguments: argparse.Namespace) -> MakeBatches:
+def generated_batches(arguments: argparse.Namespace, methods: list[str]) -> MakeBatches:
     """Check the options of a task that makes its examples.
 
     Lengths can be checked only with the model.
     """
+    from gemserve.evaluation.methods_compared import longest_prompt
     from gemserve.evaluation.tasks.example import ExampleDraw, with_metric
     from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
 
@@ -64,7 +65,7 @@ def generated_batches(arguments: argparse.Namespace) -> MakeBatches:
     makers = {name: with_metric(available[name], metric) for name in names}
 
     def make_batches(core: Core) -> list[ExampleBatch]:
-        limit = core.config.max_prompt_tokens
+        limit = longest_prompt(core, methods)
         for length in lengths:
             if length > limit:
                 raise ConfigError(f"lengths={length}: the longest prompt of this model is {limit}")

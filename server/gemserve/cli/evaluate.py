@@ -28,9 +28,10 @@ from gemserve.cli.options import (
     read_keep,
     read_options,
     read_value,
+    read_window,
 )
 from gemserve.cli.tables import outcome_table
-from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig
+from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig, find_window
 from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
@@ -77,6 +78,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
     parser.add_argument(
+        "--window",
+        default="auto",
+        help="most tokens of a window, for methods that read windows; auto: the calibration's; "
+        "off: prompts are read as one sequence (default: %(default)s)",
+    )
+    parser.add_argument(
         "--out", type=Path, help="folder for outcomes and pictures; a run in it is continued"
     )
     parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
@@ -95,12 +102,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"keep=auto: methods are compared at one budget; see method {DEFAULT_METHOD}:auto"
         )
     layer = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
+    window = read_value("window", arguments.window, read_window)
     is_read = arguments.task in READ_TASKS
-    make_batches = file_batches(arguments, methods) if is_read else generated_batches(arguments)
+    make = file_batches if is_read else generated_batches
+    make_batches = make(arguments, methods)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     # an evaluation filters every prompt that it can, even short ones
     given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
-    engine = replace(given, filter_min_tokens=0, filter_layer=layer)
+    engine = replace(given, filter_min_tokens=0, filter_layer=layer, filter_window=window)
     out: Path | None = arguments.out
     if out is not None:
         make_folder("out", out)
@@ -151,6 +160,9 @@ def _run(
         "weights": hash_weights(core.model.hf),
         "tokenizer": hash_tokenizer(core.tokenizer),
     }
+    window = find_window(core.config.filter_window, core.calibration)
+    if window is not None:
+        settings["window"] = window
     path = arguments.out / "outcomes.jsonl" if arguments.out else None
     outcomes: list[Outcome] = []
     total = sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods)

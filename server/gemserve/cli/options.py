@@ -15,7 +15,7 @@ from typing import Any
 
 from gemserve.config import ATTENTION_BACKENDS, EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError, RequestError
-from gemserve.types import Keep, parse_keep
+from gemserve.types import Keep, WindowSize, parse_keep, parse_window
 
 # Readers take a text and raise `ValueError` if it is invalid.
 
@@ -85,6 +85,14 @@ def read_keep(text: str) -> Keep:
     """A `keep` from the command line: "512", "0.05" or "auto"."""
     try:
         return parse_keep(text if text == "auto" else float(text))
+    except RequestError as error:
+        raise ValueError(str(error).partition(": ")[2]) from error
+
+
+def read_window(text: str) -> WindowSize:
+    """A `window` from the command line: "1024", "auto" or "off"."""
+    try:
+        return parse_window(int(text) if text.isdecimal() else text)
     except RequestError as error:
         raise ValueError(str(error).partition(": ")[2]) from error
 
@@ -190,6 +198,13 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         str,
         "auto: use the calibration of the model's weights, and make one if there is none; "
         "off: guess the filter layer; or a calibration file",
+    ),
+    Option(
+        "--filter-window",
+        "filter_window",
+        read_window,
+        "most tokens of a window in which documents are read; auto: the calibration's; off: "
+        "prompts are read as one sequence",
     ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "longest prompt read whole"),
     Option(

@@ -17,6 +17,7 @@ from gemserve.cli.options import (
     read_keep,
     read_options,
     read_value,
+    read_window,
 )
 from gemserve.cli.tables import aligned
 from gemserve.config import (
@@ -24,10 +25,11 @@ from gemserve.config import (
     ModelConfig,
     choose_calibration,
     find_offload_layers,
+    find_window,
 )
 from gemserve.cost import ModelShape, WeightPlan
 from gemserve.errors import ConfigError
-from gemserve.types import kept_count
+from gemserve.types import MAX_QUESTION_TOKENS, kept_count
 
 if TYPE_CHECKING:
     from gemserve.filtering.method_cost import MethodPlan
@@ -39,6 +41,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--keep", default="1024", help="count or fraction (default: %(default)s)")
     parser.add_argument("--max-tokens", default="256", help="answer length (default: %(default)s)")
     parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
+    parser.add_argument(
+        "--window",
+        default="auto",
+        help="also plan windows of so many tokens, with questions of "
+        f"{MAX_QUESTION_TOKENS}; auto: the calibration's; off: none (default: %(default)s)",
+    )
     parser.add_argument("--kv-memory", default="4GiB", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, WEIGHT_OPTIONS)
@@ -55,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     num_tokens = _read_count("tokens", arguments.tokens)
     keep = read_value("keep", arguments.keep, read_keep)
     max_tokens = _read_count("max_tokens", arguments.max_tokens)
+    wanted = read_value("window", arguments.window, read_window)
     memory = read_value("kv_memory", arguments.kv_memory, read_bytes)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
@@ -63,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     calibration = _find_calibration(arguments.layer, model.model, source, shape)
     layer = calibration.layer
     kept = kept_count(keep, num_tokens)
+    window = find_window(wanted, calibration)
     rows = plan_methods(
         shape,
         methods=SERVED_METHODS,
@@ -71,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_tokens=max_tokens,
         layer=layer,
         memory_bytes=memory,
+        window=window,
     )
     offloaded = find_offload_layers(engine.offload_layers, shape.num_layers, layer)
     precision = engine.filter_precision
@@ -78,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         hf, dtype, filter_layer=layer, filter_precision=precision, offload_layers=offloaded
     )
     context_tokens = hf.config.max_position_embeddings
-    _warn_beyond(num_tokens, context_tokens)
+    _warn_beyond(num_tokens, context_tokens, window)
     _print_table(rows, shape, num_tokens, kept, layer, arguments.kv_memory)
     print(calibration.describe())
     dtype_name = str(dtype).removeprefix("torch.")
@@ -90,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             "keep": kept,
             "max_tokens": max_tokens,
             "layer": layer,
+            "window": window,
             "layers": shape.num_layers,
             "calibration": calibration.source,
             "context_tokens": context_tokens,
@@ -135,14 +147,20 @@ def _find_calibration(layer: str, model: str, source: str, shape: ModelShape) ->
     )
 
 
-def _warn_beyond(num_tokens: int, context_tokens: int) -> None:
-    if num_tokens >= context_tokens:
-        print(
-            f"gemserve: warning: tokens={num_tokens:,} does not fit into the model's context of "
-            f"{context_tokens:,} tokens: a server refuses such prompts, unless --max-prompt-tokens "
-            "allows them; they can then be filtered, but not read whole",
-            file=sys.stderr,
-        )
+def _warn_beyond(num_tokens: int, context_tokens: int, window: int | None) -> None:
+    if num_tokens < context_tokens:
+        return
+    allowed = (
+        "allows them; they can then be filtered, but not read whole"
+        if window is None
+        else "allows them or they are read in windows; they cannot be read whole"
+    )
+    print(
+        f"gemserve: warning: tokens={num_tokens:,} does not fit into the model's context of "
+        f"{context_tokens:,} tokens: a server refuses such prompts, unless --max-prompt-tokens "
+        f"{allowed}",
+        file=sys.stderr,
+    )
 
 
 def _print_table(
@@ -153,7 +171,7 @@ def _print_table(
     heads = ("method", "prompt FLOPs", "speed-up ≤", "KV filtering", "KV decoding", reading)
     lines = [
         (
-            row.method,
+            row.method if row.window is None else f"{row.method}, windows of {row.window:,}",
             f"{row.prompt_flops:.3e}",
             f"{row.bound:.2f}×",
             _mib(row.filter_kv_bytes),

@@ -20,7 +20,7 @@ from gemserve.cli.options import (
     read_good_options,
     refuse_unknown_variables,
 )
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig, find_window
 from gemserve.http_server.loading_probe import LoadingProbe
 
 if TYPE_CHECKING:
@@ -144,13 +144,17 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
     from gemserve.filtering.methods import METHODS
 
     config, backend = core.config, core.model.backend
+    window = find_window(config.filter_window, core.calibration)
+    reads_windows = window is not None and METHODS[config.filter_method].reads_windows
+    windows = f"windows of {window}" if reads_windows else "no windows"
     dtype = str(core.model.dtype).removeprefix("torch.")
     say(
         f"serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
         f"tokens of context) on {core.model.device} in {dtype}, attention by {backend.name}, "
         f"kernels in {backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default "
         f"filter {config.filter_method}, layer {config.filter_layer}, keep {config.filter_keep} "
-        f"above {config.filter_min_tokens} tokens; KV memory {config.kv_memory_bytes:,} bytes"
+        f"above {config.filter_min_tokens} tokens, {windows}; "
+        f"KV memory {config.kv_memory_bytes:,} bytes"
     )
     if METHODS[config.filter_method].has_layer:
         say(core.calibration.describe())

@@ -183,7 +183,7 @@ def _filtered(
         messages=None if sequence.evicts else report_messages(sequence.request, kept),
         coverage=coverage,
         window=None if windows is None else windows.plan.size,
-        num_windows=None if windows is None else len(windows.plan.windows),
+        windows=None if windows is None else len(windows.plan.windows),
         cached_windows=None if windows is None else windows.num_cached,
         scores=scores,
     )

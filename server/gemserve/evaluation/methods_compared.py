@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gemserve.config import find_window
+from gemserve.engine.core import Core
 from gemserve.evaluation.tasks.example import Example
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.protected_budget import reserve
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.types import FilterParams, Keep
+from gemserve.types import FilterParams, Keep, WindowSize
 
 PASSAGE_TOKENS = 64
 
@@ -90,12 +92,29 @@ def keep_of(name: str, keep: Keep) -> Keep:
     return "auto" if name.endswith(":auto") else keep
 
 
-def params_of(name: str, keep: int | float) -> FilterParams:
-    """The filter parameters of a method that is not in `CHOSEN_OUTSIDE`."""
+def longest_prompt(core: Core, methods: Sequence[str]) -> int:
+    """The most tokens of a prompt that all of these methods can read.
+
+    Only in windows can a prompt be longer than the context.
+    """
+    config = core.config
+    entries = [METHODS.get(name.partition(":")[0]) for name in methods]
+    are_windows = all(entry is not None and entry.reads_windows for entry in entries)
+    if are_windows and find_window(config.filter_window, core.calibration) is not None:
+        return config.max_prompt_tokens
+    return config.max_pass_tokens
+
+
+def params_of(name: str, keep: int | float, window: WindowSize = "auto") -> FilterParams:
+    """The filter parameters of a method that is not in `CHOSEN_OUTSIDE`.
+
+    `window`: for methods that read windows.
+    """
     method, _, option = name.partition(":")
     return FilterParams(
         method=method,
         keep=keep_of(name, keep),
         fallback=option != "",
+        window=window,
         return_selection=True,
     )

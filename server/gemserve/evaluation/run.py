@@ -233,7 +233,9 @@ def _answers(
             )
             yield _Answer(method, text, len(kept), [(p, p + 1) for p in kept])
         else:
-            text, report = generate(core, example, ids, params_of(method, keep))
+            text, report = generate(
+                core, example, ids, params_of(method, keep, core.config.filter_window)
+            )
             yield _Answer(method, text, report.kept_tokens, report.selection, report)
 
 

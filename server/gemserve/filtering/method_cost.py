@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from gemserve.cost import ModelShape
+from gemserve.filter_plan import GROUP_TOKENS
 from gemserve.filtering.methods import METHODS
-from gemserve.types import FilterMethod
+from gemserve.types import MAX_QUESTION_TOKENS, FilterMethod
 
 
 def prompt_flops(
-    shape: ModelShape, method: FilterMethod, num_tokens: int, keep: int, layer: int
+    shape: ModelShape,
+    method: FilterMethod,
+    num_tokens: int,
+    keep: int,
+    layer: int,
+    window: int | None = None,
 ) -> float:
-    """FLOPs up to the first token's logits, with the second pass."""
+    """FLOPs up to the first token's logits, with the second pass.
+
+    `window`: the prompt is read in windows of so many tokens, with a question of
+    `MAX_QUESTION_TOKENS` behind each. None: it is read as one sequence.
+    """
     entry = METHODS[method]
     whole = shape.prefill_chunk(0, num_tokens) + shape.head()
     if entry.keeps_everything or num_tokens <= keep:
@@ -23,12 +34,28 @@ def prompt_flops(
     kept = shape.prefill_chunk(0, keep) + shape.head()
     if entry.selector is None:
         return kept
-    scoring = entry.selector.score_flops(shape, num_tokens)
-    return shape.filter_chunk(0, num_tokens, layer) + scoring + kept
+    if window is None or window >= num_tokens:
+        scoring = entry.selector.score_flops(shape, num_tokens)
+        return shape.filter_chunk(0, num_tokens, layer) + scoring + kept
+    read = window + MAX_QUESTION_TOKENS
+    scoring = entry.selector.score_flops(shape, read)
+    return num_tokens / window * (shape.filter_chunk(0, read, layer) + scoring) + kept
 
 
-def reading_bytes(shape: ModelShape, method: FilterMethod, num_tokens: int, layer: int) -> int:
-    """Bytes held while a filtered prompt is read; 0 if no pass reads the whole prompt."""
+def reading_bytes(
+    shape: ModelShape,
+    method: FilterMethod,
+    num_tokens: int,
+    layer: int,
+    window: int | None = None,
+) -> int:
+    """Bytes held while a filtered prompt is read; 0 if no pass reads the whole prompt.
+
+    `window`: as in `prompt_flops`. The pass then holds one group of windows.
+    """
+    if window is not None and window < num_tokens:
+        size = max(window, min(GROUP_TOKENS, num_tokens))
+        return shape.filter_bytes(size + ceil(size / window) * MAX_QUESTION_TOKENS, layer)
     if METHODS[method].evictor is not None:
         return shape.kept_bytes(num_tokens)
     return shape.filter_bytes(num_tokens, layer) if METHODS[method].has_layer else 0
@@ -36,9 +63,13 @@ def reading_bytes(shape: ModelShape, method: FilterMethod, num_tokens: int, laye
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodPlan:
-    """One row of `gemserve plan`. `bound`: FLOPs of a full read over FLOPs of this method."""
+    """One row of `gemserve plan`. `bound`: FLOPs of a full read over FLOPs of this method.
+
+    `window`: the most tokens of a window; None: the prompt is read as one sequence.
+    """
 
     method: FilterMethod
+    window: int | None
     prompt_flops: float
     bound: float
     filter_kv_bytes: int
@@ -56,22 +87,30 @@ def plan_methods(
     max_tokens: int,
     layer: int,
     memory_bytes: int,
+    window: int | None = None,
 ) -> list[MethodPlan]:
     """Cost of one request under each method, and how many fit in `memory_bytes` at once.
 
+    Methods that read windows have a second row for windows of `window` tokens, if it is given.
     `requests_filtering` counts requests at their peak (reading the prompt), `requests_decoding`
     those past it.
     """
     full = shape.prefill_chunk(0, num_tokens) + shape.head()
     rows: list[MethodPlan] = []
+    ways: list[tuple[FilterMethod, int | None]] = []
     for method in methods:
+        ways.append((method, None))
+        if window is not None and window < num_tokens and METHODS[method].reads_windows:
+            ways.append((method, window))
+    for method, size in ways:
         is_filtered = not METHODS[method].keeps_everything and num_tokens > keep
-        flops = prompt_flops(shape, method, num_tokens, keep, layer)
+        flops = prompt_flops(shape, method, num_tokens, keep, layer, size)
         decode = shape.kept_bytes((keep if is_filtered else num_tokens) + max_tokens)
-        filtering = reading_bytes(shape, method, num_tokens, layer) if is_filtered else 0
+        filtering = reading_bytes(shape, method, num_tokens, layer, size) if is_filtered else 0
         rows.append(
             MethodPlan(
                 method=method,
+                window=size,
                 prompt_flops=flops,
                 bound=full / flops,
                 filter_kv_bytes=filtering,

@@ -13,6 +13,7 @@ import * as words from "./words.js";
 // ---- asking
 
 let limits = new Map(); // of each model: tokens of prompt and answer
+let longest = 0; // tokens of a prompt that is filtered
 let sizeNote = "";
 let learning = Promise.resolve(); // of what the server can do; questions wait for it
 
@@ -22,6 +23,7 @@ async function connect() {
     const models = (await getJson("v1/models")).data;
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
     limits = new Map(models.map(({ id, max_model_len }) => [id, max_model_len]));
+    longest = (await getJson("server_info")).engine.max_prompt_tokens ?? 0;
     showSize();
     learning = asking.learnServer();
     await learning;
@@ -36,6 +38,7 @@ async function connect() {
 
 function settings() {
   const number = (id) => ($(id).value === "" ? null : Number($(id).value));
+  const window = $("window").value.trim();
   return {
     model: $("model").value,
     document: $("document").value,
@@ -43,6 +46,7 @@ function settings() {
     method: $("method").value,
     keep: number("keep"),
     layer: number("layer"),
+    window: /^[0-9]+$/.test(window) ? Number(window) : window || null,
     fallback: $("fallback").checked,
     maxTokens: number("max-tokens") ?? 128,
     temperature: number("temperature") ?? 0,
@@ -153,7 +157,8 @@ async function readFile(file) {
 function showSize(note = sizeNote) {
   sizeNote = note;
   const model = $("model").value;
-  const { text, isTooLong } = words.sizeWords($("document").value.length, model, limits.get(model));
+  const limit = limits.get(model);
+  const { text, isTooLong } = words.sizeWords($("document").value.length, model, limit, longest);
   say("document-size", text && note ? `${note}: ${text}` : text);
   $("document-size").classList.toggle("error", isTooLong);
 }

@@ -21,12 +21,13 @@ export async function learnServer() {
 
 /** The question as an entry that is not answered yet. `earlier`: those before it. */
 export function newQuestion(given, earlier) {
-  const { model, question, keep, method, layer } = given;
+  const { model, question, keep, method, layer, window } = given;
   const filter = { method, return_selection: true };
   if (keep !== null && method !== "none") filter.keep = keep;
   if (LAYERED.includes(method)) filter.return_scores = method === "sieve" && server.hasHeads ? "heads" : true;
   if (server.hasAttention) filter.return_attention = true;
   if (layer !== null && LAYERED.includes(method)) filter.layer = layer;
+  if (method === "sieve" && window !== null) filter.window = window;
   if (method === "sieve" && !given.fallback) filter.fallback = false;
   const before = earlier.find((each) => each.document === given.document && each.estimateMs);
   const entry = newEntry({ document: given.document, question, keep: filter.keep ?? null });
@@ -57,6 +58,7 @@ export function otherOf(entry, method) {
   if (method !== "none") Object.assign(filter, { keep: entry.report.kept_tokens, return_selection: true });
   if (LAYERED.includes(method) && body.filter.layer !== undefined) filter.layer = body.filter.layer;
   if (method === "sieve") filter.fallback = false;
+  if (method === "sieve" && body.filter.window !== undefined) filter.window = body.filter.window;
   return newEntry({
     isWhole: method === "none",
     isOther: true,

@@ -13,9 +13,15 @@ export function pairsOf(heads) {
   return heads?.map(({ layer, head }) => [layer, head]) ?? null;
 }
 
-/** Show a box for each head; `onChange` is called with the chosen ones, null for the filter's. */
-export function offerHeads(heads, onChange) {
-  $("heads").hidden = heads.length < 2;
+/**
+ * Show a box for each head of an entry; `onChange` is called with the chosen ones, null for the
+ * filter's. A prompt that was read in windows has no scores of single heads: the page says so.
+ */
+export function offerHeads({ heads, report }, onChange) {
+  const hasWindows = Boolean(report.windows);
+  $("heads").hidden = heads.length < 2 && !hasWindows;
+  $("heads-windows").hidden = !hasWindows;
+  $("heads-hint").hidden = $("heads-back").hidden = hasWindows;
   const boxes = heads.map((head) => {
     const box = document.createElement("input");
     box.type = "checkbox";

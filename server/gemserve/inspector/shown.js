@@ -38,7 +38,7 @@ export function open(entry) {
   $("find-words").value = "";
   state.view = null;
   state.chosenHeads = null;
-  offerHeads(entry.heads, showHeads);
+  offerHeads(entry, showHeads);
   text.marked = [];
   const { method } = entry.report;
   for (const option of $("other").options) option.hidden = option.value === method;
@@ -55,7 +55,7 @@ export function showReply() {
   const { entry } = state;
   if (state.chosenHeads) {
     state.chosenHeads = null;
-    offerHeads(entry.heads, showHeads);
+    offerHeads(entry, showHeads);
   }
   const { report } = entry;
   choices.cancel();

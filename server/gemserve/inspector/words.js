@@ -84,6 +84,10 @@ export function answerWords(entry) {
 }
 
 function cacheWords(report) {
+  if (report.windows) {
+    const found = `${count(report.cached_windows)} of them were already in the document cache`;
+    return `The documents were read in ${count(report.windows)} windows of at most ${count(report.window)} tokens; ${found}.`;
+  }
   if (!report.cached_tokens) return "";
   return `${count(report.cached_tokens)} tokens were already in the document cache.`;
 }
@@ -101,14 +105,18 @@ export function errorWords(error) {
   return error.message;
 }
 
-/** How long a document is, and what the model takes: `{text, isTooLong}`. */
-export function sizeWords(length, model, limit) {
+/**
+ * How long a document is, and what the model takes: `{text, isTooLong}`. `limit`: tokens of prompt and
+ * answer. `longest`: of a prompt that is filtered.
+ */
+export function sizeWords(length, model, limit, longest) {
   if (!length) return { text: "", isTooLong: false };
   const tokens = Number((length / 4).toPrecision(2)); // in English; the server counts exactly
   const size = `${count(length)} characters, about ${count(tokens)} tokens`;
   if (!limit) return { text: size, isTooLong: false };
-  const isTooLong = tokens > limit;
+  const isTooLong = tokens > Math.max(limit, longest);
   const most = `${model} takes ${count(limit)} with the answer`;
+  if (tokens > limit && !isTooLong) return { text: `${size}: it can be filtered, not read whole, ${most}.`, isTooLong };
   return { text: isTooLong ? `${size}: probably too long, ${most}.` : `${size}; ${most}.`, isTooLong };
 }
 

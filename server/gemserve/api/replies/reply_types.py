@@ -27,7 +27,9 @@ class FilterReport(types.FilterReport):
     `kept_tokens`: all that the answer is generated from. `protected_tokens`: of the prompt, how
     many are always read, outside of the budget. `messages`: what was kept of each message; None if
     the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
-    measure it.
+    measure it. `window`: the most tokens of a window. `windows`: how many the documents were cut
+    into, of which the document cache had `cached_windows`. All three are None if the prompt was
+    read as one sequence, or whole.
     """
 
     method: ServedMethod

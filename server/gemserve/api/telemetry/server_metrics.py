@@ -55,6 +55,11 @@ class Metrics:
         self._cached = self._counter(
             "cached_prompt_tokens", "Prompt tokens that were found in the document cache"
         )
+        self._windows = self._counter(
+            "windows", "Windows of documents, by where their keys came from", ["source"]
+        )
+        for source in ("read", "cache"):
+            self._windows.labels(source)
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._ttft = self._seconds("time_to_first_token", "From arrival to first token")
         self._itl = self._seconds("inter_token_latency", "Between consecutive tokens")
@@ -129,6 +134,10 @@ class Metrics:
         self._outcomes.labels(report.method, report.reason or "applied").inc()
         if report.applied:
             self._kept_shares.observe(report.kept_tokens / max(1, report.prompt_tokens))
+        if report.windows is not None:
+            cached = report.cached_windows or 0
+            self._windows.labels("cache").inc(cached)
+            self._windows.labels("read").inc(report.windows - cached)
         if report.coverage is not None:
             self._coverage.observe(report.coverage)
 

@@ -217,6 +217,9 @@ class StreamTrace:
                 "gemserve.filter.prompt_tokens": report.prompt_tokens,
                 "gemserve.filter.kept_tokens": report.kept_tokens,
                 "gemserve.filter.cached_tokens": report.cached_tokens,
+                "gemserve.filter.window": report.window,
+                "gemserve.filter.windows": report.windows,
+                "gemserve.filter.cached_windows": report.cached_windows,
             }
             trace.add_child("filter", filtered.started_s, filtered.filtered_s, seen)
         if self._first_s is None:

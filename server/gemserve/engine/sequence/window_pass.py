@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from gemserve.cost import ModelShape, filter_units
 from gemserve.engine.cache.document_cache import CachedDocument
 from gemserve.engine.memory import Segment, Share
-from gemserve.filter_plan import Window, WindowPlan
-
-GROUP_TOKENS = 8192  # of a group's windows, if it has more than one
+from gemserve.filter_plan import GROUP_TOKENS, Window, WindowPlan
 
 
 @dataclass(frozen=True, slots=True)

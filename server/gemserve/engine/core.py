@@ -203,6 +203,7 @@ class Core:
         """Draw a token for every decoding sequence, or read a slice of an unfinished prompt."""
         if self._disk is not None:
             self._disk.work()
+            self._runner.change_memory(self._pool.take_changes())
             if not self._has_requests:
                 self._disk.wait(_DISK_WAIT_S)
                 return []

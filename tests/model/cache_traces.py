@@ -61,6 +61,7 @@ class Outcome:
     whole_hits: int = 0
     windows: int = 0
     cached_windows: int = 0
+    disk_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +179,7 @@ class Trace:
         self._outcome.evictions += counts.evictions
         if self._folder is not None:
             self._outcome.disk_hits += self._core._disk.counts.hits
+            self._outcome.disk_windows += self._core._disk.counts.windows
             self._core.close()
 
     def _restart(self) -> None:

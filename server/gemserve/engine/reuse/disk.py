@@ -234,6 +234,9 @@ class DiskCache:
     def _chain(self, key: CacheKey, tokens: Tokens) -> tuple[bytes, ...]:
         return hash_chain(self.folder.key, self._seed(key), tokens)
 
+    def _window_chain(self, key: CacheKey, name: bytes) -> tuple[bytes, ...]:
+        return (hash_window(self.folder.key, self._seed(key), name),)
+
     def _seed(self, key: CacheKey) -> bytes:
         """What keys and values depend on besides the tokens."""
         fields = {
@@ -274,11 +277,11 @@ class DiskCache:
             return False
         reader = WindowReader(sequence, reading, key)
         self._readers.append(reader)
-        sequence.is_loading = bool(self._find_files(reader, reading.groups[0]))
+        has_files = bool(self._find_files(reader, reading.groups[0]))
+        reader.num_looked = 0 if has_files else 1
+        sequence.is_loading = has_files or not self._loading.isdisjoint(reader.awaited)
         if sequence.is_loading:
             self._threads.changed.set()
-        else:
-            reader.num_looked = 1
         return sequence.is_loading
 
     def _serve_readers(self) -> None:
@@ -291,25 +294,27 @@ class DiskCache:
                 reader.num_looked += 1
                 self._load_group(reader, self._find_files(reader, group))
         wanted = set[tuple[CacheKey, bytes | None]]().union(*(r.wanted for r in self._readers))
-        loading = set()
         for load in self._loads:
             if isinstance(load, WindowLoad):
                 load.is_wanted = load.window in wanted
-                loading.add(load.window)
+        loading = self._loading
         for reader in self._readers:
             reader.sequence.is_loading = not loading.isdisjoint(reader.awaited)
 
+    @property
+    def _loading(self) -> set[tuple[CacheKey, bytes | None]]:
+        return {load.window for load in self._loads if isinstance(load, WindowLoad)}
+
     def _find_files(self, reader: WindowReader, group: range) -> dict[int, FileInfo]:
         """By index, the files of those windows of a group that memory does not have."""
-        loading = {load.window for load in self._loads if isinstance(load, WindowLoad)}
-        seed, files = self._seed(reader.key), dict[int, FileInfo]()
+        seen, files = self._loading, dict[int, FileInfo]()
         for index in group:
             name = reader.reading.plan.windows[index].name
-            is_known = self._cache.find_window(reader.key, name) is not None
-            if not is_known and (reader.key, name) not in loading:
-                info, _ = self.folder.find([hash_window(self.folder.key, seed, name)])
+            if self._cache.find_window(reader.key, name) is None and (reader.key, name) not in seen:
+                info, _ = self.folder.find(self._window_chain(reader.key, name))
                 if info is not None:
                     files[index] = info
+                    seen.add((reader.key, name))
         return files
 
     def _load_group(self, reader: WindowReader, files: dict[int, FileInfo]) -> None:
@@ -403,6 +408,7 @@ class DiskCache:
             self._cache.drop_window(load.document)
             return
         self._cache.complete_window(load.document)
+        self.counts.windows += 1
         self.counts.hit_tokens += load.num_tokens
         for reader in self._readers:
             if not reader.has_hit and load.window in reader.wanted:
@@ -449,7 +455,7 @@ class DiskCache:
         if document.name is None:
             chain = self._chain(key, document.tokens)
         else:
-            chain = (hash_window(self.folder.key, self._seed(key), document.name),)
+            chain = self._window_chain(key, document.name)
         known, num_links = self.folder.find(chain)
         num_missing = num_tokens - CHAIN_TOKENS * num_links if document.name is None else 0
         if known is not None and num_missing < FEWEST_TOKENS:

@@ -83,6 +83,8 @@ class CacheThreads:
 
     def _read(self) -> None:
         while (load := self._loads.get()) is not None:
+            if load.is_cancelled:
+                continue
             end: Exception | None = None
             started_s = time.perf_counter()
             try:

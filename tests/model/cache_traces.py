@@ -62,6 +62,7 @@ class Outcome:
     windows: int = 0
     cached_windows: int = 0
     read_from_cache: int = 0
+    disk_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +180,7 @@ class Trace:
         self._outcome.evictions += counts.evictions
         if self._folder is not None:
             self._outcome.disk_hits += self._core._disk.counts.hits
+            self._outcome.disk_windows += self._core._disk.counts.windows
             self._core.close()
 
     def _restart(self) -> None:

@@ -36,3 +36,5 @@ def test_window_interleavings(tmp_path: Path) -> None:
     assert total.cached_windows > count, "the traces hardly test what is found again"
     assert total.windows > 2 * total.cached_windows
     assert total.evictions > count // 2
+    if count >= 50:
+        assert total.disk_windows > count // 8, "the traces hardly test what is found on the disk"

@@ -24,6 +24,19 @@ class WindowTrace(Trace):
             if len(moved) < 900:
                 self._texts.append(Text(moved, text.number))
         super()._ask()
+        if self._folder is not None and rng.random() < 0.3:
+            self._lose_memory()
+
+    def _lose_memory(self) -> None:
+        """Let everything be written, and then give up what nobody uses."""
+        core = self._core
+        while core._disk.has_work:
+            core._disk.work()
+            core._runner.change_memory(core._pool.take_changes())
+            core._disk.wait(0.02)
+        core._scheduler.cache.make_room(core.num_units)
+        core._runner.change_memory(core._pool.take_changes())
+        core.check_integrity()
 
     def _request(self, ids: list[int], adapter: Adapter | None) -> Request:
         request = super()._request(ids, adapter)

@@ -33,6 +33,7 @@ def new_info(folder: Path, tokens: list[int], ids: frozenset[str] = frozenset())
     return FileInfo(
         path=folder / f"kv-{chain[-1].hex()}.safetensors",
         chain=chain,
+        num_tokens=CHAIN_TOKENS * len(chain),
         shape=SHAPE,
         dtype="F32",
         element_bytes=4,

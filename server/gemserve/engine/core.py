@@ -212,6 +212,7 @@ class Core:
         """Draw a token for every decoding sequence, or read a slice of an unfinished prompt."""
         if self._disk is not None:
             self._disk.work()
+            self._runner.change_memory(self._pool.take_changes())
         if not self._has_requests and not self._is_reading_idly():
             if self._disk is not None:
                 self._disk.wait(_DISK_WAIT_S)

@@ -221,19 +221,38 @@ class DocumentCache:
         share: Share,
         ids: Collection[str] = (),
         is_pinned: bool = False,
+        *,
+        is_complete: bool = True,
     ) -> CachedDocument:
-        """Take over a window's share, for which `room_for_window` has made room."""
+        """Take over a window's share, for which `room_for_window` has made room.
+
+        One that is not complete is not found before `complete_window`, but may give way.
+        """
         assert (key, name) not in self._windows
         share.span.is_private |= bool(ids)
         share.span.ids |= frozenset(ids)
         document = CachedDocument(key, tokens, (share,), frozenset(ids), name=name)
-        self._windows[key, name] = document
         self._documents.append(document)
         self._held.add(document)
         self._touch(document)
         self.num_changes += 1
         self._mark(document, (), is_pinned)
+        if is_complete:
+            self.complete_window(document)
         return document
+
+    def complete_window(self, document: CachedDocument) -> None:
+        """Let a window be found, all of whose keys and values are there now."""
+        assert document.name is not None
+        assert not document.is_dropped
+        if self._windows.setdefault((document.key, document.name), document) is not document:
+            self._drop(document)  # another pass was faster
+        self.num_changes += 1
+
+    def drop_window(self, document: CachedDocument) -> None:
+        """Give up a window. Idempotent."""
+        if not document.is_dropped:
+            self._drop(document)
 
     def use(self, document: CachedDocument | None, num_tokens: int, num_common: int) -> None:
         """Count a pass of `num_tokens`, of which `num_common` were found.
@@ -444,8 +463,8 @@ class DocumentCache:
     def _drop(self, document: CachedDocument) -> None:
         document.is_dropped = True
         self._documents.remove(document)
-        if document.name is not None:
-            del self._windows[document.key, document.name]
+        if self.find_window(document.key, document.name or b"") is document:
+            del self._windows[document.key, document.name or b""]
         self._held.remove(document)
         if document.is_pinned:
             self._held_pinned.remove(document)

@@ -1,8 +1,9 @@
-"""Files of the document cache: keys and values of one filter pass, each file proven before use.
+"""Files of the document cache: keys and values of one filter pass or window, proven before use.
 
-A file is in the safetensors format. Its tensors `segment.0`, `segment.1`, … hold the pass's keys
-and values of some hundred tokens each: [units, kv_heads, tokens, head_dim]. The header has a
-checksum of each segment, and the hash chain of the tokens, which are not in the file themselves.
+A file is in the safetensors format. Its tensors `segment.0`, `segment.1`, … hold the keys and
+values of some hundred tokens each: [units, kv_heads, tokens, head_dim]. The header has a checksum
+of each segment, and hashes of the tokens, which are not in the file themselves: of a pass a chain,
+of a window one hash of its name.
 The last tensor, `seal`, is a keyed hash of the header. So what was cut off, altered, or written by
 somebody else is found before it is used.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CHAIN_TOKENS = 256  # tokens between two links of a hash chain
-FORMAT = "gemserve-kv-1"
+FORMAT = "gemserve-kv-2"
 NAME = "kv-[0-9a-f]{32}"
 _LINK_BYTES = 16
 _SUM_BYTES = 32
@@ -37,13 +38,14 @@ class DamagedFile(Exception):
 class FileInfo:
     """What a file's header says.
 
-    `chain`: a hash of everything up to each `CHAIN_TOKENS` tokens. `shape`: units, key heads and
-    head size. `ids`: the stored documents in it. `seconds_per_cost`: how fast the server computed
-    when it wrote the file.
+    `chain`: a hash of everything up to each `CHAIN_TOKENS` tokens, or the only one of a window.
+    `shape`: units, key heads and head size. `ids`: the stored documents in it. `seconds_per_cost`:
+    how fast the server computed when it wrote the file.
     """
 
     path: Path
     chain: tuple[bytes, ...]
+    num_tokens: int
     shape: tuple[int, int, int]
     dtype: str
     element_bytes: int
@@ -52,10 +54,6 @@ class FileInfo:
     seconds_per_cost: float
     checksums: tuple[bytes, ...] = ()
     data_start: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return CHAIN_TOKENS * len(self.chain)
 
     @property
     def token_bytes(self) -> int:
@@ -144,6 +142,7 @@ def read_info(path: Path, key: bytes) -> FileInfo:
     info = FileInfo(
         path=path,
         chain=_parts(bytes.fromhex(fields["chain"]), _LINK_BYTES),
+        num_tokens=int(fields["num_tokens"]),
         shape=tuple(json.loads(fields["shape"])),
         dtype=fields["dtype"],
         element_bytes=int(fields["element_bytes"]),
@@ -194,6 +193,13 @@ def hash_chain(key: bytes, seed: bytes, tokens: Any) -> tuple[bytes, ...]:
     return tuple(chain)
 
 
+def hash_window(key: bytes, seed: bytes, name: bytes) -> bytes:
+    """A hash of `seed` and a window's name, which is no link of any chain."""
+    start = hashlib.blake2b(seed, key=key, digest_size=_LINK_BYTES).digest()
+    keyed = hashlib.blake2b(start + name, key=key, digest_size=_LINK_BYTES, person=b"window")
+    return keyed.digest()
+
+
 def _header(info: FileInfo, sums: Sequence[bytes]) -> bytes:
     """The length of the header and the header, whose size does not depend on `sums`."""
     units, heads, dim = info.shape
@@ -201,6 +207,7 @@ def _header(info: FileInfo, sums: Sequence[bytes]) -> bytes:
         "__metadata__": {
             "format": FORMAT,
             "chain": b"".join(info.chain).hex(),
+            "num_tokens": str(info.num_tokens),
             "checksums": b"".join(sums).hex(),
             "shape": json.dumps(info.shape),
             "dtype": info.dtype,

@@ -22,13 +22,15 @@ class CacheCounts:
 
 @dataclass(slots=True)
 class DiskCounts:
-    """Since the start: passes that went on from a file, tokens of these, and files written.
+    """Since the start: passes that went on from files, tokens of these, and files written.
 
-    `errors`: files that could not be read, written or copied.
+    `windows`: those that were read from files. `errors`: files that could not be read, written or
+    copied.
     """
 
     hits: int = 0
     hit_tokens: int = 0
+    windows: int = 0
     writes: int = 0
     errors: int = 0
 

@@ -1,5 +1,9 @@
 """Documents of the cache on the disk: kept when memory is needed, and after a restart.
 
+A window is in a file of its own, so it is found again wherever it stands in a prompt. What a pass
+will read next of windows is loaded while it reads the present ones, into memory that the cache owns
+from the beginning. So a window that must give way meanwhile is computed.
+
 The engine's thread copies segments between the pool and host memory, a few MiB in each step. So
 nothing that the other threads work on can move or be given away. A file that cannot be read or
 written costs its request some time and nothing else.
@@ -13,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import Empty
 from typing import Protocol
 
@@ -25,15 +29,18 @@ from gemserve.engine.cache.document_cache import (
     CacheKey,
     DocumentCache,
 )
-from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, hash_chain
+from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, hash_chain, hash_window
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.cache.state import CacheState, DiskCounts
-from gemserve.engine.memory import KVPlace, Segment
+from gemserve.engine.memory import KVPlace, Segment, Share
 from gemserve.engine.reuse.disk_threads import CacheThreads, FileLoad, FileSave
+from gemserve.engine.reuse.windows import window_key, window_tokens
 from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.window_pass import GROUP_TOKENS, WindowPass
 
 log = logging.getLogger("gemserve.engine")
 _STEP_SEGMENTS = 4  # most segments that one step copies into the pool
+_GROUPS_AHEAD = 1  # groups of windows that are loaded while a pass reads another one
 _LONGEST_WAIT_S = 5.0  # for a file that is no longer wanted and is just being written
 _OVERHEAD_S = 0.03  # of a load: until its sequence goes on
 _STALL_S = 10.0  # without a segment, after which the disk counts as broken
@@ -52,6 +59,77 @@ class HostCopies(Protocol):
         self, segments: Ids[Segment], num_units: int, start: int, count: int
     ) -> memoryview: ...
     def put(self, place: KVPlace, num_units: int, start: int, data: bytes | bytearray) -> None: ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PassLoad(FileLoad):
+    """A load of the first tokens of a sequence's pass, into the sequence's own memory."""
+
+    sequence: Sequence
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.sequence.state is State.FILTERING
+
+    @property
+    def place(self) -> KVPlace:
+        return self.sequence.place
+
+    @property
+    def layer(self) -> int:
+        assert self.sequence.filter_layer is not None
+        return self.sequence.filter_layer
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WindowLoad(FileLoad):
+    """A load of a window, into memory of the cache: `document` is not complete yet."""
+
+    document: CachedDocument
+    is_wanted: bool = True  # by a pass that will read it
+
+    @property
+    def window(self) -> tuple[CacheKey, bytes | None]:
+        return self.document.key, self.document.name
+
+    @property
+    def place(self) -> KVPlace:
+        (share,) = self.document.shares
+        return KVPlace(share.span.start, share.capacity)
+
+    @property
+    def layer(self) -> int:
+        assert self.document.key.layer is not None
+        return self.document.key.layer
+
+
+@dataclass(slots=True, eq=False)
+class WindowReader:
+    """A sequence that reads windows. `num_looked`: groups that were looked for on the disk."""
+
+    sequence: Sequence
+    reading: WindowPass
+    key: CacheKey
+    num_looked: int = 0
+    has_hit: bool = False
+
+    @property
+    def awaited(self) -> set[tuple[CacheKey, bytes | None]]:
+        """The windows of the next group, as long as nobody has looked what of it is cached."""
+        reading = self.reading
+        if reading.found is not None or reading.next_group == len(reading.groups):
+            return set()
+        return self.windows_of(reading.next_group)
+
+    @property
+    def wanted(self) -> set[tuple[CacheKey, bytes | None]]:
+        """The windows that should be loaded, if they are on the disk."""
+        ahead = range(self.reading.next_group + 1, self.num_looked)
+        return self.awaited.union(*map(self.windows_of, ahead))
+
+    def windows_of(self, group: int) -> set[tuple[CacheKey, bytes | None]]:
+        windows = self.reading.plan.windows
+        return {(self.key, windows[index].name) for index in self.reading.groups[group]}
 
 
 class DiskCache:
@@ -76,10 +154,12 @@ class DiskCache:
         self._identity, self._seconds_per_cost = identity, seconds_per_cost
         self._threads = CacheThreads(folder.key)
         self._bytes_per_s = folder.bytes_per_s
-        self._loads: list[FileLoad] = []
+        self._loads: list[PassLoad | WindowLoad] = []
+        self._readers: list[WindowReader] = []
         self._save: FileSave | None = None
         self._seen_changes = -1
         self._is_writing = True
+        self._has_moved = False
         self._seen_s = 0.0  # when loads were last looked at, and how long none has come on
         self._stalled_s = 0.0
 
@@ -99,29 +179,33 @@ class DiskCache:
 
         `num_cached`: tokens that it has already. Its pass must not begin before the load has ended.
         """
+        if not len(self.folder):
+            return False
+        if sequence.window_pass is not None:
+            return self._begin_windows(sequence, sequence.window_pass)
         key = sequence.cache_key
-        if key is None or key.layer is None or not len(self.folder):
+        if key is None or key.layer is None:
             return False
         if sequence.most_cached - num_cached < CHAIN_TOKENS:
             return False
         chain = self._chain(key, sequence.tokens[: sequence.most_cached])
         info, num_links = self.folder.find(chain)
         stop = CHAIN_TOKENS * num_links
-        if info is None or not self._is_worth(info, key.layer, num_cached, stop):
+        if info is None or not self._is_worth_loading(info, key.layer, num_cached, stop):
             return False
         sequence.is_loading = True
         sequence.memory.is_private |= bool(info.ids)
-        load = FileLoad(sequence, info, num_cached // info.segment_tokens, num_links)
-        self._loads.append(load)
-        self._threads.load(load)
+        segment = num_cached // info.segment_tokens
+        self._begin(PassLoad(sequence=sequence, info=info, num_tokens=stop, segment=segment))
         return True
 
     def work(self) -> None:
         """Go on with what is under way: call this between two steps."""
-        before = sum(load.num_bytes for load in self._loads), len(self._loads)
+        self._has_moved = False
         for load in list(self._loads):
             self._go_on_loading(load)
-        self._watch_loads(before != (sum(load.num_bytes for load in self._loads), len(self._loads)))
+        self._watch_loads()
+        self._serve_readers()
         if self._save is not None:
             self._go_on_saving(self._save)
         if self._save is None and self._is_writing:
@@ -139,8 +223,8 @@ class DiskCache:
 
     def close(self) -> None:
         """End what is under way. Files that are not complete are removed. Idempotent."""
-        for load in self._loads:
-            load.is_cancelled = True
+        for load in list(self._loads):
+            self._cancel_load(load)
         if self._save is not None:
             self._cancel(self._save)
         self._is_writing = False
@@ -148,77 +232,195 @@ class DiskCache:
         self.folder.close()
 
     def _chain(self, key: CacheKey, tokens: Tokens) -> tuple[bytes, ...]:
+        return hash_chain(self.folder.key, self._seed(key), tokens)
+
+    def _window_chain(self, key: CacheKey, name: bytes) -> tuple[bytes, ...]:
+        return (hash_window(self.folder.key, self._seed(key), name),)
+
+    def _seed(self, key: CacheKey) -> bytes:
+        """What keys and values depend on besides the tokens."""
         fields = {
             "identity": self._identity,
             "tenant": key.tenant.hex(),
             "adapter": key.adapter,
             "layer": key.layer,
         }
-        return hash_chain(self.folder.key, json.dumps(fields, sort_keys=True).encode(), tokens)
+        return json.dumps(fields, sort_keys=True).encode()
 
-    def _is_worth(self, info: FileInfo, layer: int, start: int, stop: int) -> bool:
-        """Is loading tokens start..stop−1 faster than computing them?"""
-        pace = self._seconds_per_cost() or self.folder.seconds_per_cost
-        if pace is None or not self._bytes_per_s or stop - start < CHAIN_TOKENS:
+    def _is_worth_loading(self, info: FileInfo, layer: int, start: int, stop: int) -> bool:
+        """Is loading tokens start..stop−1 of a pass faster than computing them?"""
+        if stop - start < CHAIN_TOKENS:
             return False
         first = start - start % info.segment_tokens
         waiting = sum(load.info.num_bytes for load in self._loads)
-        seconds = (waiting + (stop - first) * info.token_bytes) / self._bytes_per_s
-        computing_s = pace * self._shape.filter_chunk(start, stop - start, layer)
-        return seconds + _OVERHEAD_S < computing_s
+        flops = self._shape.filter_chunk(start, stop - start, layer)
+        return self._is_worth(waiting + (stop - first) * info.token_bytes, flops, _OVERHEAD_S)
 
-    def _go_on_loading(self, load: FileLoad) -> None:
-        sequence = load.sequence
-        if sequence.state is not State.FILTERING:  # it was cancelled
-            load.is_cancelled = True
-            self._loads.remove(load)
+    def _is_worth(self, num_bytes: int, flops: float, overhead_s: float) -> bool:
+        """Are so many bytes read faster than what they hold is computed?"""
+        pace = self._seconds_per_cost() or self.folder.seconds_per_cost
+        if pace is None or not self._bytes_per_s:
+            return False
+        return num_bytes / self._bytes_per_s + overhead_s < pace * flops
+
+    def _begin(self, load: PassLoad | WindowLoad) -> None:
+        self._loads.append(load)
+        self._threads.load(load)
+
+    def _begin_windows(self, sequence: Sequence, reading: WindowPass) -> bool:
+        """Let a pass wait if the disk has some of its first windows. `work` begins to load them.
+
+        Not here, because documents must not give way while a step is planned.
+        """
+        key = window_key(sequence)
+        if key is None:
+            return False
+        reader = WindowReader(sequence, reading, key)
+        self._readers.append(reader)
+        has_files = bool(self._find_files(reader, reading.groups[0]))
+        reader.num_looked = 0 if has_files else 1
+        sequence.is_loading = has_files or not self._loading.isdisjoint(reader.awaited)
+        if sequence.is_loading:
+            self._threads.changed.set()
+        return sequence.is_loading
+
+    def _serve_readers(self) -> None:
+        """Begin to load what passes read next, and let those go on that wait for nothing."""
+        self._readers = [r for r in self._readers if window_key(r.sequence) and _is_filtering(r)]
+        for reader in self._readers:
+            stop = min(len(reader.reading.groups), reader.reading.next_group + 1 + _GROUPS_AHEAD)
+            while reader.num_looked < stop:
+                group = reader.reading.groups[reader.num_looked]
+                reader.num_looked += 1
+                self._load_group(reader, self._find_files(reader, group))
+        wanted = set[tuple[CacheKey, bytes | None]]().union(*(r.wanted for r in self._readers))
+        for load in self._loads:
+            if isinstance(load, WindowLoad):
+                load.is_wanted = load.window in wanted
+        loading = self._loading
+        for reader in self._readers:
+            reader.sequence.is_loading = not loading.isdisjoint(reader.awaited)
+
+    @property
+    def _loading(self) -> set[tuple[CacheKey, bytes | None]]:
+        return {load.window for load in self._loads if isinstance(load, WindowLoad)}
+
+    def _find_files(self, reader: WindowReader, group: range) -> dict[int, FileInfo]:
+        """By index, the files of those windows of a group that memory does not have."""
+        seen, files = self._loading, dict[int, FileInfo]()
+        for index in group:
+            name = reader.reading.plan.windows[index].name
+            if self._cache.find_window(reader.key, name) is None and (reader.key, name) not in seen:
+                info, _ = self.folder.find(self._window_chain(reader.key, name))
+                if info is not None:
+                    files[index] = info
+                    seen.add((reader.key, name))
+        return files
+
+    def _load_group(self, reader: WindowReader, files: dict[int, FileInfo]) -> None:
+        """Begin to load windows, if that is worth it."""
+        key, reading, own = reader.key, reader.reading, reader.wanted
+        assert key.layer is not None
+        others = [
+            load for load in self._loads if isinstance(load, PassLoad) or load.window not in own
+        ]
+        num_bytes = sum(load.info.num_bytes for load in others)
+        num_bytes += sum(info.num_bytes for info in files.values())
+        flops = sum(self._shape.filter_chunk(0, f.num_tokens, key.layer) for f in files.values())
+        if not files or not self._is_worth(num_bytes, flops, _OVERHEAD_S):
+            return
+        names = [reading.plan.windows[index].name for index in reading.left]
+        present = {self._cache.find_window(key, name) for name in names}
+        spared = reading.used.union(document for document in present if document is not None)
+        for index, info in files.items():
+            name = reading.plan.windows[index].name
+            tokens = window_tokens(reading, reader.sequence, index)
+            if len(tokens) != info.num_tokens:
+                continue
+            size = info.num_tokens * filter_units(key.layer)
+            span = self._cache.room_for_window(size, spared, key.tenant)
+            if span is None:
+                return
+            share = Share(span, info.num_tokens, info.num_tokens)
+            document = self._cache.add_window(key, name, tokens, share, info.ids, is_complete=False)
+            document.is_saved = True
+            reading.used.add(document)
+            spared.add(document)
+            self._begin(WindowLoad(document=document, info=info, num_tokens=info.num_tokens))
+
+    def _go_on_loading(self, load: PassLoad | WindowLoad) -> None:
+        is_dropped = isinstance(load, WindowLoad) and load.document.is_dropped
+        if is_dropped or not load.is_wanted:
+            self._cancel_load(load)
             return
         for _ in range(_STEP_SEGMENTS):
             try:
                 item = load.ready.get_nowait()
             except Empty:
                 return
+            self._has_moved = True
             if not isinstance(item, bytearray):
                 self._end_load(load, item)
                 return
             start, count = load.info.tokens_of(load.segment)
             try:
-                self._put(sequence, start, item)
+                self._copies.put(load.place, filter_units(load.layer), start, item)
             except Exception as error:
                 load.is_cancelled = True
                 self._end_load(load, error)
                 return
             load.segment += 1
             load.num_bytes += len(item)
-            sequence.done = max(sequence.done, start + count)
+            if isinstance(load, PassLoad):
+                load.sequence.done = max(load.sequence.done, start + count)
 
-    def _put(self, sequence: Sequence, start: int, data: bytearray) -> None:
-        """Write tokens `start`… of a filter pass into its memory, but those that it shares."""
-        assert sequence.filter_layer is not None
-        self._copies.put(sequence.place, filter_units(sequence.filter_layer), start, data)
-
-    def _end_load(self, load: FileLoad, error: Exception | None) -> None:
-        sequence = load.sequence
+    def _cancel_load(self, load: PassLoad | WindowLoad) -> None:
+        load.is_cancelled = True
         self._loads.remove(load)
-        sequence.is_loading = False
+        if isinstance(load, WindowLoad):
+            self._cache.drop_window(load.document)
+        else:
+            load.sequence.is_loading = False
+
+    def _end_load(self, load: PassLoad | WindowLoad, error: Exception | None) -> None:
+        self._loads.remove(load)
         if error is not None:
             self.counts.errors += 1
             log.warning("document cache: %s is removed: %s", load.info.path, error)
             self.folder.remove(load.info)
         elif load.num_bytes:
-            seconds = max(1e-6, time.perf_counter() - load.started_s)
+            seconds = max(1e-6, load.taken_s)
             self._bytes_per_s += 0.2 * (load.num_bytes / seconds - self._bytes_per_s)
             self.folder.touch(load.info)
+        if isinstance(load, WindowLoad):
+            self._end_window(load, error is None)
+            return
+        sequence = load.sequence
+        sequence.is_loading = False
         if sequence.done > sequence.num_cached:
             self.counts.hits += 1
             self.counts.hit_tokens += sequence.done - sequence.num_cached
             sequence.num_cached = sequence.done
 
-    def _watch_loads(self, has_moved: bool) -> None:
+    def _end_window(self, load: WindowLoad, is_good: bool) -> None:
+        """Let passes find a window that was loaded. One that was not is computed."""
+        if not is_good:
+            self._cache.drop_window(load.document)
+            return
+        self._cache.complete_window(load.document)
+        self.counts.windows += 1
+        self.counts.hit_tokens += load.num_tokens
+        for reader in self._readers:
+            if not reader.has_hit and load.window in reader.wanted:
+                reader.has_hit = True
+                self.counts.hits += 1
+
+    def _watch_loads(self) -> None:
         """Let prompts be computed if the disk does not answer any more."""
         now_s = time.monotonic()
         turn_s, self._seen_s = min(now_s - self._seen_s, _LONGEST_TURN_S), now_s
-        self._stalled_s = 0.0 if has_moved or not self._loads else self._stalled_s + turn_s
+        is_moving = self._has_moved or not self._loads
+        self._stalled_s = 0.0 if is_moving else self._stalled_s + turn_s
         if self._stalled_s < _STALL_S:
             return
         log.warning(
@@ -226,13 +428,13 @@ class DiskCache:
             _STALL_S,
         )
         self._bytes_per_s = 0.0
-        for load in self._loads:
-            load.is_cancelled = True
-            load.sequence.is_loading = False
-        self._loads = []
+        for load in list(self._loads):
+            self._cancel_load(load)
 
     def _begin_save(self) -> None:
         """Begin to write a document that is not on the disk, if one is worth it."""
+        if self._seen_changes == self._cache.num_changes:
+            return
         self._seen_changes = self._cache.num_changes
         for document in self._cache.documents:
             if document.is_saved:
@@ -250,9 +452,13 @@ class DiskCache:
     def _new_file(self, document: CachedDocument, layer: int) -> FileInfo | None:
         """The file for a document; None: it has one, or to load it would take too long."""
         key, num_tokens = document.key, len(document.tokens)
-        chain = self._chain(key, document.tokens)
+        if document.name is None:
+            chain = self._chain(key, document.tokens)
+        else:
+            chain = self._window_chain(key, document.name)
         known, num_links = self.folder.find(chain)
-        if known is not None and num_tokens - CHAIN_TOKENS * num_links < FEWEST_TOKENS:
+        num_missing = num_tokens - CHAIN_TOKENS * num_links if document.name is None else 0
+        if known is not None and num_missing < FEWEST_TOKENS:
             self.folder.touch(known)
             if known.ids >= document.ids:
                 return None
@@ -264,6 +470,7 @@ class DiskCache:
         info = FileInfo(
             path=self.folder.path / f"kv-{chain[-1].hex()}.safetensors",
             chain=chain,
+            num_tokens=num_tokens if document.name else CHAIN_TOKENS * len(chain),
             shape=(filter_units(layer), shape.num_kv_heads, shape.head_dim),
             dtype=self._copies.dtype,
             element_bytes=shape.element_bytes,
@@ -271,9 +478,10 @@ class DiskCache:
             ids=document.ids.union(*(f.ids for f in beginnings)),
             seconds_per_cost=pace,
         )
-        if not self._is_worth(info, layer, 0, info.num_tokens):
-            return None
-        return info
+        # a window is loaded with others of its group
+        share = 1.0 if document.name is None else num_tokens / GROUP_TOKENS
+        flops, num_bytes = shape.filter_chunk(0, info.num_tokens, layer), info.num_bytes
+        return info if self._is_worth(num_bytes, flops, share * _OVERHEAD_S) else None
 
     def _go_on_saving(self, save: FileSave) -> None:
         if save.is_over:
@@ -318,6 +526,10 @@ class DiskCache:
         with suppress(OSError):
             save.info.path.with_suffix(".tmp").unlink()
         self._save = None
+
+
+def _is_filtering(reader: WindowReader) -> bool:
+    return reader.sequence.state is State.FILTERING
 
 
 def state_of(cache: DocumentCache, disk: DiskCache | None, shape: ModelShape) -> CacheState:

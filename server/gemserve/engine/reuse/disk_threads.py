@@ -13,24 +13,23 @@ from dataclasses import dataclass, field
 from queue import Empty, Full, Queue, SimpleQueue
 
 from gemserve.engine.cache.document_cache import CachedDocument
-from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, FileWriter, read_segment
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.cache.files import FileInfo, FileWriter, read_segment
 
 _AHEAD = 2  # segments
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class FileLoad:
-    """A file that is read for a sequence, from `segment` on.
+    """A file whose first `num_tokens` tokens are read, from `segment` on.
 
     The reader puts the segments into `ready`, and after the last one None, or what went wrong.
+    `taken_s`: how long it has read, set before that.
     """
 
-    sequence: Sequence
     info: FileInfo
-    segment: int
-    num_links: int
-    started_s: float = 0.0
+    num_tokens: int
+    segment: int = 0
+    taken_s: float = 0.0
     num_bytes: int = 0
     ready: Queue[bytearray | Exception | None] = field(default_factory=lambda: Queue(_AHEAD))
     is_cancelled: bool = False
@@ -84,17 +83,20 @@ class CacheThreads:
 
     def _read(self) -> None:
         while (load := self._loads.get()) is not None:
+            if load.is_cancelled:
+                continue
             end: Exception | None = None
-            load.started_s = time.perf_counter()
+            started_s = time.perf_counter()
             try:
                 with open(load.info.path, "rb") as file:
                     for segment in range(load.segment, load.info.num_segments):
-                        if load.info.tokens_of(segment)[0] >= CHAIN_TOKENS * load.num_links:
+                        if load.info.tokens_of(segment)[0] >= load.num_tokens:
                             break
                         if not self._hand_over(load, read_segment(file, load.info, segment)):
                             break
             except Exception as error:
                 end = error
+            load.taken_s = time.perf_counter() - started_s
             self._hand_over(load, end)
 
     def _hand_over(self, load: FileLoad, item: bytearray | Exception | None) -> bool:

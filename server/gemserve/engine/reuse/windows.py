@@ -63,7 +63,7 @@ def leave_windows(
                 continue
             pool.copy(read.text.start, span)
             share = Share(span, read.text.capacity, read.text.count)
-            tokens = _tokens(reading, sequence, read.index)
+            tokens = window_tokens(reading, sequence, read.index)
             document = cache.add_window(
                 key, window.name, tokens, share, request.documents, request.pin
             )
@@ -133,7 +133,8 @@ def _reading(sequence: Sequence) -> WindowPass:
     return sequence.window_pass
 
 
-def _tokens(reading: WindowPass, sequence: Sequence, index: int) -> Tokens:
+def window_tokens(reading: WindowPass, sequence: Sequence, index: int) -> Tokens:
+    """What is read of a window before the question."""
     window = reading.plan.windows[index]
     anchor = np.asarray(reading.plan.anchor, dtype=np.int64)
     return np.concatenate([anchor, sequence.request.tokens[window.start : window.stop]])

@@ -34,7 +34,7 @@ _START_S = 120
 _REST_S = 2.0
 _READ_S = 3.0  # how long a prompt is read before it is cancelled
 _PAUSE_S = 0.1
-_FREE = re.compile(r"^gemserve_requests_running (\S+)$", re.MULTILINE)
+_FREE = re.compile(r"^gemserve_num_requests_running (\S+)$", re.MULTILINE)
 Timed = list[tuple[float, float]]  # when something began, and how long it took, in seconds
 
 

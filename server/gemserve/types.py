@@ -37,6 +37,7 @@ MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # attend to what follows it, so the filter pass reads it once more after the prompt.
 FAR_FROM_END = 256
 SHORT_TURN = 96  # a chat's last turn of so few tokens is no document, however short others are
+_READ_AT_ONCE = 1 << 16  # tokens
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
 
 
@@ -358,7 +359,11 @@ class Request:
     def __post_init__(self) -> None:
         # here, because whoever makes a request is in no hurry: 128K tokens take 3 to 8 ms
         if self._array is None or self._array[0] is not self.prompt_ids:
-            array = np.asarray(self.prompt_ids, dtype=np.int64)
+            # in parts, because reading a list holds the interpreter lock
+            ids = self.prompt_ids
+            array = np.empty(len(ids), dtype=np.int64)
+            for start in range(0, len(ids), _READ_AT_ONCE):
+                array[start : start + _READ_AT_ONCE] = ids[start : start + _READ_AT_ONCE]
             object.__setattr__(self, "_array", (self.prompt_ids, array))
 
     @property

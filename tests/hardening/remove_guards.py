@@ -41,8 +41,8 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}prompt_filters.py::test_code_is_kept_in_whole_lines",
         "filtering/sieve.py",
-        "self.order(scores, evidence.breaks, within)",
-        "self.order(scores, TextBreaks(), within)",
+        "self.order(scores, evidence.breaks, within, is_free, most)",
+        "self.order(scores, TextBreaks(), within, is_free, most)",
     ),
     Removal(
         f"{NEW}prompt_filters.py::test_recall_survives_compaction",

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gemserve.filtering.passages import SHORTEST, number_passages, rank_passages
+from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.text_breaks import find_breaks
 from gemserve.types import TextBreaks
@@ -103,3 +105,44 @@ def test_a_passage_ranks_by_its_three_best_scores() -> None:
     ranks = rank_passages(scores, numbers)
     assert ranks[:4].tolist() == pytest.approx([(0.9 + 0.5 + 0.3) / 3] * 4)
     assert ranks[4:6].tolist() == pytest.approx([0.4, 0.4])
+
+
+@pytest.mark.parametrize("limit", [24, 40, 600])
+def test_ranks_are_the_same_as_from_a_sort(limit: int) -> None:
+    generator = torch.Generator().manual_seed(limit)
+    scores = torch.randint(0, 9, (1000,), generator=generator) / 9  # many are equal
+    places = torch.randint(0, 1000, (1000 // limit,), generator=generator).unique().tolist()
+    numbers = number_passages(1000, TextBreaks(paragraphs=tuple(places)), limit)
+    ranks = rank_passages(scores, torch.from_numpy(numbers))
+    for number in set(numbers.tolist()) - {0}:
+        of_passage = scores[torch.from_numpy(numbers) == number].sort(descending=True).values[:3]
+        assert torch.allclose(
+            ranks[torch.from_numpy(numbers) == number], of_passage.sum() / len(of_passage)
+        )
+
+
+def test_a_part_of_an_order_is_its_beginning() -> None:
+    generator = torch.Generator().manual_seed(0)
+    breaks = TextBreaks(paragraphs=tuple(range(0, 3000, 70)), lines=tuple(range(0, 3000, 9)))
+    for levels in (3, 50, 1 << 20):  # few: many ranks are equal
+        scores = torch.randint(0, levels, (3000,), generator=generator) / levels
+        is_free = torch.rand(3000, generator=generator) < 0.9
+        order, ranks = Sieve().order(scores, breaks, 200)
+        order, ranks = order[is_free[order]], ranks[is_free[order]]
+        for count in (1, 17, 200, 2999):
+            some, of_some = Sieve().order(scores, breaks, 200, is_free, count)
+            assert len(some) >= min(count, len(order))
+            assert torch.equal(some[:count], order[:count])
+            assert torch.equal(of_some[:count], ranks[:count])
+
+
+def test_coverage_is_the_share_of_the_first_sixteenth() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for levels in (2, 5, 1 << 20):
+        scores = torch.randint(0, levels, (3000,), generator=generator) / levels
+        outside = torch.arange(100, 300)
+        near = F.max_pool1d(scores[None], 17, stride=1, padding=8)[0]
+        order = near.sort(descending=True, stable=True).indices
+        order = order[(order < 100) | (order >= 300)]
+        best = scores[order[: round(2800 / 16)]].sum() / scores[order].sum()
+        assert Sieve().coverage(scores, outside) == pytest.approx(float(best), abs=1e-4)

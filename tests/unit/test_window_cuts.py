@@ -86,12 +86,17 @@ def test_one_repeated_word_is_cut_evenly(num_tokens: int) -> None:
 def test_documents_are_what_is_not_always_read() -> None:
     protected = (
         ProtectedRange(0, 100, Priority.SYSTEM),
+        ProtectedRange(200, 210, Priority.FRAME),
         ProtectedRange(500, 510, Priority.FRAME),
         ProtectedRange(900, 1000, Priority.FRAME),
         ProtectedRange(990, 1100, Priority.QUESTION),
         ProtectedRange(1500, 1600, Priority.TAIL),
     )
-    assert document_ranges(protected, ((1000, 1100),), 2000) == [(100, 900), (1100, 2000)]
+    assert document_ranges(protected, ((1000, 1100),), 2000) == [
+        (100, 500),
+        (510, 900),
+        (1100, 2000),
+    ]
     assert document_ranges((), (), 50) == [(0, 50)]
 
 

@@ -40,15 +40,25 @@ def rank_passages(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
     `numbers` comes from `number_passages`. The result means nothing for tokens in no passage.
     """
-    by_score = scores.sort(descending=True, stable=True).indices
-    by_passage = by_score[numbers[by_score].sort(stable=True).indices]
-    sizes = numbers.bincount()
-    firsts = sizes.cumsum(0) - sizes
-    place = torch.arange(len(scores), device=scores.device) - firsts[numbers[by_passage]]
-    peaks = by_passage[place < _NUM_PEAKS]
-    totals = torch.zeros(len(sizes), dtype=scores.dtype, device=scores.device)
-    totals.index_add_(0, numbers[peaks], scores[peaks])
-    return (totals / sizes.clamp(1, _NUM_PEAKS))[numbers]
+    if len(numbers) == 0:
+        return scores
+    # without a sort of all tokens, which takes the engine's thread 0.3 s for a million of them
+    is_first = torch.ones_like(numbers, dtype=torch.bool)
+    is_first[1:] = numbers[1:] != numbers[:-1]
+    starts = is_first.nonzero().flatten()
+    sizes = torch.diff(starts, append=starts.new_tensor([len(numbers)]))
+    means = torch.zeros(len(starts), dtype=scores.dtype, device=scores.device)
+    width = _NUM_PEAKS
+    while width // 4 < int(sizes.max()):  # passages of about the same size together
+        alike = ((sizes <= width) & (sizes > width // 4)).nonzero().flatten()
+        places = torch.arange(width, device=scores.device)
+        at = (starts[alike, None] + places).clamp_max(len(scores) - 1)
+        values = scores[at].masked_fill(places >= sizes[alike, None], -torch.inf)
+        peaks = values.topk(_NUM_PEAKS, dim=1).values
+        total = peaks.masked_fill(peaks == -torch.inf, 0).sum(dim=1)
+        means[alike] = total / sizes[alike].clamp(1, _NUM_PEAKS)
+        width *= 4
+    return means.repeat_interleave(sizes)
 
 
 def _pieces(start: int, stop: int, breaks: Sequence[int]) -> list[tuple[int, int]]:

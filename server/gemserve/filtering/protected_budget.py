@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gemserve.types import Priority, ProtectedRange
 
 
@@ -72,13 +74,15 @@ def protected_positions(
 
     The end of a range is its most important place; in a `HEAD` it is the start.
     """
-    chosen: dict[int, None] = {}
-    for protected_range in sorted(protected, key=lambda r: (r.priority, -r.start)):
-        positions = range(max(0, protected_range.start), min(protected_range.stop, num_tokens))
-        for position in (
-            positions if protected_range.priority is Priority.HEAD else reversed(positions)
-        ):
-            if len(chosen) == budget:
-                return list(chosen)
-            chosen.setdefault(position)
-    return list(chosen)
+    is_new = np.ones(num_tokens, dtype=np.bool_)
+    chosen: list[int] = []
+    for each in sorted(protected, key=lambda r: (r.priority, -r.start)):
+        if len(chosen) >= budget:
+            break
+        start = max(0, each.start)
+        positions = start + np.flatnonzero(is_new[start : max(start, each.stop)])
+        is_new[start : max(start, each.stop)] = False
+        if each.priority is not Priority.HEAD:
+            positions = positions[::-1]
+        chosen += positions[: budget - len(chosen)].tolist()
+    return chosen

@@ -128,25 +128,27 @@ class Sieve(Selector):
         scores = raw.clone()
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         within = budget.high - len(reserved.positions)
+        firm = _as_index(reserved.firm, scores.device)
         # a question's words attend to each other, so their neighbours would rank high
-        scores[reserved.firm] = 0
+        scores[firm] = 0
+        first = _as_index(reserved.positions, scores.device)
+        is_free = _without(first, num_tokens)
+        # a sort of a million tokens would take the engine's thread a second
+        most = (budget.limit if params.fallback else budget.high) - len(first)
         numbers = self._passage_numbers(scores, evidence.breaks, within)
-        order, ranks = self._ordered(scores, numbers)
+        order, ranks = self._ordered(scores, numbers, is_free, most)
         # a choice without room has found nothing
         coverage = 0.0
         if within and isinstance(evidence, WindowEvidence):
-            coverage = self._window_coverage(evidence.shares, reserved.firm, numbers)
+            coverage = self._window_coverage(evidence.shares, firm, numbers)
         elif within and isinstance(evidence, Evidence):
-            coverage = self.coverage(scores, reserved.firm)
+            coverage = self.coverage(scores, firm)
             if evidence.num_asked:
                 # calls look at less than a question that says what is wanted, and at more than
                 # "go on"
                 asked = self.score(evidence.of_question, params)
-                asked[reserved.firm] = 0
-                coverage = max(coverage, self.coverage(asked, reserved.firm))
-        is_free = _without(reserved.positions, order, num_tokens)
-        first = torch.tensor(reserved.positions, dtype=torch.long, device=order.device)
-        order, ranks = order[is_free], ranks[is_free]
+                asked[firm] = 0
+                coverage = max(coverage, self.coverage(asked, firm))
         is_trusted = coverage >= evidence.coverage_bound
         if params.fallback and not is_trusted and budget.limit > budget.high:
             ranked = torch.cat([first, order])[: budget.limit]
@@ -176,28 +178,45 @@ class Sieve(Selector):
         )
 
     def order(
-        self, scores: torch.Tensor, breaks: TextBreaks, room: int
+        self,
+        scores: torch.Tensor,
+        breaks: TextBreaks,
+        room: int,
+        is_free: torch.Tensor | None = None,
+        count: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All positions, best first, and the score that each ranks by in that order; both [tokens].
 
         Within a passage those with the best neighbours come first. `room`: tokens to be chosen.
+        `is_free` [tokens]: only of these positions. `count`: the first so many are enough.
         """
-        return self._ordered(scores, self._passage_numbers(scores, breaks, room))
+        numbers = self._passage_numbers(scores, breaks, room)
+        return self._ordered(scores, numbers, is_free, count)
 
     def passage_limit(self, room: int) -> int:
         """The most tokens of a passage, if `room` tokens are to be chosen."""
         return round(min(max(self.passage_share * room, self.shortest), self.longest))
 
-    def coverage(self, scores: torch.Tensor, outside: Sequence[int] = ()) -> float:
+    def coverage(self, scores: torch.Tensor, outside: torch.Tensor | None = None) -> float:
         """The share of a document's scores that its best sixteenth has, 0 to 1.
 
         `outside`: positions that are not part of the document. Tokens rank by their neighbours. The
         sixteenth does not depend on how much is kept, so one bound fits every budget and every
         text.
         """
-        order = self._best_near(scores).sort(descending=True, stable=True).indices
-        document = scores[order[_without(outside, order, len(scores))]]
-        best = document[: max(1, round(COVERAGE_SHARE * len(document)))].sum()
+        near, document = self._best_near(scores), scores
+        if outside is not None:
+            is_document = _without(outside, len(scores))
+            near, document = near[is_document], document[is_document]
+        count = max(1, round(COVERAGE_SHARE * len(document)))
+        if count < len(document):
+            lowest = _largest(near, count)
+            is_best = near > lowest
+            ties = (near == lowest).nonzero().flatten()
+            is_best[ties[: count - int(is_best.sum())]] = True
+            best = document[is_best].sum()
+        else:
+            best = document.sum()
         return round(float(best / document.sum().clamp_min(_AWAKE)), 4)
 
     def _scores(self, evidence: PromptEvidence, params: FilterParams) -> torch.Tensor:
@@ -207,13 +226,13 @@ class Sieve(Selector):
         return self.score(evidence, params)
 
     def _window_coverage(
-        self, shares: torch.Tensor, firm: Sequence[int], numbers: torch.Tensor
+        self, shares: torch.Tensor, firm: torch.Tensor, numbers: torch.Tensor
     ) -> float:
         """The rank of the best passage by what each window's own attention shows, 0 to 1.
 
         It does not depend on the document's length, as the share of the best sixteenth does.
         """
-        shares = shares.clone()
+        shares = shares[:1].clone() if torch.equal(shares[0], shares[1]) else shares.clone()
         shares[:, firm] = 0
         best = max(float(self._ranks(of_rows, numbers).max()) for of_rows in shares)
         return round(min(1.0, best), 4)
@@ -228,11 +247,19 @@ class Sieve(Selector):
         return torch.where(numbers > 0, rank_passages(scores, numbers), self._best_near(scores))
 
     def _ordered(
-        self, scores: torch.Tensor, numbers: torch.Tensor
+        self,
+        scores: torch.Tensor,
+        numbers: torch.Tensor,
+        is_free: torch.Tensor | None = None,
+        count: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `order`."""
         near, ranks = self._best_near(scores), self._ranks(scores, numbers)
         order = torch.arange(len(scores), device=scores.device)
+        if is_free is not None:
+            order = order[is_free]
+        if count is not None and max(1, count) < len(order):
+            order = order[ranks[order] >= _largest(ranks[order], max(1, count))]
         for key in (scores, near, ranks):  # the last range counts most
             order = order[key[order].sort(descending=True, stable=True).indices]
         return order, ranks[order]
@@ -244,7 +271,7 @@ class Sieve(Selector):
         num_tokens = evidence.num_tokens
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         scores = scores.clone()
-        scores[reserved.firm] = 0
+        scores[_as_index(reserved.firm, scores.device)] = 0
         limit = self.passage_limit(budget.high - len(reserved.positions))
         numbers = number_passages(num_tokens, evidence.breaks, limit)
         ranks = rank_passages(scores, torch.from_numpy(numbers).to(scores.device)).cpu().numpy()
@@ -303,11 +330,20 @@ def _scoring_heads(
     return heads
 
 
-def _without(taken: Sequence[int], order: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Which places of `order` hold positions that are not in `taken`: [tokens], bool."""
-    is_free = torch.ones(num_tokens, dtype=torch.bool, device=order.device)
-    is_free[torch.tensor(taken, dtype=torch.long, device=order.device)] = False
-    return is_free[order]
+def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """The smallest of the `count` largest values."""
+    return values.kthvalue(len(values) - count + 1).values
+
+
+def _as_index(positions: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(positions, dtype=np.int64)).to(device)
+
+
+def _without(taken: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Which positions are not in `taken`: [tokens], bool."""
+    is_free = torch.ones(num_tokens, dtype=torch.bool, device=taken.device)
+    is_free[taken] = False
+    return is_free
 
 
 def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> SelectionInputs:

@@ -18,8 +18,10 @@ import numpy.typing as npt
 from gemserve.filter_plan import Window
 from gemserve.types import ProtectedRange, TextBreaks, TokenArray
 
-# documents with so few always-read tokens between them are read together
-_JOINED = 64
+# A range of so few tokens is read together with the next one, if little is between them. A longer
+# one is found again alone, in whatever order documents come.
+_SHORT = 256
+_BETWEEN = 64
 _NEAR = 8  # tokens on either side of a place, by which it is chosen
 _EDGE = 1 / 4  # of the longest window: a part is not made shorter than this
 
@@ -64,8 +66,8 @@ def document_ranges(
 ) -> list[Range]:
     """The ranges of a prompt that a filter reads: all but what is always read.
 
-    Ranges with little between them are joined, so that short messages are read in one window. The
-    question is never between them.
+    Short ones with little between them are joined, so that short messages are read in one window.
+    The question is never between them.
     """
     firm = sorted((r.start, r.stop) for r in protected if r.is_always_read)
     found: list[Range] = []
@@ -76,7 +78,8 @@ def document_ranges(
         end = max(end, stop)
     joined: list[Range] = []
     for start, stop in found:
-        if joined and start - joined[-1][1] <= _JOINED:
+        is_short = bool(joined) and joined[-1][1] - joined[-1][0] < _SHORT
+        if is_short and start - joined[-1][1] <= _BETWEEN:
             gap = joined[-1][1], start
             if not any(low < gap[1] and high > gap[0] for low, high in question):
                 joined[-1] = joined[-1][0], stop

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from gemserve.prompting.encoding import IntArray, token_edges
 from gemserve.prompting.message_structure import request_range
 from gemserve.prompting.tools import ContentPart, Message, TemplateMessage
 
@@ -86,17 +86,20 @@ class RenderedChat:
                 yield found, at
 
     @cached_property
-    def _edges(self) -> tuple[list[int], list[int]]:
-        offsets = self.encoding.offsets
-        return [low for low, _ in offsets], [high for _, high in offsets]
+    def _edges(self) -> tuple[IntArray, IntArray]:
+        return token_edges(self.encoding)
 
     def tokens_of(self, placed: PlacedPart) -> tuple[int, int]:
         """The tokens of a part, without those that the template has more than blanks of."""
         start, stop = self.tokens(placed.low, placed.high)
         starts, ends = self._edges
-        while start < stop and not self._is_of_part(starts[start], placed.low, ends[start]):
+        while start < stop and not self._is_of_part(
+            int(starts[start]), placed.low, int(ends[start])
+        ):
             start += 1
-        while start < stop and not self._is_of_part(ends[stop - 1], placed.high, starts[stop - 1]):
+        while start < stop and not self._is_of_part(
+            int(ends[stop - 1]), placed.high, int(starts[stop - 1])
+        ):
             stop -= 1
         return start, stop
 
@@ -111,8 +114,8 @@ class RenderedChat:
     def tokens(self, low: int, high: int) -> tuple[int, int]:
         """The tokens that have any of the characters low..high−1."""
         starts, ends = self._edges
-        start = bisect_right(ends, low)
-        return start, max(start, bisect_left(starts, high))
+        start = int(ends.searchsorted(low, side="right"))
+        return start, max(start, int(starts.searchsorted(high)))
 
     def _parts_at(self, index: int, low: int, high: int) -> Iterator[PlacedPart]:
         parts = self.messages[index].parts

@@ -14,7 +14,7 @@ from typing import Any
 
 from gemserve.errors import RequestError
 from gemserve.prompting.chat_template import NO_VARIABLES, find_messages, render_chat
-from gemserve.prompting.control_tokens import control_ids, spell_out
+from gemserve.prompting.control_tokens import control_ids, find_tokens, spell_out
 from gemserve.prompting.encoding import encode
 from gemserve.prompting.tools import Message, Tool
 
@@ -86,11 +86,9 @@ class _Inputs:
     def _spelled_in(self, text: str) -> list[tuple[int, int]]:
         """The ranges of characters where `text` spells control tokens, without blanks beside."""
         encoding = encode(self._tokenizer, text, add_special_tokens=False)
-        if self._control.isdisjoint(encoding.ids):
-            return []
         ranges: list[tuple[int, int]] = []
-        for index, token in enumerate(encoding.ids):
-            characters = encoding.token_to_chars(index) if token in self._control else None
+        for index in find_tokens(encoding.ids, self._control):
+            characters = encoding.token_to_chars(index)
             if characters is not None:
                 low, high = characters
                 token_text = text[low:high]

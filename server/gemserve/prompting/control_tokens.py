@@ -7,27 +7,33 @@ end the user's turn and begin a system message.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 
-@dataclass(frozen=True, slots=True)
-class TokenOffsets:
-    """Stands in for a `tokenizers.Encoding`. `offsets`: each token's range of characters."""
+from gemserve.prompting.encoding import TokenOffsets, token_edges
 
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-
-    def __len__(self) -> int:
-        return len(self.ids)
+_AT_ONCE = 1 << 16  # tokens that are looked at while the interpreter lock is held
 
 
 def control_ids(tokenizer: Any) -> set[int]:
     """The tokens that the tokenizer calls special."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return {index for index, token in added.items() if token.special}
+
+
+def find_tokens(ids: Sequence[int], wanted: Collection[int]) -> list[int]:
+    """Where `ids` has one of the `wanted` tokens; ascending."""
+    is_wanted = np.zeros(max(wanted, default=0) + 1, dtype=np.bool_)
+    is_wanted[list(wanted)] = True
+    found: list[int] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        part = np.array(ids[start : start + _AT_ONCE], dtype=np.int64)
+        is_found = is_wanted[np.minimum(part, len(is_wanted) - 1)] & (part < len(is_wanted))
+        found += (start + np.flatnonzero(is_found)).tolist()
+    return found
 
 
 def spell_out(
@@ -44,8 +50,8 @@ def spell_out(
     ids: list[int] = encoding.ids
     forged = [
         index
-        for index, token in enumerate(ids)
-        if token in control and _touches(places, text, encoding.token_to_chars(index))
+        for index in find_tokens(ids, control)
+        if _touches(places, text, encoding.token_to_chars(index))
     ]
     if not forged:
         return encoding
@@ -58,18 +64,16 @@ def spell_out(
         # the vocabulary has the same text as an ordinary token, too
         return [token for character in control_text for token in _plain_ids(backend, character)]
 
-    offsets = encoding.offsets
-    result = TokenOffsets([], [])
+    starts, ends = token_edges(encoding)
+    spelled_ids: list[int] = []
+    counts = np.ones(len(ids), dtype=np.int64)
     at = 0
     for index in forged:
-        low, high = offsets[index]
-        spelled = spelling(text[low:high])
-        result.ids.extend(ids[at:index] + spelled)
-        result.offsets.extend(offsets[at:index] + [(low, high)] * len(spelled))
+        spelled = spelling(text[starts[index] : ends[index]])
+        spelled_ids += ids[at:index] + spelled
+        counts[index] = len(spelled)
         at = index + 1
-    result.ids.extend(ids[at:])
-    result.offsets.extend(offsets[at:])
-    return result
+    return TokenOffsets(spelled_ids + ids[at:], starts.repeat(counts), ends.repeat(counts))
 
 
 def _touches(

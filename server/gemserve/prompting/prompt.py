@@ -11,7 +11,7 @@ from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.chat_protection import check_marks, marked_ranges, protect_chat
 from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
 from gemserve.prompting.client_text import encode_chat
-from gemserve.prompting.encoding import encode
+from gemserve.prompting.encoding import encode, token_edges
 from gemserve.prompting.protected import last_paragraphs, plain_ranges, with_question
 from gemserve.prompting.question import chat_question, ids_question, text_question
 from gemserve.prompting.template_roles import fit_roles, source_places
@@ -30,8 +30,6 @@ from gemserve.types import (
     TextBreaks,
 )
 
-# reading offsets holds the interpreter lock, 0.2 s for a million tokens, and delays every stream
-_MOST_TOKENS_WITH_BREAKS = 500_000
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
 _ANSWER_TOKENS = 8  # at the end of a prompt without roles, where it may say "Answer:"
 
@@ -164,9 +162,7 @@ def _check_plain(protect: Protect) -> None:
 
 
 def _breaks_of(texts: Sequence[tuple[int, str]], encoding: Any) -> TextBreaks:
-    if len(encoding) > _MOST_TOKENS_WITH_BREAKS:
-        return NO_BREAKS
-    return find_breaks(texts, [low for low, _ in encoding.offsets])
+    return find_breaks(texts, token_edges(encoding)[0])
 
 
 def _check_length(encoding: Any, max_tokens: int | None, field: str) -> None:

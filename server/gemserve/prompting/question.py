@@ -12,8 +12,11 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from gemserve.prompting.chat_parts import RenderedChat
-from gemserve.prompting.control_tokens import TokenOffsets, control_ids
+from gemserve.prompting.control_tokens import control_ids
+from gemserve.prompting.encoding import IntArray, TokenOffsets
 from gemserve.prompting.message_structure import request_range
 from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_text import find_question
@@ -37,9 +40,6 @@ class _Tokens:
         self._num_chars = num_chars
 
     def chars(self, index: int) -> Range:
-        if isinstance(self._encoding, TokenOffsets):
-            return self._encoding.offsets[index]
-        # `Encoding.offsets` of a long prompt is slow to read
         found: Range | None = self._encoding.token_to_chars(index)
         if found is not None:
             return found
@@ -95,7 +95,8 @@ def ids_question(tokenizer: Any, ids: Sequence[int]) -> Ranges:
     except (OverflowError, _TextsDisagree):  # the first: an id that no tokenizer can have
         return ()
     skipped = len(ids) - len(last)
-    found = text_question(tokenizer, text, TokenOffsets(last, offsets))
+    edges: IntArray = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    found = text_question(tokenizer, text, TokenOffsets(last, edges[:, 0], edges[:, 1]))
     return tuple((start + skipped, stop + skipped) for start, stop in found)
 
 

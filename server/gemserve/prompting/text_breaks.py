@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from gemserve.prompting.encoding import IntArray
 from gemserve.types import TextBreaks
 
 _PARAGRAPH = re.compile(r"\n(?:[^\S\n]*\n)+")
@@ -15,29 +17,23 @@ _PARAGRAPH = re.compile(r"\n(?:[^\S\n]*\n)+")
 _SENTENCE = re.compile(
     r"[.!?…][\"'”’»)\]]*(?=\s+[^a-z\s])|[。！？]|\n(?=[^\S\n]*(?:[-*•#>]|\d+[.)]))"
 )
-_LINE = re.compile(r"\n")
+_LETTER = re.compile(r"[^\W\d_]")
+_PIECE = 1 << 15  # characters; a pattern holds the interpreter lock until it finds something
+_AT_ONCE = 1 << 16  # tokens
 
 
-def find_breaks(texts: Sequence[tuple[int, str]], starts: Sequence[int]) -> TextBreaks:
+def find_breaks(texts: Sequence[tuple[int, str]], starts: IntArray | Sequence[int]) -> TextBreaks:
     """The tokens that begin a paragraph, a sentence or list item, and a line.
 
     `texts`: the messages, or a text as a whole, each with the offset of its first character; each
     begins a paragraph. `starts`: the character at which each token begins, ascending.
     """
-
-    def tokens(pattern: re.Pattern[str]) -> tuple[int, ...]:
-        found = {
-            bisect_left(starts, at + m.end()) for at, text in texts for m in pattern.finditer(text)
-        }
-        found.discard(len(starts))
-        return tuple(sorted(found))
-
-    edges = {bisect_left(starts, c) for at, text in texts for c in (at, at + len(text))}
-    edges.discard(len(starts))
+    starts = np.asarray(starts, dtype=np.int64)
+    edges = [c for at, text in texts for c in (at, at + len(text))]
     return TextBreaks(
-        paragraphs=tuple(sorted({*tokens(_PARAGRAPH), *edges})),
-        sentences=tokens(_SENTENCE),
-        lines=tokens(_LINE),
+        paragraphs=_tokens(starts, np.append(_ends(_PARAGRAPH, texts), edges).astype(np.int64)),
+        sentences=_tokens(starts, _ends(_SENTENCE, texts)),
+        lines=_tokens(starts, _line_ends(texts)),
     )
 
 
@@ -52,6 +48,57 @@ def find_breaks_of_ids(tokenizer: Any, ids: Sequence[int]) -> TextBreaks:
     except OverflowError:  # an id that no tokenizer can have
         return TextBreaks()
     text_of = dict(zip(distinct, decoded, strict=True))
-    texts = [text_of[i] for i in ids]
-    starts = list(accumulate((len(text) for text in texts), initial=0))[:-1]
+    texts: list[str] = []
+    lengths: list[int] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        part = [text_of[i] for i in ids[start : start + _AT_ONCE]]
+        texts.append("".join(part))
+        lengths += map(len, part)
+    counts = np.array(lengths, dtype=np.int64)
+    starts: IntArray = counts.cumsum() - counts
     return find_breaks([(0, "".join(texts))], starts)
+
+
+def _tokens(starts: IntArray, characters: IntArray) -> tuple[int, ...]:
+    """The first tokens that begin at these characters or behind them, each once."""
+    found = np.sort(starts.searchsorted(characters))  # `unique` takes seconds for a million
+    is_new = np.diff(found, prepend=-1) > 0
+    return tuple(found[is_new & (found < len(starts))].tolist())
+
+
+def _ends(pattern: re.Pattern[str], texts: Sequence[tuple[int, str]]) -> IntArray:
+    """The ends of all matches in the texts."""
+    found = [
+        at + np.array([m.end() for m in pattern.finditer(text, start, stop)], dtype=np.int64)
+        for at, text in texts
+        for start, stop in _pieces(text)
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
+
+
+def _line_ends(texts: Sequence[tuple[int, str]]) -> IntArray:
+    """The places behind all line ends in the texts, which may be nothing else."""
+    found = [
+        at + start + 1 + np.flatnonzero(_codes(text[start:stop]) == ord("\n"))
+        for at, text in texts
+        for start, stop in _pieces(text)
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
+
+
+def _codes(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def _pieces(text: str) -> Iterator[tuple[int, int]]:
+    """Cuts a text behind letters, beyond which no pattern looks.
+
+    A text without letters is cut anywhere, where a break may be missed or be one too many.
+    """
+    start = 0
+    while len(text) - start > 2 * _PIECE:
+        letter = _LETTER.search(text, start + _PIECE, start + 2 * _PIECE)
+        stop = start + 2 * _PIECE if letter is None else letter.end()
+        yield start, stop
+        start = stop
+    yield start, len(text)

@@ -98,7 +98,7 @@ class Cell:
             "mean_tokens": round(statistics.mean(self.tokens)),
             **{
                 name: _median([report[name] for report in self.reports])
-                for name in ("kept_tokens", "cached_tokens", "num_windows", "cached_windows")
+                for name in ("kept_tokens", "cached_tokens", "windows", "cached_windows")
             },
             "window_tokens": _median([report["window"] for report in self.reports]),
             "reasons": dict(Counter(str(report["reason"]) for report in self.reports)),
@@ -333,7 +333,7 @@ def _add(cell: Cell, example: Example, way: _Way, is_first: bool) -> None:
             "reason": report.reason,
             **{
                 field: getattr(report, field, None)
-                for field in ("window", "num_windows", "cached_windows")
+                for field in ("window", "windows", "cached_windows")
             },
         }
     )

@@ -153,7 +153,7 @@ def _ask(
         "cached_tokens": details.get("cached_tokens", report.get("cached_tokens")),
         "kept_tokens": report.get("kept_tokens"),
         "filter_reason": report.get("reason"),
-        "num_windows": report.get("num_windows"),
+        "windows": report.get("windows"),
         "cached_windows": report.get("cached_windows"),
     }
 

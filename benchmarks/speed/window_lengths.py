@@ -149,7 +149,7 @@ def measure(arguments: argparse.Namespace, way: str, length: int) -> dict[str, A
         "ttft_s": statistics.median(ttfts) if ttfts else None,
         "kept_tokens": report.kept_tokens,
         "window_tokens": tokens,
-        "num_windows": getattr(report, "num_windows", None),
+        "windows": getattr(report, "windows", None),
         "filter_reason": report.reason,
         "rss_before_mib": before >> 20,
         "peak_rss_mib": peak_memory.peak() >> 20,

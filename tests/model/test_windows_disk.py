@@ -72,10 +72,10 @@ def write_windows(folder: Path, ask: Request | None = None) -> int:
     report, _ = answer(core, ask or asked())
     settle(core)
     core.close()
-    assert report.num_windows is not None
-    assert report.num_windows > 10
-    assert len(files(folder)) == report.num_windows
-    return report.num_windows
+    assert report.windows is not None
+    assert report.windows > 10
+    assert len(files(folder)) == report.windows
+    return report.windows
 
 
 def like_cold(core: Core, ask: Request) -> FilterReport:
@@ -122,7 +122,7 @@ def test_what_memory_has_lost_is_read_from_the_disk(tmp_path: Path) -> None:
     settle(core)
     core._scheduler.cache.make_room(core.num_units)
     report = like_cold(core, asked(question=1))
-    assert report.cached_windows == report.num_windows
+    assert report.cached_windows == report.windows
     core.close()
 
 
@@ -194,7 +194,7 @@ def test_forgotten_windows_are_nowhere(tmp_path: Path) -> None:
         assert files(tmp_path)
         core._scheduler.cache.make_room(core.num_units)
     report = like_cold(core, asked(question=2, documents=("a",)))
-    assert report.cached_windows == report.num_windows
+    assert report.cached_windows == report.windows
     core.forget_documents(["a"])
     assert not files(tmp_path)
     assert not memory.rows.any()

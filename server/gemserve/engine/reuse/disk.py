@@ -36,7 +36,8 @@ from gemserve.engine.memory import KVPlace, Segment, Share
 from gemserve.engine.reuse.disk_threads import CacheThreads, FileLoad, FileSave
 from gemserve.engine.reuse.windows import window_key, window_tokens
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.window_pass import GROUP_TOKENS, WindowPass
+from gemserve.engine.sequence.window_pass import WindowPass
+from gemserve.filter_plan import GROUP_TOKENS
 
 log = logging.getLogger("gemserve.engine")
 _STEP_SEGMENTS = 4  # most segments that one step copies into the pool

@@ -1,7 +1,8 @@
 """Time to first token: each filter method against reading everything, and that against SDPA.
 
 `bound` is FLOPs(none) / FLOPs(method), second pass included; `fraction_of_bound` is how much of it
-was reached. transformers' own SDPA prefill of the same weights runs beside, so that a slow `none`
+was reached. `sieve` reads the prompt in one pass, `windows` is the same in windows of `--window`
+tokens. transformers' own SDPA prefill of the same weights runs beside, so that a slow `none`
 cannot flatter the rest. With `--new-tokens` above 1 an answer is generated and timed, too.
 """
 
@@ -27,6 +28,7 @@ from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.causal_model import CausalModel
 
 SDPA = "transformers_sdpa"
+WINDOWS = "windows"  # `sieve`, which reads the prompt in windows
 
 
 @dataclass(kw_only=True)
@@ -119,8 +121,9 @@ class Race:
         options, kv_bytes = self.options, self.options.kv_memory
         if options.fit_kv:
             length, new, keep = contestant.length, options.new_tokens, options.keep
+            method, window = self._method_of(contestant.method)
             kv_bytes = max(
-                harness.request_bytes(self.shape, contestant.method, tokens, new, keep, self.layer)
+                harness.request_bytes(self.shape, method, tokens, new, keep, self.layer, window)
                 for tokens in (length, options.warm_up_tokens)
             )
         key = (contestant.variant, contestant.chunk_tokens, kv_bytes)
@@ -151,9 +154,14 @@ class Race:
             contestant.samples.append(found)
         return self._figures(contestant)
 
+    def _method_of(self, name: str) -> tuple[str, int | None]:
+        """A contestant's method, and the size of its windows."""
+        return ("sieve", self.options.window) if name == WINDOWS else (name, None)
+
     def _time(self, core: Core, method: Any, length: int, new_tokens: int) -> dict[str, Any]:
         ids = harness.random_ids(length, core.model.vocab_size, seed=length)
-        asked = harness.request(ids, method, self.options.keep, new_tokens)
+        served, window = self._method_of(method)
+        asked = harness.request(ids, served, self.options.keep, new_tokens, window=window or "off")
         return harness.time_request(core, asked, self.options.device)
 
     @torch.inference_mode()
@@ -188,10 +196,10 @@ class Race:
         )
         ratio = none_s / ttft_s if none_s and ttft_s else None
         method: Any = "none" if contestant.variant is None else contestant.method
-        flops, full = (
-            prompt_flops(self.shape, m, contestant.length, self.options.keep, self.layer)
-            for m in (method, "none")
-        )
+        length, keep = contestant.length, self.options.keep
+        served, window = self._method_of(method)
+        flops = prompt_flops(self.shape, served, length, keep, self.layer, window)
+        full = prompt_flops(self.shape, "none", length, keep, self.layer)
         bound = None if contestant.variant is None else full / flops
         found = {
             "ttft_s": ttft_s,
@@ -204,7 +212,7 @@ class Race:
             "flops_to_none": flops / full,
             "samples": len(contestant.samples),
         }
-        if method in ("sieve", "gemfilter"):
+        if method in ("sieve", "gemfilter", WINDOWS):
             found["layers_to_none"] = self.layer / self.shape.num_layers
         if self.options.new_tokens > 1 and contestant.variant is not None:
             for name in ("generation_s", "step_s", "total_s", "decode_kv_bytes"):
@@ -215,7 +223,10 @@ class Race:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default="4096,16384,32768", help="default: %(default)s")
-    parser.add_argument("--methods", default="none,gemfilter,sieve", help="default: %(default)s")
+    parser.add_argument(
+        "--methods", default=f"none,gemfilter,sieve,{WINDOWS}", help="default: %(default)s"
+    )
+    parser.add_argument("--window", type=int, default=2048, help="tokens (default: %(default)s)")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--new-tokens", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--kv-memory", type=read_bytes, default="8GiB", help="default: %(default)s")

@@ -20,7 +20,15 @@ from gemserve.engine.core import Core
 from gemserve.filtering.method_cost import reading_bytes
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
-from gemserve.types import FilterMethod, FilterParams, Finished, Request, SamplingParams, TextDelta
+from gemserve.types import (
+    FilterMethod,
+    FilterParams,
+    Finished,
+    Request,
+    SamplingParams,
+    TextDelta,
+    WindowSize,
+)
 
 _MEMORY_SHARE = 0.85  # of a GPU's free memory, for a KV pool
 _LLAMA_ROPE = {
@@ -226,11 +234,20 @@ def pool_bytes(wanted: int, device: str) -> int:
     return min(wanted, int(_MEMORY_SHARE * torch.cuda.mem_get_info()[0]))
 
 
-def request_bytes(shape: Any, method: Any, tokens: int, new: int, keep: int, layer: int) -> int:
+def request_bytes(
+    shape: Any,
+    method: Any,
+    tokens: int,
+    new: int,
+    keep: int,
+    layer: int,
+    window: int | None = None,
+) -> int:
     """KV bytes that one request holds at its peak. `shape`: the model's `ModelShape`."""
     if method == "none":
         return int(shape.kept_bytes(tokens + new))
-    return int(max(reading_bytes(shape, method, tokens, layer), shape.kept_bytes(keep + new)))
+    reading = reading_bytes(shape, method, tokens, layer, window)
+    return int(max(reading, shape.kept_bytes(keep + new)))
 
 
 def random_ids(count: int, vocab_size: int, seed: int) -> list[int]:
@@ -239,13 +256,19 @@ def random_ids(count: int, vocab_size: int, seed: int) -> list[int]:
 
 
 def request(
-    ids: list[int], method: FilterMethod, keep: int, max_tokens: int, *, selects_only: bool = False
+    ids: list[int],
+    method: FilterMethod,
+    keep: int,
+    max_tokens: int,
+    *,
+    selects_only: bool = False,
+    window: WindowSize = "off",
 ) -> Request:
     return Request(
         request_id="benchmark",
         prompt_ids=ids,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-        filter=FilterParams(method=method, keep=keep),
+        filter=FilterParams(method=method, keep=keep, window=window),
         selects_only=selects_only,
     )
 

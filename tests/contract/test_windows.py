@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from gemserve.api.serving import build_serving
+from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve_client import GemserveClient
@@ -93,12 +94,18 @@ def test_a_stream_s_first_chunk_reports_windows(url: str, path: str) -> None:
     assert 0 <= first["filter"]["cached_windows"] <= first["filter"]["windows"]
 
 
-@pytest.mark.parametrize("window", ["off", "auto", None])
-def test_one_pass_reports_none(url: str, window: Any) -> None:
-    """The built-in model's calibration has no window, so "auto" is one pass."""
-    before = counted(url)
+@pytest.mark.parametrize("window", ["auto", None])
+def test_the_server_s_windows_are_the_calibration_s(url: str, window: Any) -> None:
     body = body_of("/v1/filter", f"{DOCUMENT}\n\nWho counts the houses?")
     body["filter"] = FILTER | {"window": window}
+    report = httpx.post(f"{url}/v1/filter", json=body, timeout=100).json()["filter"]
+    assert report["window"] == Calibration.USUAL_WINDOW
+
+
+def test_one_pass_reports_none(url: str) -> None:
+    before = counted(url)
+    body = body_of("/v1/filter", f"{DOCUMENT}\n\nWho counts the houses?")
+    body["filter"] = FILTER | {"window": "off"}
     report = httpx.post(f"{url}/v1/filter", json=body, timeout=100).json()["filter"]
     assert report["applied"]
     assert [report[name] for name in ("window", "windows", "cached_windows")] == [None] * 3

@@ -33,7 +33,7 @@ def test_window_interleavings(tmp_path: Path) -> None:
             print(f"{seed + 1 - FIRST} traces: {total}", file=sys.stderr, flush=True)
     count = END - FIRST
     assert total.answers > 6 * count
-    assert total.cached_windows > count, "the traces hardly test what is found again"
+    assert 2 * total.cached_windows > count, "the traces hardly test what is found again"
     assert total.windows > 2 * total.cached_windows
     assert total.evictions > count // 2
     if count >= 50:

@@ -13,6 +13,7 @@ from openai.types import chat
 FilterReason = Literal[
     "short_prompt",
     "mostly_protected",
+    "cached",
     "disabled",
     "prompt_logprobs",
     "diffuse_attention",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 WHY: dict[str, str] = {
     "short_prompt": "it is short",
     "mostly_protected": "most of it is always read",
+    "cached": "most of it was read whole before",
     "disabled": "there is no filter",
     "prompt_logprobs": "all of its tokens are scored",
     "diffuse_attention": "attention was diffuse",

@@ -206,6 +206,14 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "most tokens of a window in which documents are read; auto: the calibration's; off: "
         "prompts are read as one sequence",
     ),
+    Option(
+        "--when-cached",
+        "when_cached",
+        choice("whole", "filter"),
+        "a prompt that is cached whole, if its request leaves it open, is read whole where that is "
+        "less work, and documents that are asked about repeatedly are read whole in idle time; or "
+        "it is filtered",
+    ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "longest prompt read whole"),
     Option(
         "--filter-on-error",

@@ -19,7 +19,6 @@ from gemserve.engine.reuse import disk_threads
 from gemserve.engine.reuse.disk import DiskCache
 from gemserve.engine.running import draws, runner
 from gemserve.engine.running.pool_bytes import PoolCopies
-from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.offload import HostLayers
 from gemserve.prompting import prompt
@@ -85,8 +84,8 @@ def _is_copied(plan: FaultPlan, copy: Any, memory: Any) -> bool:
     return copy.sequence in plan.numbers
 
 
-def _is_loaded(plan: FaultPlan, disk: Any, sequence: Sequence, *_: Any) -> bool:
-    return sequence.request.sampling.seed == VICTIM_SEED
+def _is_loaded(plan: FaultPlan, disk: Any, load: Any, *_: Any) -> bool:
+    return load.sequence.request.sampling.seed == VICTIM_SEED
 
 
 def _is_streamed(plan: FaultPlan, content: Any, **_: Any) -> bool:

@@ -365,7 +365,7 @@ class DiskCache:
                 return
             start, count = load.info.tokens_of(load.segment)
             try:
-                self._copies.put(load.place, filter_units(load.layer), start, item)
+                self._put(load, start, item)
             except Exception as error:
                 load.is_cancelled = True
                 self._end_load(load, error)
@@ -374,6 +374,10 @@ class DiskCache:
             load.num_bytes += len(item)
             if isinstance(load, PassLoad):
                 load.sequence.done = max(load.sequence.done, start + count)
+
+    def _put(self, load: PassLoad | WindowLoad, start: int, data: bytearray) -> None:
+        """Write tokens `start`… of a load to where they go."""
+        self._copies.put(load.place, filter_units(load.layer), start, data)
 
     def _cancel_load(self, load: PassLoad | WindowLoad) -> None:
         load.is_cancelled = True

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("gemserve.loading")
 T = TypeVar("T")
 
+# After each operation on tensors the engine waits this long for the interpreter lock, if a thread
+# of the API prepares a long prompt meanwhile. Python's 5 ms are seconds for a decode step.
+_SWITCH_S = 0.0005
+
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve a model over OpenAI-style HTTP")
@@ -40,6 +44,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     # as process 1 of a container, Python would ignore SIGTERM until the server has started
     signal.signal(signal.SIGTERM, _end_at_once)
+    sys.setswitchinterval(_SWITCH_S)
     # what can be wrong is found early: importing torch takes seconds, loading a model minutes
     model, engine, server, traces = _read_settings(arguments)
     log_config = set_up_logs(server.log_format)

@@ -81,7 +81,8 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
             for question in ("What is the colour of box 7?", "What is the colour of lid 30?"):
                 message = {"role": "user", "content": f"{DOCUMENT}\n\n{question}"}
                 body = {"model": "builtin", "messages": [message], "max_tokens": 16, "stream": True}
-                body |= {"ignore_eos": True, "filter": {"method": "sieve", "fallback": False}}
+                body |= {"ignore_eos": True}
+                body |= {"filter": {"method": "sieve", "fallback": False, "window": "off"}}
                 reply = await client.post(
                     CHAT,
                     json=body,

@@ -25,13 +25,18 @@ from tests.fakes import live_server
 FILLER = "The river runs past the houses, they say; nobody counts them. " * 40
 TEXT = f"{FILLER}The code for the lantern is 48213. {FILLER}"
 QUESTION = "What is the code for the lantern?"
+WINDOW = 512  # the document's last one also has what stands between it and the question
 ASKED: dict[str, Any] = {"model": "builtin", "temperature": 0, "max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     config = EngineConfig(
-        kv_memory_bytes=1 << 28, filter_min_tokens=256, filter_keep=256, filter_layer=2
+        kv_memory_bytes=1 << 28,
+        filter_min_tokens=256,
+        filter_keep=256,
+        filter_layer=2,
+        filter_window=WINDOW,
     )
     core = build_core(ModelConfig(device="cpu", dtype="float32"), config)
     with live_server(build_serving(core, model_name="builtin", config=ServerConfig())) as address:
@@ -69,13 +74,14 @@ def test_the_first_question_finds_the_document(client: GemserveClient, sdk: open
     assert reply.usage.prompt_tokens_details is not None
     found = reply.usage.prompt_tokens_details.cached_tokens
     assert found is not None
-    assert document.tokens - 8 <= found <= document.tokens + 8
+    assert document.tokens - WINDOW <= found <= document.tokens + 8
     cold = sdk.chat.completions.create(
         messages=[{"role": "user", "content": f"Plan B. {TEXT}\n{QUESTION}"}], **ASKED
     )
     assert cold.usage is not None
     assert cold.usage.prompt_tokens_details is not None
-    assert cold.usage.prompt_tokens_details.cached_tokens == 0
+    # what follows another beginning is found, too
+    assert (cold.usage.prompt_tokens_details.cached_tokens or 0) < document.tokens - 100
     assert cold.choices[0].message.content == reply.choices[0].message.content
     assert "48213" in str(reply.choices[0].message.content)
 
@@ -96,7 +102,7 @@ def test_responses_and_anthropic_s_messages_find_it_too(
     )
     assert "48213" in response.output_text
     assert response.usage is not None
-    assert response.usage.input_tokens_details.cached_tokens >= document.tokens - 8
+    assert response.usage.input_tokens_details.cached_tokens >= document.tokens - WINDOW
     source = {"type": "file", "file_id": document.id}
     content = [{"type": "document", "source": source}, {"type": "text", "text": QUESTION}]
     body = {"model": "builtin", "max_tokens": 12, "temperature": 0}
@@ -106,7 +112,7 @@ def test_responses_and_anthropic_s_messages_find_it_too(
         timeout=100,
     ).json()
     assert "48213" in reply["content"][0]["text"]
-    assert reply["usage"]["cache_read_input_tokens"] >= document.tokens - 8
+    assert reply["usage"]["cache_read_input_tokens"] >= document.tokens - WINDOW
 
 
 def test_nothing_is_left_of_a_deleted_document(client: GemserveClient) -> None:
@@ -117,7 +123,7 @@ def test_nothing_is_left_of_a_deleted_document(client: GemserveClient) -> None:
     content = [file_part(document), text_part(longer)]
     asked = client.chat.completions.create(messages=[{"role": "user", "content": content}], **ASKED)
     assert asked.filter is not None
-    assert asked.filter.cached_tokens >= document.tokens - 8
+    assert asked.filter.cached_tokens >= document.tokens - WINDOW
     assert client.documents.retrieve(document).cached_tokens > document.cached_tokens
     client.documents.delete(document)
     again = client.chat.completions.create(

@@ -41,8 +41,8 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}prompt_filters.py::test_code_is_kept_in_whole_lines",
         "filtering/sieve.py",
-        "self.order(scores, evidence.breaks, within, is_free, most)",
-        "self.order(scores, TextBreaks(), within, is_free, most)",
+        "numbers = self._passage_numbers(scores, evidence.breaks, within)",
+        "numbers = self._passage_numbers(scores, TextBreaks(), within)",
     ),
     Removal(
         f"{NEW}prompt_filters.py::test_recall_survives_compaction",
@@ -137,8 +137,8 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}keys_and_adapters.py::test_keys_share_no_cached_documents",
         "engine/core.py",
-        "request=replace(request, tenant=tenant)",
-        'request=replace(request, tenant=b"")',
+        "self._queue(request, replace(request, tenant=tenant))",
+        'self._queue(request, replace(request, tenant=b""))',
     ),
     Removal(
         f"{NEW}keys_and_adapters.py::test_an_adapter_is_part_of_what_is_cached",

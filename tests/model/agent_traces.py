@@ -107,7 +107,7 @@ class AgentTrace(Trace):
         if event.report.layer is None and job.sequence.begins_alike:
             assert not event.report.cached_tokens or job.sequence.num_reused
             return
-        self._check_hit(asked, event, as_tokens(asked.request.prompt_ids))
+        self._check_cached(asked, event, as_tokens(asked.request.prompt_ids))
 
     def _check_report(self, asked: Asked, event: Filtered) -> None:
         report, params = event.report, asked.request.filter

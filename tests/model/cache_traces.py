@@ -220,7 +220,10 @@ class Trace:
 
     def _check_hit(self, asked: Asked, event: Filtered, sequence: Sequence) -> None:
         """What a pass has left out must have been read by one of the same key before it."""
-        report, tokens = event.report, sequence.tokens
+        self._check_cached(asked, event, sequence.tokens)
+
+    def _check_cached(self, asked: Asked, event: Filtered, tokens: Any) -> None:
+        report = event.report
         self._check_in_common(asked, asked.key, report.cached_tokens, tokens)
         self._outcome.left_out += report.cached_tokens
         if report.layer is not None:

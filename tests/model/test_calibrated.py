@@ -68,7 +68,12 @@ def test_a_model_is_calibrated_once(
     monkeypatch.chdir(cache.parent)
     before = set(cache.parent.rglob("*"))
     expected = Calibration(
-        layer=1, heads=((0, 2), (1, 3)), ends_with=False, coverage_bound=0.25, is_measured=True
+        layer=1,
+        heads=((0, 2), (1, 3)),
+        ends_with=False,
+        coverage_bound=0.25,
+        is_measured=True,
+        window=Calibration.USUAL_WINDOW,
     )
     for _ in range(2):
         core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE)

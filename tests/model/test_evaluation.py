@@ -255,7 +255,7 @@ def test_windows_are_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for window in ("256", "off", "256", "auto"):
         assert main([*arguments, "--window", window, "--out", str(tmp_path)]) == 0
     lines = (tmp_path / "outcomes.jsonl").read_text().splitlines()
-    assert [json.loads(line)["run"].get("window") for line in lines] == [256, None]
+    assert [json.loads(line)["run"].get("window") for line in lines] == [256, None, 1536]
     longer = ["eval", "needle", "--lengths", "32768", "--samples", "1", "--window", "512"]
     assert main([*longer, "--methods", "none,sieve"]) == 2
     assert "lengths=32768: the longest prompt of this model is 32767" in capsys.readouterr().err

@@ -62,5 +62,5 @@ def test_further_questions_do_not_read_the_files_again(
     printed = capsys.readouterr()
     assert printed.out.splitlines() == list(CODES.values())
     first, second = [line for line in printed.err.splitlines() if "sieve at layer" in line]
-    assert "were read before" not in first
-    assert "were read before" in second
+    assert "read before" not in first
+    assert "read before" in second

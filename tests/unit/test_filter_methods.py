@@ -22,6 +22,7 @@ NAMING = {
     "filtering/methods.py",  # the table
     "config.py",  # the default
     "calibration/search/choose_layer.py",  # calibrates for one method
+    "calibration/search/choose_window.py",  # the same
 }
 
 

@@ -211,7 +211,8 @@ def summary_of(report: FilterReport) -> str:
     layer = "" if report.layer is None else f" at layer {report.layer}"
     cached = f"; {report.cached_tokens:,} were read before" if report.cached_tokens else ""
     if report.windows:
-        cached = f"; {report.windows:,} windows, {report.cached_windows:,} of them read before"
+        found = report.cached_windows
+        cached = f"; {report.windows:,} windows" + (f", {found:,} read before" if found else "")
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
         f"in {report.filter_ms:,.0f} ms{seen}{cached}"

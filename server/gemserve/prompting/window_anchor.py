@@ -21,23 +21,24 @@ def window_anchor(tokenizer: Any) -> tuple[int, ...]:
 
     Without a template: the token that texts begin with, if there is one.
     """
-    return _anchor(tokenizer, tokenizer.chat_template)
+    return _anchor(tokenizer, getattr(tokenizer, "chat_template", None))
 
 
 @lru_cache(maxsize=16)
 def _anchor(tokenizer: Any, template: Any) -> tuple[int, ...]:
-    first = [i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None][:1]
+    known = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
+    first = tuple(i for i in known if i is not None)[:1]
     if template is None:
-        return tuple(first)
+        return first
     messages = [{"role": "user", "content": "a"}]
     try:
         text = render_chat(tokenizer, messages)
     except RequestError:  # a template that wants something else first
-        return tuple(first)
+        return first
     places = find_messages(tokenizer, text, messages)
     if not places:
-        return tuple(first)
-    ids = encode(tokenizer, text[: places[0][1]], add_special_tokens=False).ids
+        return first
+    ids: list[int] = encode(tokenizer, text[: places[0][1]], add_special_tokens=False).ids
     if len(ids) > _MOST_TOKENS:
         ids = [ids[0], *ids[1 - _MOST_TOKENS :]]
-    return tuple(ids) or tuple(first)
+    return tuple(ids) or first

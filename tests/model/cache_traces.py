@@ -6,6 +6,7 @@ A trace is made from its seed alone: what the engine would do by the clock is dr
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -364,3 +365,19 @@ class Trace:
 
     def _ids(self, count: int) -> list[int]:
         return [self._rng.randrange(3, models.VOCAB) for _ in range(count)]
+
+
+def run_traces(kind: type[Trace], world: World, seeds: range) -> Outcome:
+    """What happened in the traces of all seeds together."""
+    total = Outcome()
+    for seed in seeds:
+        try:
+            outcome = kind(world, seed).run()
+        except Exception as error:
+            error.add_note(f"in the trace of seed {seed}")
+            raise
+        for name in Outcome.__slots__:
+            setattr(total, name, getattr(total, name) + getattr(outcome, name))
+        if seed % 50 == 49:
+            print(f"{seed + 1 - seeds.start} traces: {total}", file=sys.stderr, flush=True)
+    return total

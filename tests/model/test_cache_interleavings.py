@@ -6,13 +6,12 @@ More seeds: `GEMSERVE_TEST_INTERLEAVINGS=0:2000 pytest tests/model/test_cache_in
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cache_world import HAS_DISK, World
-from tests.model.cache_traces import Outcome, Trace
+from tests.model.cache_traces import Trace, run_traces
 
 FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_INTERLEAVINGS", "3:11").split(":"))
 pytestmark = pytest.mark.usefixtures("use_compiled_step")
@@ -20,17 +19,7 @@ pytestmark = pytest.mark.usefixtures("use_compiled_step")
 
 def test_interleavings(tmp_path: Path) -> None:
     """Tenants, adapters loaded anew, chat turns, evictions, deletions, restarts on one folder…"""
-    world, total = World(tmp_path), Outcome()
-    for seed in range(FIRST, END):
-        try:
-            outcome = Trace(world, seed).run()
-        except Exception as error:
-            error.add_note(f"in the trace of seed {seed}")
-            raise
-        for name in Outcome.__slots__:
-            setattr(total, name, getattr(total, name) + getattr(outcome, name))
-        if seed % 50 == 49:
-            print(f"{seed + 1 - FIRST} traces: {total}", file=sys.stderr, flush=True)
+    total = run_traces(Trace, World(tmp_path), range(FIRST, END))
     count = END - FIRST
     assert total.answers > 6 * count
     assert total.hits > count, "the traces hardly test the cache"

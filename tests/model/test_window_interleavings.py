@@ -6,13 +6,12 @@ More seeds: `GEMSERVE_TEST_WINDOWS=0:2000 pytest tests/model/test_window_interle
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cache_world import World
-from tests.model.cache_traces import Outcome
+from tests.model.cache_traces import run_traces
 from tests.model.window_traces import WindowTrace
 
 FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_WINDOWS", "0:8").split(":"))
@@ -20,17 +19,7 @@ pytestmark = pytest.mark.usefixtures("use_compiled_step")
 
 
 def test_window_interleavings(tmp_path: Path) -> None:
-    world, total = World(tmp_path), Outcome()
-    for seed in range(FIRST, END):
-        try:
-            outcome = WindowTrace(world, seed).run()
-        except Exception as error:
-            error.add_note(f"in the trace of seed {seed}")
-            raise
-        for name in Outcome.__slots__:
-            setattr(total, name, getattr(total, name) + getattr(outcome, name))
-        if seed % 50 == 49:
-            print(f"{seed + 1 - FIRST} traces: {total}", file=sys.stderr, flush=True)
+    total = run_traces(WindowTrace, World(tmp_path), range(FIRST, END))
     count = END - FIRST
     assert total.answers > 6 * count
     assert 2 * total.cached_windows > count, "the traces hardly test what is found again"

@@ -146,7 +146,7 @@ class Scheduler:
         """Drop what is cached of stored documents; passes that contain them store nothing."""
         self.cache.forget(ids)
         for sequence in self.waiting:
-            sequence.found = None
+            sequence.forget_found()
 
     def check_integrity(self) -> None:
         """Check that states, queues and memory agree. Raises `AssertionError`."""

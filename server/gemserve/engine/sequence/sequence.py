@@ -62,6 +62,8 @@ class Sequence:
     window_pass: WindowPass | None = field(init=False)
     is_read_from_cache: bool = False  # whole, because the cache has so much of the prompt
     awaits_source: bool = False  # a choice was just made; see `Scheduler._take_over`
+    # `found` of the other way to read it, filtered or whole: many long prompts may wait
+    _found_else: tuple[int, CachedDocument | None, int] | None = None
     _tokens: Tokens | None = None
     _kept: tuple[Ids[int], Tokens] | None = None
     _cache_key: CacheKey | None = None
@@ -85,13 +87,19 @@ class Sequence:
         """Read the prompt whole instead of filtering it."""
         assert self.may_read_whole
         self.is_read_from_cache, self.chosen = True, range(self.num_prompt)
-        self.num_kept, self.ids, self.found = self.num_prompt, self.request.prompt_ids, None
+        self.num_kept, self.ids = self.num_prompt, self.request.prompt_ids
+        self.found, self._found_else = self._found_else, self.found
 
     def read_filtered(self) -> None:
         """Take back `read_whole`, before anything is read."""
         if self.is_read_from_cache:
             self.is_read_from_cache, self.chosen = False, None
-            self.num_kept, self.found = self.plan.num_kept, None
+            self.num_kept = self.plan.num_kept
+            self.found, self._found_else = self._found_else, self.found
+
+    def forget_found(self) -> None:
+        """Let go of the documents that it has found, which may have been deleted."""
+        self.found = self._found_else = None
 
     @contextmanager
     def as_whole(self) -> Iterator[None]:

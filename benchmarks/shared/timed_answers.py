@@ -59,13 +59,9 @@ def answer(
     limits.check_answer(max_tokens, "max_tokens")
     asked = Request(
         request_id="benchmark",
-        prompt_ids=prompt.ids,
+        **prompt.fields,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
         filter=limits.params,
-        protected=prompt.protected,
-        breaks=prompt.breaks,
-        question=prompt.question,
-        messages=prompt.messages,
         tenant=tenant.encode(),
     )
     started_s = time.monotonic()

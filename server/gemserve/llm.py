@@ -245,15 +245,9 @@ class LLM:
         limits.check_answer(sampling.max_tokens, "max_tokens")
         return Request(
             request_id=uuid.uuid4().hex,
-            prompt_ids=prompt.ids,
+            **prompt.fields,
             sampling=sampling,
             filter=limits.params,
-            protected=prompt.protected,
-            breaks=prompt.breaks,
-            question=prompt.question,
-            num_called=prompt.num_called,
-            anchor=prompt.anchor,
-            messages=prompt.messages,
             adapter=adapter,
         )
 

@@ -23,6 +23,7 @@ GrammarKind = Literal["json_schema", "regex", "context_free"]
 FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
 WindowSize = int | Literal["auto", "off"]
+Lexical = Literal["auto", "off"]
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
@@ -55,6 +56,7 @@ class Priority(IntEnum):
     BEFORE = 5  # the paragraphs before the question, which may be part of it
     HEAD = 6  # the beginning of a document or a long question, which often says what to do
     TAIL = 7  # the end of a document
+    END = 8  # the end of a long request, which may be what it asks if no question was found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,17 @@ class TextBreaks:
 
 
 NO_BREAKS = TextBreaks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Separators:
+    """Token ids of a blank line, and of a line's end; both empty: passages are not separated."""
+
+    blank_line: tuple[int, ...] = ()
+    line_end: tuple[int, ...] = ()
+
+
+NO_SEPARATORS = Separators()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +139,7 @@ class FilterOptions:
     layer: int | None = None
     heads: Heads | None = None
     window: WindowSize | None = None
+    lexical: Lexical | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -144,8 +158,8 @@ class FilterParams:
     and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that score tokens,
     of layers up to that one; None: those of the calibration. `window`: the most tokens of a window
     in which documents are read. "auto": the calibration's. "off": the prompt is read as one
-    sequence. `may_read_whole`: the request leaves it to the server whether the prompt is filtered;
-    see `FilterPlan`.
+    sequence. `lexical`: "auto": passages rank by the question's words, too. `may_read_whole`: the
+    request leaves it to the server whether the prompt is filtered; see `FilterPlan`.
     """
 
     method: FilterMethod
@@ -154,6 +168,7 @@ class FilterParams:
     layer: int | None = None
     heads: Heads | None = None
     window: WindowSize = "auto"
+    lexical: Lexical = "off"
     may_read_whole: bool = False
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
@@ -325,6 +340,8 @@ class Request:
     watches the prompt's last rows. `num_called`: how many of its tokens, the last ones, say what
     calls are about whose results follow. `anchor`: tokens that a window of a document is read
     behind, such as the beginning of the model's chat template; by default the prompt's first token.
+    `words`: for each word of the question the tokens that it begins in. `separators`: what is put
+    between kept passages that were not neighbours.
     `messages`: where those of a chat are, for the report; None: it is no chat.
 
     `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
@@ -347,6 +364,8 @@ class Request:
     question: tuple[tuple[int, int], ...] = ()
     num_called: int = 0
     anchor: tuple[int, ...] = ()
+    words: tuple[TokenArray, ...] = field(default=(), compare=False)
+    separators: Separators = NO_SEPARATORS
     messages: tuple[MessagePlace, ...] | None = None
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
@@ -416,7 +435,8 @@ class MessageReport:
 class FilterReport:
     """What the filter did; the `filter` object of every response.
 
-    `kept_tokens`: all that the answer is generated from. `protected_tokens`: of the prompt, how
+    `kept_tokens`: those of the prompt that the answer is generated from; between their passages
+    stand `added_tokens`. `protected_tokens`: of the prompt, how
     many are always read, outside of the budget. `messages`: what was kept of each message; None if
     the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
     measure it. `window`: the most tokens of a window. `windows`: how many the documents were cut
@@ -434,6 +454,7 @@ class FilterReport:
     filter_ms: float
     selection: tuple[tuple[int, int], ...] | None
     protected_tokens: int = 0
+    added_tokens: int = 0
     messages: tuple[MessageReport, ...] | None = None
     coverage: float | None = None
     window: int | None = None

@@ -41,8 +41,8 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}prompt_filters.py::test_code_is_kept_in_whole_lines",
         "filtering/sieve.py",
-        "numbers = self._passage_numbers(scores, evidence.breaks, within)",
-        "numbers = self._passage_numbers(scores, TextBreaks(), within)",
+        "numbers = self.passage_numbers(scores, evidence.breaks, within - evidence.num_between)",
+        "numbers = self.passage_numbers(scores, TextBreaks(), within)",
     ),
     Removal(
         f"{NEW}prompt_filters.py::test_recall_survives_compaction",

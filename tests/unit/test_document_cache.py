@@ -15,9 +15,10 @@ from gemserve.engine.cache.document_cache import FEWEST_TOKENS
 from gemserve.engine.memory import MemoryPool, Repack, Segment, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import StepOutput, StepPlan
+from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
+from tests.unit.test_scheduler import kept_of
 
 LAYERS = 8
 
@@ -126,7 +127,7 @@ def _tokens(segment: Segment, row: int) -> range:
 
 def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> StepOutput:
     memory.move_and_copy(plan)
-    kept: dict[int, tuple[int, ...]] = {}
+    kept: dict[int, Kept] = {}
     tokens = {row.sequence: 1 for row in plan.decodes}
     failed: set[int] = set()
     chunk = plan.chunk
@@ -139,10 +140,10 @@ def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> S
             memory.read(s, chunk.start, chunk.count)
             if rng.random() < 0.03:
                 failed.add(number)
-                kept[number] = tuple(range(min(s.num_prompt, s.plan.budget.limit)))
+                kept[number] = kept_of(s, range(min(s.num_prompt, s.plan.budget.limit)))
             elif chunk.is_last:
                 count = rng.choice((s.plan.budget.high, s.plan.budget.limit))
-                kept[number] = tuple(range(min(count, s.num_prompt)))
+                kept[number] = kept_of(s, range(min(count, s.num_prompt)))
         else:
             if s.is_whole:
                 memory.read(s, chunk.start, chunk.count)

@@ -24,6 +24,7 @@ from tests.unit.test_document_cache import (
     perform,
     sequence,
 )
+from tests.unit.test_scheduler import kept_of
 
 DOCUMENT = [7] * 1000
 
@@ -241,8 +242,8 @@ def run_private_trace(seed: int) -> None:
         kept = {}
         chunk = plan.chunk
         if chunk is not None and chunk.is_filter and chunk.is_last:
-            num_prompt = s.sequences[chunk.sequence].num_prompt
-            kept[chunk.sequence] = tuple(range(min(num_prompt, 16)))
+            reader = s.sequences[chunk.sequence]
+            kept[chunk.sequence] = kept_of(reader, range(min(reader.num_prompt, 16)))
         output = perform(s, replace(plan, moves=(), copies=(), chunk=None), memory, rng)
         tokens = dict(output.tokens)
         if chunk is not None and not chunk.is_filter and chunk.is_last:

@@ -74,14 +74,18 @@ def refused(options: FilterOptions, planner: FilterPlanner = PLANNER) -> tuple[s
 def test_what_a_request_does_not_say_is_the_servers() -> None:
     params = PLANNER.resolve(FilterOptions())
     assert params == FilterParams(
-        method="sieve", keep=64, fallback=True, layer=3, may_read_whole=True
+        method="sieve", keep=64, fallback=True, layer=3, lexical="auto", may_read_whole=True
     )
     others = FilterOptions(keep=0.25, layer=1, return_selection=True)
     assert PLANNER.resolve(others) == FilterParams(
-        method="sieve", keep=0.25, layer=1, return_selection=True
+        method="sieve", keep=0.25, layer=1, lexical="auto", return_selection=True
     )
+    unworded = PLANNER.resolve(FilterOptions(lexical="off"))
+    assert unworded == FilterParams(method="sieve", keep=64, fallback=True, layer=3)
     headed = PLANNER.resolve(FilterOptions(heads=((2, 0), (0, 3)), layer=2))
-    assert headed == FilterParams(method="sieve", keep=64, layer=2, heads=((2, 0), (0, 3)))
+    assert headed == FilterParams(
+        method="sieve", keep=64, layer=2, heads=((2, 0), (0, 3)), lexical="auto"
+    )
     pooled = PLANNER.resolve(FilterOptions(method="gemfilter", pooling="max"))
     assert pooled == FilterParams(method="gemfilter", keep=64, layer=3, pooling="max")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,19 +122,33 @@ def test_ranks_are_the_same_as_from_a_sort(limit: int) -> None:
         )
 
 
-def test_a_part_of_an_order_is_its_beginning() -> None:
+def test_only_whole_passages_are_kept_and_as_many_as_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     breaks = TextBreaks(paragraphs=tuple(range(0, 3000, 70)), lines=tuple(range(0, 3000, 9)))
     for levels in (3, 50, 1 << 20):  # few: many ranks are equal
         scores = torch.randint(0, levels, (3000,), generator=generator) / levels
-        is_free = torch.rand(3000, generator=generator) < 0.9
-        order, ranks = Sieve().order(scores, breaks, 200)
-        order, ranks = order[is_free[order]], ranks[is_free[order]]
-        for count in (1, 17, 200, 2999):
-            some, of_some = Sieve().order(scores, breaks, 200, is_free, count)
-            assert len(some) >= min(count, len(order))
-            assert torch.equal(some[:count], order[:count])
-            assert torch.equal(of_some[:count], ranks[:count])
+        is_free = np.arange(3000) >= 100
+        for room in (40, 200, 1000, 2900):
+            numbers = Sieve().passage_numbers(scores, breaks, room)
+            kept = np.zeros(3000, dtype=bool)
+            for start, stop in Sieve().ranked(scores, numbers, is_free).fill(room):
+                kept[start:stop] = True
+            kept &= is_free
+            assert room - Sieve().passage_limit(room) < kept.sum() <= room
+            of_passage = numbers.numpy()
+            for number in set(of_passage[kept].tolist()):
+                assert kept[(of_passage == number) & is_free].all()
+
+
+def test_what_stands_between_passages_is_counted() -> None:
+    breaks = TextBreaks(paragraphs=tuple(range(0, 640, 40)))
+    scores = torch.zeros(640)
+    scores[20::80] = 1  # every other passage
+    numbers = Sieve().passage_numbers(scores, breaks, 256)
+    passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool))
+    assert len(list(passages.fill(164))) == 4
+    assert len(list(passages.fill(164, num_between=1))) == 4  # with each one token, and none left
+    assert len(list(passages.fill(163, num_between=1))) == 3
 
 
 def test_coverage_is_the_share_of_the_first_sixteenth() -> None:

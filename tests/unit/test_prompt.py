@@ -46,8 +46,11 @@ def test_a_text_prompt_begins_with_bos_and_protects_its_ends(tokenizer: Any) -> 
     assert prompt.ids[0] == tokenizer.bos_token_id
     assert prompt.ids[1] != tokenizer.bos_token_id
     n = len(prompt.ids)
-    expected = {*range(1 + QUESTION_HEAD), *range(n - QUESTION_TAIL, n)}
-    assert set(protected_positions(prompt.protected, n, n)) == expected
+    kept = set(protected_positions(prompt.protected, n, n))
+    kept_first = min(set(range(n)) - kept)
+    assert {*range(kept_first), *range(n - 32, n)} == kept, "its end is what is asked"
+    assert 1 < kept_first <= 1 + QUESTION_HEAD
+    assert kept_first in {*prompt.breaks.paragraphs, *prompt.breaks.sentences, *prompt.breaks.lines}
 
 
 def test_a_prompt_of_ids_is_taken_unaltered(tokenizer: Any) -> None:
@@ -253,7 +256,8 @@ def test_the_question_is_the_last_paragraph(tokenizer: Any, blank: str, end: str
 def test_one_line_end_is_no_blank_line(tokenizer: Any) -> None:
     text = "The bells ring in the morning. " * 50 + "\r\nWhich bell rings at noon?"
     prompt = text_prompt(tokenizer, text)
-    assert any(s.priority is Priority.TAIL for s in prompt.protected), "no paragraph was seen"
+    assert "Which bell" in "".join(text_at(prompt, Priority.QUESTION))
+    assert not any(s.priority is Priority.BEFORE for s in prompt.protected), "no paragraph was seen"
 
 
 @pytest.mark.parametrize("blanks", ["\n" * 60, " " * 500, "\n" * 3000])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemserve.prompting.prompt import Prompt, ids_prompt, text_prompt
+from gemserve.prompting.question import ids_question
 from gemserve.types import MAX_QUESTION_TOKENS, Priority
 
 PARAGRAPH = "Paragraph {} speaks of the river and of the bridge. It was built by the town long ago."
@@ -146,7 +147,7 @@ def test_a_decoder_that_raises_is_no_error(tokenizer: Any) -> None:
         def backend_tokenizer(self) -> Any:
             raise OverflowError("out of range")
 
-    assert ids_prompt(Raising(), [1, 2, 3]).question == ()
+    assert ids_question(Raising(), [1, 2, 3]) == ()
 
 
 CONTROL = ("<|end|>", "<|user|>", "<|begin|>")

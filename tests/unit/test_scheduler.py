@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gemserve.engine.memory import MemoryPool, Move, Repack
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.step_plan import StepOutput, StepPlan
+from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 
@@ -76,7 +77,7 @@ def perform(s: Scheduler, plan: StepPlan, rng: Random, failure_rate: float) -> S
     A chunk is through after two steps on average.
     """
     tokens: dict[int, int] = {}
-    kept: dict[int, tuple[int, ...]] = {}
+    kept: dict[int, Kept] = {}
     chunk = plan.chunk
     is_done = rng.random() < 0.5
     if chunk is not None and is_done:
@@ -85,7 +86,8 @@ def perform(s: Scheduler, plan: StepPlan, rng: Random, failure_rate: float) -> S
             everything = range(reader.num_prompt)
             budget = reader.plan.budget  # fewer than reserved for, or more
             count = rng.choice((rng.randint(budget.low, budget.high), budget.limit))
-            kept[chunk.sequence] = tuple(sorted(rng.sample(everything, count)))
+            positions = sorted(rng.sample(everything, count))
+            kept[chunk.sequence] = kept_of(reader, positions)
         elif chunk.is_last:
             tokens[chunk.sequence] = rng.randrange(100)
     decoding = [row.sequence for row in plan.decodes]
@@ -100,6 +102,12 @@ def perform(s: Scheduler, plan: StepPlan, rng: Random, failure_rate: float) -> S
     return StepOutput(
         is_chunk_done=is_done, tokens=tokens, kept=kept, finished=finished, failures=failures
     )
+
+
+def kept_of(s: Sequence, positions: Iterable[int]) -> Kept:
+    """A choice of these positions."""
+    positions = tuple(positions)
+    return Kept(positions=positions, ids=[s.request.prompt_ids[at] for at in positions])
 
 
 def is_at_its_end(sequence: Sequence) -> bool:

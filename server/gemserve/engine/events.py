@@ -97,7 +97,9 @@ class EventMaker:
         elif kept.is_diffuse:
             is_whole = len(kept.positions) == job.sequence.num_prompt
             job.reason = "diffuse_attention" if is_whole else "widened"
-        filtered = _filtered(job, kept.positions, now_s, kept.coverage, kept.scores)
+        filtered = _filtered(
+            job, kept.positions, now_s, kept.coverage, kept.scores, num_added=len(kept.added)
+        )
         ends = [self.finished(job, "stop", 0)] if job.request.selects_only else []
         return [filtered, *ends]
 
@@ -145,7 +147,7 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
     return StepOutput(
         is_chunk_done=out.is_chunk_done,
         tokens={number: drawn.token for number, drawn in out.drawn.items()},
-        kept={number: kept.positions for number, kept in out.kept.items()},
+        kept=out.kept,
         failed_filters=frozenset(n for n, kept in out.kept.items() if kept.has_failed),
         finished=frozenset(ended - set(out.failures)),
         failures=frozenset(out.failures),
@@ -158,6 +160,7 @@ def _filtered(
     now_s: float,
     coverage: float | None = None,
     scores: FilterScores | None = None,
+    num_added: int = 0,
 ) -> Filtered:
     """The filter's report.
 
@@ -177,6 +180,7 @@ def _filtered(
         prompt_tokens=sequence.num_prompt,
         kept_tokens=sequence.num_kept if kept is None else len(kept),
         protected_tokens=sequence.plan.budget.protected,
+        added_tokens=num_added,
         cached_tokens=sequence.num_cached + sequence.num_reused,
         filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
         selection=selection,

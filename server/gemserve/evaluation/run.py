@@ -244,13 +244,9 @@ def generate(
 ) -> tuple[str, FilterReport]:
     request = Request(
         request_id="eval",
-        prompt_ids=ids,
+        **example.prompt.fields | {"prompt_ids": ids},
         sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
         filter=params,
-        protected=example.prompt.protected,
-        breaks=example.prompt.breaks,
-        anchor=example.prompt.anchor,
-        question=example.prompt.question,
     )
     text = ""
     report: FilterReport | None = None

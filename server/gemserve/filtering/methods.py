@@ -29,6 +29,7 @@ class Method:
     `fallback`). `has_pooling`: it takes `pooling`. `has_heads`: its selector scores by calibrated
     heads, which the option `heads` replaces. `repeats_question`: it watches the question's rows, so
     the filter pass reads a question in front of its document once more after the prompt.
+    `has_words`: it ranks by the question's words, too, unless `lexical` says otherwise.
     `is_served`: requests may name it; others are for evaluations alone.
     """
 
@@ -41,6 +42,7 @@ class Method:
     # these are not in the repr, by which an evaluation knows outcomes of other constants
     has_heads: bool = field(default=False, repr=False)
     repeats_question: bool = field(default=False, repr=False)
+    has_words: bool = field(default=False, repr=False)
     is_served: bool = field(default=True, repr=False)
 
     @property
@@ -68,7 +70,12 @@ METHODS: dict[FilterMethod, Method] = {
     "none": Method(),
     "gemfilter": Method(selector=GemFilter(), has_pooling=True),
     "sieve": Method(
-        selector=Sieve(), protects=True, is_adaptive=True, has_heads=True, repeats_question=True
+        selector=Sieve(),
+        protects=True,
+        is_adaptive=True,
+        has_heads=True,
+        repeats_question=True,
+        has_words=True,
     ),
     "snapkv": Method(evictor=SnapKV()),
     "position": Method(blind=Position(), protects=True),

@@ -91,6 +91,12 @@ class FilterPlanner:
                 "than the model's context",
                 param="filter.window",
             )
+        if options.lexical is not None and not method.has_words:
+            owners = self._methods_with(lambda other: other.has_words)
+            raise RequestError(
+                f"filter.lexical={options.lexical}: only {owners} it, not {name}",
+                param="filter.lexical",
+            )
         if options.protect != NO_PROTECT and not method.protects:
             owners = self._methods_with(lambda other: other.protects)
             raise RequestError(
@@ -117,6 +123,7 @@ class FilterPlanner:
             layer=layer,
             heads=heads,
             window=options.window or self.window,
+            lexical=options.lexical or ("auto" if method.has_words else "off"),
             may_read_whole=self.reads_cached_whole and leaves_it_open(options),
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,

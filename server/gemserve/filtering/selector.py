@@ -23,6 +23,7 @@ from gemserve.types import (
     Heads,
     ProtectedRange,
     TextBreaks,
+    TokenArray,
 )
 from gemserve_kernels import Backend
 
@@ -66,13 +67,16 @@ class LayerEvidence:
 class PromptEvidence:
     """What a choice needs to know of a prompt of `num_tokens` tokens besides its scores.
 
-    `coverage_bound`: see `Choice`. `protected` and `breaks` are the request's.
+    `coverage_bound`: see `Choice`. `protected` and `breaks` are the request's, and so are `words`,
+    if passages rank by them. `num_between`: tokens that may be added between two passages.
     """
 
     num_tokens: int
     protected: tuple[ProtectedRange, ...]
     breaks: TextBreaks = NO_BREAKS
     coverage_bound: float = 0.0
+    words: tuple[TokenArray, ...] = ()
+    num_between: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +158,12 @@ def check_finite(scores: torch.Tensor) -> torch.Tensor:
 class Selector(ABC):
     """Chooses which positions of the prompt to keep, after a pass through the lower layers.
 
-    `reads_windows`: it can score windows of a document that were read alone.
+    `reads_windows`: it can score windows of a document that were read alone. `keeps_passages`: it
+    keeps whole ones, which are separated where they were not neighbours.
     """
 
     reads_windows: ClassVar[bool] = False
+    keeps_passages: ClassVar[bool] = False
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
         """Positions of the queries that `score` needs, ascending. By default the last one.
@@ -185,6 +191,8 @@ class Selector(ABC):
 
     def choose(self, evidence: PromptEvidence, budget: Budget, params: FilterParams) -> Choice:
         """Positions within `budget`, whose `high` is below the number of tokens.
+
+        With what is added between them they are within it, too.
 
         `evidence`: an `Evidence`, or a `WindowEvidence` if the prompt was read in windows. By
         default those with the highest scores. Raises `ValueError` if the scores are not finite.

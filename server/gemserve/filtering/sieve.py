@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -27,6 +28,7 @@ from gemserve.filtering.selector import (
     check_finite,
 )
 from gemserve.filtering.window_scores import MOST_KEPT, WindowSummary
+from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.scores import (
     MOST_HEAD_SCORES,
     MOST_HEADS,
@@ -34,7 +36,7 @@ from gemserve.scores import (
     HeadScores,
     SelectionInputs,
 )
-from gemserve.types import FilterParams, Heads, TextBreaks
+from gemserve.types import FilterParams, Heads, TextBreaks, TokenArray
 
 COVERAGE_SHARE = 1 / 16
 _AWAKE = 0.1  # a document whose scores add up to less than this has no place that stands out
@@ -45,20 +47,22 @@ class Sieve(Selector):
     """Keeps the passages whose tokens the question attends to most.
 
     A token's score is the largest attention that any row of the question pays to it in any head: of
-    the calibrated heads, or of all heads of the filter layer. A passage (see `filtering.passages`)
-    has at most `passage_share` of the tokens that may be chosen, within `shortest` and `longest`.
-    `reach`: where the text has no breaks, a token ranks by the best score among so many neighbours
-    on either side. `focus`: "auto" keeps no passage whose rank is below this share of the best
-    one's. `ceiling`: the largest distance between a token and the rows (see
-    `LayerEvidence.keys_near`). `end_rows`: rows at the prompt's end that are watched if no question
-    was found, or beside it.
+    the calibrated heads, or of all heads of the filter layer. Passages rank by these scores and by
+    the question's words (see `filtering.word_ranks`), and are kept whole, as many as fit. A passage
+    (see `filtering.passages`) has at most `passage_share` of the tokens that may be chosen, within
+    `shortest` and `longest`. `reach`: where the text has no breaks, a token ranks by the best score
+    among so many neighbours on either side, and those that rank alike are a passage. `focus`:
+    "auto" keeps no more than the passages with at least this share of the best one's attention.
+    `ceiling`: the largest distance between a token and the rows (see `LayerEvidence.keys_near`).
+    `end_rows`: rows at the prompt's end that are watched if no question was found, or beside it.
     """
 
     reads_windows: ClassVar[bool] = True
+    keeps_passages: ClassVar[bool] = True
 
-    passage_share: float = 1 / 4
+    passage_share: float = 3 / 16
     shortest: int = 32
-    longest: int = 128
+    longest: int = 96
     reach: int = 8
     focus: float = 0.3
     ceiling: int = 4096
@@ -131,12 +135,9 @@ class Sieve(Selector):
         firm = _as_index(reserved.firm, scores.device)
         # a question's words attend to each other, so their neighbours would rank high
         scores[firm] = 0
-        first = _as_index(reserved.positions, scores.device)
-        is_free = _without(first, num_tokens)
-        # a sort of a million tokens would take the engine's thread a second
-        most = (budget.limit if params.fallback else budget.high) - len(first)
-        numbers = self._passage_numbers(scores, evidence.breaks, within)
-        order, ranks = self._ordered(scores, numbers, is_free, most)
+        is_free = np.ones(num_tokens, dtype=np.bool_)
+        is_free[reserved.positions] = False
+        numbers = self.passage_numbers(scores, evidence.breaks, within - evidence.num_between)
         # a choice without room has found nothing
         coverage = 0.0
         if within and isinstance(evidence, WindowEvidence):
@@ -150,15 +151,19 @@ class Sieve(Selector):
                 asked[firm] = 0
                 coverage = max(coverage, self.coverage(asked, firm))
         is_trusted = coverage >= evidence.coverage_bound
-        if params.fallback and not is_trusted and budget.limit > budget.high:
-            ranked = torch.cat([first, order])[: budget.limit]
-            positions = ranked.sort().values
+        is_diffuse = params.fallback and not is_trusted and budget.limit > budget.high
+        if is_diffuse and budget.limit == num_tokens:
+            positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
-        if within and budget.low < budget.high:
-            whole = int((ranks >= self.focus * ranks[0]).sum())  # so that no passage is cut
-            within = min(within, max(whole, budget.least_chosen))
-        kept = torch.cat([first, order[:within]])
-        return Choice(positions=kept.sort().values, coverage=coverage, scores=raw)
+        passages = self.ranked(scores, numbers, is_free, evidence.words)
+        room = budget.limit - len(reserved.positions) if is_diffuse else within
+        if within and not is_diffuse and budget.low < budget.high:
+            room = min(room, max(passages.count_focused(self.focus), budget.least_chosen))
+        is_kept = ~is_free
+        for start, stop in passages.fill(room, evidence.num_between):
+            is_kept[start:stop] = True
+        positions = torch.from_numpy(np.flatnonzero(is_kept)).to(scores.device)
+        return Choice(positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw)
 
     def details(
         self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget, params: FilterParams
@@ -177,25 +182,34 @@ class Sieve(Selector):
             heads_high=high,
         )
 
-    def order(
+    def passage_numbers(self, scores: torch.Tensor, breaks: TextBreaks, room: int) -> torch.Tensor:
+        """See `number_passages`; `room`: tokens to be chosen."""
+        limit = self.passage_limit(room)
+        return torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
+
+    def ranked(
         self,
         scores: torch.Tensor,
-        breaks: TextBreaks,
-        room: int,
-        is_free: torch.Tensor | None = None,
-        count: int | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All positions, best first, and the score that each ranks by in that order; both [tokens].
+        numbers: torch.Tensor,
+        is_free: npt.NDArray[np.bool_],
+        words: Sequence[TokenArray] = (),
+    ) -> RankedPassages:
+        """The passages by `scores` and `words`. `numbers`: see `number_passages`.
 
-        Within a passage those with the best neighbours come first. `room`: tokens to be chosen.
-        `is_free` [tokens]: only of these positions. `count`: the first so many are enough.
+        `is_free`: which tokens may be chosen. All but `words` are [tokens].
         """
-        numbers = self._passage_numbers(scores, breaks, room)
-        return self._ordered(scores, numbers, is_free, count)
+        ranks, near = self._ranks(scores, numbers).cpu().numpy(), self._best_near(scores)
+        # where the text has no breaks, tokens with the same best neighbour
+        alike = torch.where(numbers > 0, 0.0, near).cpu().numpy()
+        of_token = numbers.cpu().numpy()
+        is_first = np.ones(len(ranks), dtype=np.bool_)
+        is_first[1:] = (np.diff(of_token) != 0) | (np.diff(alike) != 0)
+        starts = np.flatnonzero(is_first)
+        return RankedPassages.of(starts, ranks[starts].astype(np.float64), is_free, words)
 
     def passage_limit(self, room: int) -> int:
         """The most tokens of a passage, if `room` tokens are to be chosen."""
-        return round(min(max(self.passage_share * room, self.shortest), self.longest))
+        return max(1, round(min(max(self.passage_share * room, self.shortest), self.longest, room)))
 
     def coverage(self, scores: torch.Tensor, outside: torch.Tensor | None = None) -> float:
         """The share of a document's scores that its best sixteenth has, 0 to 1.
@@ -237,32 +251,9 @@ class Sieve(Selector):
         best = max(float(self._ranks(of_rows, numbers).max()) for of_rows in shares)
         return round(min(1.0, best), 4)
 
-    def _passage_numbers(self, scores: torch.Tensor, breaks: TextBreaks, room: int) -> torch.Tensor:
-        """See `number_passages`; `room`: tokens to be chosen."""
-        limit = self.passage_limit(room)
-        return torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
-
     def _ranks(self, scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """What each token's passage ranks by; without a passage, its best neighbour: [tokens]."""
         return torch.where(numbers > 0, rank_passages(scores, numbers), self._best_near(scores))
-
-    def _ordered(
-        self,
-        scores: torch.Tensor,
-        numbers: torch.Tensor,
-        is_free: torch.Tensor | None = None,
-        count: int | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `order`."""
-        near, ranks = self._best_near(scores), self._ranks(scores, numbers)
-        order = torch.arange(len(scores), device=scores.device)
-        if is_free is not None:
-            order = order[is_free]
-        if count is not None and max(1, count) < len(order):
-            order = order[ranks[order] >= _largest(ranks[order], max(1, count))]
-        for key in (scores, near, ranks):  # the last range counts most
-            order = order[key[order].sort(descending=True, stable=True).indices]
-        return order, ranks[order]
 
     def _passages(
         self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget

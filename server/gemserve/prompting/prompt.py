@@ -12,22 +12,32 @@ from gemserve.prompting.chat_protection import check_marks, marked_ranges, prote
 from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
 from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import encode, token_edges
-from gemserve.prompting.protected import last_paragraphs, plain_ranges, with_question
+from gemserve.prompting.protected import (
+    last_paragraphs,
+    plain_ranges,
+    whole_sentences,
+    with_question,
+)
 from gemserve.prompting.question import chat_question, ids_question, text_question
+from gemserve.prompting.separators import separators
 from gemserve.prompting.template_roles import fit_roles, source_places
-from gemserve.prompting.text_breaks import find_breaks, find_breaks_of_ids
+from gemserve.prompting.text_breaks import find_breaks, text_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.prompting.window_anchor import window_anchor
+from gemserve.prompting.word_places import find_word_places
 from gemserve.ranges import Ranges
 from gemserve.types import (
     NO_BREAKS,
     NO_PROTECT,
+    NO_SEPARATORS,
     SHORT_TURN,
     MessagePlace,
     Priority,
     Protect,
     ProtectedRange,
+    Separators,
     TextBreaks,
+    TokenArray,
 )
 
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
@@ -39,7 +49,7 @@ class Prompt:
     """Token ids as the model sees them, and the ranges worth protecting.
 
     `text` is what was tokenized, and `encoding` its `tokenizers.Encoding` or `TokenOffsets`. Both
-    are empty for a prompt of token ids. `question`, `messages`, `num_called`, `anchor`: see
+    are empty for a prompt of token ids. The others are those of
     `types.Request`.
     """
 
@@ -52,6 +62,23 @@ class Prompt:
     messages: tuple[MessagePlace, ...] | None = None
     num_called: int = 0
     anchor: tuple[int, ...] = ()
+    words: tuple[TokenArray, ...] = ()
+    separators: Separators = NO_SEPARATORS
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a `Request` takes over."""
+        names = (
+            "protected",
+            "breaks",
+            "question",
+            "messages",
+            "num_called",
+            "anchor",
+            "words",
+            "separators",
+        )
+        return {"prompt_ids": self.ids} | {name: getattr(self, name) for name in names}
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:
@@ -69,12 +96,17 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     question = ids_question(tokenizer, ids)
     ranges = plain_ranges(len(ids), has_bos)
+    text, starts = text_of_ids(tokenizer, ids)
+    breaks = find_breaks([(0, text)], starts)
+    protected = with_question(tokenizer, ids, ranges, question, len(ids) - _ANSWER_TOKENS)
     return Prompt(
         ids,
-        with_question(tokenizer, ids, ranges, question, len(ids) - _ANSWER_TOKENS),
-        breaks=find_breaks_of_ids(tokenizer, ids),
+        whole_sentences(protected, breaks, has_question=bool(question)),
+        breaks=breaks,
         question=question,
         anchor=window_anchor(tokenizer),
+        words=find_word_places(text, starts, question),
+        separators=separators(tokenizer),
     )
 
 
@@ -93,16 +125,26 @@ def text_prompt(tokenizer: Any, text: str, protect: Protect = NO_PROTECT) -> Pro
     blanks = len(encode(tokenizer, text[len(unpadded) :], add_special_tokens=False))
     stop = max(int(has_bos), len(ids) - max(0, blanks - _LAST_BLANKS))
     ends = [encode(tokenizer, end, add_special_tokens=False) for end in last_paragraphs(unpadded)]
-    starts = [max(0, len(ids) - blanks - len(end)) for end in ends]
+    last = [max(0, len(ids) - blanks - len(end)) for end in ends]
     question = text_question(tokenizer, text, encoding)
-    ranges = plain_ranges(stop, has_bos, starts)
+    ranges = plain_ranges(stop, has_bos, last)
     protected = with_question(tokenizer, ids, ranges, question, stop - _ANSWER_TOKENS)
     chat = RenderedChat((), (), text, encoding)
     marked = [chat.tokens(*at) for at in marked_ranges(text, protect, 0, len(text))]
     protected += tuple(ProtectedRange(*at, Priority.SYSTEM) for at in marked)
-    breaks = _breaks_of([(0, text)], encoding)
-    anchor = window_anchor(tokenizer)
-    return Prompt(ids, protected, text, encoding, breaks, question, anchor=anchor)
+    starts = token_edges(encoding)[0]
+    breaks = find_breaks([(0, text)], starts)
+    return Prompt(
+        ids,
+        whole_sentences(protected, breaks, has_question=bool(question)),
+        text,
+        encoding,
+        breaks,
+        question,
+        anchor=window_anchor(tokenizer),
+        words=find_word_places(text, starts, question),
+        separators=separators(tokenizer),
+    )
 
 
 def chat_prompt(
@@ -139,10 +181,11 @@ def chat_prompt(
     answer_start = ranges[-1].start if shown else len(encoding) - _ANSWER_TOKENS
     protected = with_question(tokenizer, encoding.ids, ranges, question, answer_start)
     contents = [(low, text[low:high]) for _, low, high in places]
-    breaks = _breaks_of(contents or [(0, text)], encoding)
+    starts = token_edges(encoding)[0]
+    breaks = find_breaks(contents or [(0, text)], starts)
     return Prompt(
         encoding.ids,
-        protected,
+        whole_sentences(protected, breaks, has_question=bool(question)),
         text,
         encoding,
         breaks,
@@ -150,6 +193,8 @@ def chat_prompt(
         shown,
         num_called,
         window_anchor(tokenizer),
+        find_word_places(text, starts, question),
+        separators(tokenizer),
     )
 
 
@@ -159,10 +204,6 @@ def _check_plain(protect: Protect) -> None:
         if getattr(protect, name):
             field = f"filter.protect.{name}"
             raise RequestError(f"{field}: only with messages; a prompt has none", param=field)
-
-
-def _breaks_of(texts: Sequence[tuple[int, str]], encoding: Any) -> TextBreaks:
-    return find_breaks(texts, token_edges(encoding)[0])
 
 
 def _check_length(encoding: Any, max_tokens: int | None, field: str) -> None:

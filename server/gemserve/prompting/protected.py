@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from gemserve.prompting.question_words import BLANK_LINE
 from gemserve.ranges import Ranges, as_ranges
-from gemserve.types import FAR_FROM_END, SHORT_TURN, Priority, ProtectedRange
+from gemserve.types import FAR_FROM_END, SHORT_TURN, Priority, ProtectedRange, TextBreaks
 
 QUESTION_HEAD = 32
 QUESTION_TAIL = 64
@@ -41,7 +42,7 @@ def question_ranges(
         return [ProtectedRange(question_start, stop, Priority.QUESTION), head]
     end = stop - _SURELY_ASKED
     question = ProtectedRange(end, stop, Priority.QUESTION)
-    return [question, head, ProtectedRange(stop - QUESTION_TAIL, end, Priority.TAIL)]
+    return [question, head, ProtectedRange(stop - QUESTION_TAIL, end, Priority.END)]
 
 
 def plain_ranges(
@@ -90,6 +91,29 @@ def with_question(
     )
 
 
+def whole_sentences(
+    ranges: Sequence[ProtectedRange], breaks: TextBreaks, has_question: bool
+) -> tuple[ProtectedRange, ...]:
+    """`ranges`, of which those at a document's ends have whole sentences or lines, or are left out.
+
+    Half a sentence says nothing, and misleads a small model. The end of a request, which may be
+    what it asks, is left out if a question was found (`has_question`).
+    """
+    cuts = sorted({*breaks.paragraphs, *breaks.sentences, *breaks.lines})
+    trimmed = []
+    for each in ranges:
+        if each.priority is Priority.HEAD:
+            before = bisect_right(cuts, each.stop)
+            trimmed.append(replace(each, stop=cuts[before - 1] if before else each.start))
+        elif each.priority is Priority.TAIL:
+            behind = bisect_left(cuts, each.start)
+            start = cuts[behind] if behind < len(cuts) else each.stop
+            trimmed.append(replace(each, start=start))
+        elif each.priority is not Priority.END or not has_question:
+            trimmed.append(each)
+    return tuple(each for each in trimmed if each.start < each.stop)
+
+
 def _without_document(
     protected: ProtectedRange, question_end: int, answer_start: int
 ) -> list[ProtectedRange]:
@@ -98,7 +122,7 @@ def _without_document(
         return [protected]
     border = min(max(protected.start, answer_start), protected.stop)
     parts = (
-        replace(protected, stop=border, priority=Priority.TAIL),
+        replace(protected, stop=border, priority=Priority.END),
         replace(protected, start=border),
     )
     return [part for part in parts if part.start < part.stop]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from gemserve.prompting.encoding import IntArray
 from gemserve.types import TextBreaks
 
-_PARAGRAPH = re.compile(r"\n(?:[^\S\n]*\n)+")
+# What a line announces with a colon, such as a list, stays with it.
+_PARAGRAPH = re.compile(r"(?<![:：\n])\n(?:[^\S\n]*\n)+")
 # A space belongs to the token behind it, so a sentence begins with the space in front of it.
 _SENTENCE = re.compile(
     r"[.!?…][\"'”’»)\]]*(?=\s+[^a-z\s])|[。！？]|\n(?=[^\S\n]*(?:[-*•#>]|\d+[.)]))"
@@ -37,8 +38,11 @@ def find_breaks(texts: Sequence[tuple[int, str]], starts: IntArray | Sequence[in
     )
 
 
-def find_breaks_of_ids(tokenizer: Any, ids: Sequence[int]) -> TextBreaks:
-    """The breaks of a prompt of token ids; none where an id is no token."""
+def text_of_ids(tokenizer: Any, ids: Sequence[int]) -> tuple[str, IntArray]:
+    """The texts of tokens in a row, and the character at which each begins.
+
+    Both are as if of an empty text where an id is no token.
+    """
     distinct = sorted(set(ids))
     try:
         backend = tokenizer.backend_tokenizer
@@ -46,7 +50,7 @@ def find_breaks_of_ids(tokenizer: Any, ids: Sequence[int]) -> TextBreaks:
             [[i] for i in distinct], skip_special_tokens=False
         )
     except OverflowError:  # an id that no tokenizer can have
-        return TextBreaks()
+        return "", np.zeros(0, dtype=np.int64)
     text_of = dict(zip(distinct, decoded, strict=True))
     texts: list[str] = []
     lengths: list[int] = []
@@ -56,7 +60,7 @@ def find_breaks_of_ids(tokenizer: Any, ids: Sequence[int]) -> TextBreaks:
         lengths += map(len, part)
     counts = np.array(lengths, dtype=np.int64)
     starts: IntArray = counts.cumsum() - counts
-    return find_breaks([(0, "".join(texts))], starts)
+    return "".join(texts), starts
 
 
 def _tokens(starts: IntArray, characters: IntArray) -> tuple[int, ...]:

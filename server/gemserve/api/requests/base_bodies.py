@@ -36,6 +36,7 @@ from gemserve.types import (
     FilterOptions,
     Heads,
     Keep,
+    Lexical,
     Protect,
     WindowSize,
     parse_heads,
@@ -101,6 +102,7 @@ class FilterBody(Body):
     layer: Natural | Literal["auto"] = "auto"
     heads: Annotated[Any, WithJsonSchema(field_schemas.HEADS)] = None
     window: Annotated[Any, WithJsonSchema(field_schemas.WINDOW)] = None
+    lexical: Lexical | None = None
     pooling: Literal["mean", "max"] | None = None
     protect: ProtectBody | None = None
     return_selection: bool = False

@@ -175,16 +175,10 @@ class RequestBuilder:
             )
         request = Request(
             request_id=request_id,
-            prompt_ids=prompt.ids,
+            **prompt.fields,
             sampling=SamplingParams(max_tokens=1),
             filter=params,
             selects_only=True,
-            protected=prompt.protected,
-            breaks=prompt.breaks,
-            question=prompt.question,
-            num_called=prompt.num_called,
-            anchor=prompt.anchor,
-            messages=prompt.messages,
             adapter=adapter,
         )
         return repeat_for_choices(self.planner, [request], 1)
@@ -266,17 +260,11 @@ class RequestBuilder:
         sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
             request_id=request_id,
-            prompt_ids=prompt.ids,
+            **prompt.fields,
             sampling=sampling,
             filter=limits.params,
             priority=body.priority or 0,
             prompt_logprobs=count if is_prompt_scored else None,
-            protected=prompt.protected,
-            breaks=prompt.breaks,
-            question=prompt.question,
-            num_called=prompt.num_called,
-            anchor=prompt.anchor,
-            messages=prompt.messages,
             grammar=grammar,
             adapter=adapter,
         )

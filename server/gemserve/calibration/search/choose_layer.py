@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from gemserve.calibration.search.choose_window import PROBE_TOKENS, SIZES, choose_window
@@ -267,8 +268,12 @@ def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int
     scores = torch.zeros(len(prompt.ids))
     scores[question.document] = question.of(row.heads, row.ends_with)
     count = max(1, round(SHARES[0] * len(document)))
-    order, _ = Sieve().order(scores, prompt.breaks, count)
-    chosen = set([p for p in order.tolist() if p in document][:count])
+    sieve, is_free = Sieve(), np.zeros(len(prompt.ids), dtype=np.bool_)
+    is_free[question.document] = True
+    numbers = sieve.passage_numbers(scores, prompt.breaks, count)
+    passages = sieve.ranked(scores, numbers, is_free)
+    kept = [p for start, stop in passages.fill(count) for p in range(start, stop)]
+    chosen = document.intersection(kept)
     ids = prompt.ids
     return [token for p, token in enumerate(ids) if p in chosen or p not in document]
 

@@ -90,14 +90,10 @@ def _reports(core: Core, prompts: Sequence[Prompt], window: WindowSize) -> Itera
         params = FilterParams(method="sieve", keep=_SHARE, window=window, return_selection=True)
         request = Request(
             request_id=uuid.uuid4().hex,
-            prompt_ids=prompt.ids,
+            **prompt.fields,
             sampling=SamplingParams(max_tokens=1),
             filter=params,
             selects_only=True,
-            protected=prompt.protected,
-            breaks=prompt.breaks,
-            question=prompt.question,
-            anchor=prompt.anchor,
         )
         events = list(core.run_alone(request))
         (report,) = (event.report for event in events if isinstance(event, Filtered))

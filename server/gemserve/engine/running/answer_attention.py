@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gemserve.engine.sequence.step_plan import Kept
 from gemserve.filtering.passages import number_passages
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
@@ -28,19 +29,24 @@ _LEAST_WEIGHT = 0.001
 class AnswerWatch:
     """Looks at one request's answer. `model`: with the request's adapter.
 
-    `kept`: the positions that the answer is generated from; None: all of the prompt's.
+    `kept`: what the answer is generated from; None: all of the prompt.
     """
 
     def __init__(
-        self, request: Request, kept: Ids[int] | None, model: CausalModel, adapter: Adapter
+        self, request: Request, kept: Kept | None, model: CausalModel, adapter: Adapter
     ) -> None:
         plan = request.plan
         assert plan is not None
         assert plan.answer_layer is not None
         self._model, self._adapter = model, adapter
-        positions = range(len(request.prompt_ids)) if kept is None else kept
-        self._num_kept = len(positions)
-        self._last = request.prompt_ids[positions[-1]]  # its row is where the first token is from
+        everything = range(len(request.prompt_ids))
+        if kept is None:
+            kept = Kept(positions=everything, ids=request.prompt_ids)
+        positions = kept.positions
+        self._num_kept = len(kept.ids)
+        self._last = kept.ids[-1]  # its row is where the first token is from
+        # no passage has the tokens that separate passages
+        self._of_prompt = torch.from_numpy(np.delete(np.arange(self._num_kept), list(kept.added)))
         self._length = self._num_kept + request.sampling.max_tokens
         every = [(plan.answer_layer, head) for head in range(model.shape.num_heads)]
         self._heads = plan.answer_heads or tuple(every)
@@ -79,7 +85,7 @@ class AnswerWatch:
                     softcap=queries.softcaps[layer],
                 )
                 attention[:, 0] = 0  # an attention sink
-                weights.index_add_(1, self._slots, attention[:, : self._num_kept])
+                weights.index_add_(1, self._slots, attention[:, self._of_prompt])
             self._found += _strongest(weights / len(self._heads))
             done += some
 

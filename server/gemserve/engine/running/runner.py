@@ -60,8 +60,8 @@ class ChunkPass:
 class RunnerState:
     """What the runner keeps of one sequence: its task, and what its passes have left.
 
-    `model` runs it, as its adapter demands. `kept`: positions that its prefill pass reads; None:
-    all of the prompt's. `windows`: what those showed that are read. `query_tap` collects queries
+    `model` runs it, as its adapter demands. `kept`: what its prefill pass reads; None: all of
+    the prompt. `windows`: what those showed that are read. `query_tap` collects queries
     until a filter or an evictor has chosen. `scores` are the log- probabilities of the prompt so
     far. `kv` has the keys and values of all layers. It is valid while the sequence's memory is at
     `kv_place`. `watch` looks at the answer, if that is wanted; `drawn` has the answer's tokens for
@@ -72,7 +72,7 @@ class RunnerState:
     adapter: Adapter
     model: CausalModel
     sampler: SamplerState
-    kept: Ids[int] | None = None
+    kept: Kept | None = None
     chunk_pass: ChunkPass | None = None
     query_tap: QueryTap | None = None
     windows: list[WindowSummary] = field(default_factory=list)
@@ -89,10 +89,8 @@ class RunnerState:
 
     def kept_ids(self, start: int, count: int) -> Ids[int]:
         """Tokens start..start+count−1 of the prefill pass, or fewer at its end."""
-        prompt = self.request.prompt_ids
-        if self.kept is None:
-            return prompt[start : start + count]
-        return [prompt[position] for position in self.kept[start : start + count]]
+        ids = self.request.prompt_ids if self.kept is None else self.kept.ids
+        return ids[start : start + count]
 
 
 class Runner:
@@ -134,7 +132,7 @@ class Runner:
             adapter=adapter,
             model=self._model if adapted is None else adapted,
             sampler=sampler,
-            kept=request.plan.chosen,
+            kept=_chosen_before(request),
         )
 
     # one inference mode around all passes, because a pass pauses and resumes in the middle
@@ -290,7 +288,7 @@ class Runner:
         state.windows = []
         everything = range(len(state.request.prompt_ids))
         state.kept = None
-        out.kept[number] = Kept(positions=everything, has_failed=True)
+        out.kept[number] = Kept(positions=everything, ids=state.request.prompt_ids, has_failed=True)
         out.is_chunk_done = True
 
     def _begin(self, chunk: Chunk, piece: int, state: RunnerState) -> ChunkPass:
@@ -347,7 +345,7 @@ class Runner:
         state.windows += group.summaries()
         if chunk.is_last:
             kept = choose_from_windows(state.request, state.windows, chunk, self._model)
-            state.kept, state.windows = kept.positions, []
+            state.kept, state.windows = kept, []
             out.kept[chunk.sequence] = kept
 
     def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept:
@@ -355,7 +353,7 @@ class Runner:
         assert tap is not None
         assert chunk_pass.kv is not None
         kept = choose_positions(state.request, chunk_pass.kv, tap, chunk.num_cached, self._model)
-        state.kept = kept.positions
+        state.kept = kept
         return kept
 
     def _evict(self, chunk: Chunk, state: RunnerState, query_tap: QueryTap) -> None:
@@ -396,6 +394,14 @@ class Runner:
 def described(error: Exception) -> str:
     """An error's kind and message, without its frames, which hold requests and tensors."""
     return f"{type(error).__name__}: {error}"
+
+
+def _chosen_before(request: Request) -> Kept | None:
+    """What a method without a pass keeps."""
+    chosen = None if request.plan is None else request.plan.chosen
+    if chosen is None:
+        return None
+    return Kept(positions=chosen, ids=[request.prompt_ids[position] for position in chosen])
 
 
 def _evictor_of(state: RunnerState) -> SnapKV:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from gemserve.cost import ModelShape
 from gemserve.engine.sequence.step_plan import Chunk, Kept
+from gemserve.filtering.joined_text import JoinedText, join_text
 from gemserve.filtering.methods import selector_of
+from gemserve.filtering.protected_budget import always_read
 from gemserve.filtering.score_report import report_scores
 from gemserve.filtering.selector import (
     Evidence,
@@ -20,7 +23,7 @@ from gemserve.filtering.window_scores import WindowSummary, pooled_scores
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import Request
+from gemserve.types import NO_SEPARATORS, Request, TokenArray
 
 
 def choose_positions(
@@ -53,6 +56,8 @@ def choose_positions(
         breaks=request.breaks,
         heads=plan.heads,
         coverage_bound=plan.coverage_bound,
+        words=_words(request),
+        num_between=len(request.separators.blank_line),
     )
     reading = model.shape.filter_chunk(num_cached, num_read - num_cached, tap.layer)
     return _chosen(request, evidence, reading, model.shape)
@@ -77,6 +82,8 @@ def choose_from_windows(
         protected=request.protected,
         breaks=request.breaks,
         coverage_bound=plan.coverage_bound,
+        words=_words(request),
+        num_between=len(request.separators.blank_line),
     )
     shape, size = model.shape, plan.windows.size
     num_read = plan.windows.num_tokens - chunk.num_cached
@@ -91,9 +98,10 @@ def _chosen(request: Request, evidence: PromptEvidence, reading: float, shape: M
     method = request.filter.method
     selector = selector_of(method)
     choice = selector.choose(evidence, plan.budget, request.filter)
-    count, budget = len(choice.positions), plan.budget
-    if not (min(budget.low, budget.high) <= count <= budget.limit):
-        raise ValueError(f"{method} kept {count} tokens of a budget of {budget}")
+    positions, budget = choice.positions.tolist(), plan.budget
+    joined = _joined(request, positions)
+    if not (budget.protected < len(joined.ids) <= budget.limit):
+        raise ValueError(f"{method} kept {len(joined.ids)} tokens of a budget of {budget}")
     scores = None
     if request.filter.return_scores and choice.scores is not None:
         # FLOPs of reading the whole prompt, over those of the filter pass
@@ -101,8 +109,24 @@ def _chosen(request: Request, evidence: PromptEvidence, reading: float, shape: M
         ratio = whole / max(1.0, reading)
         scores = report_scores(choice.scores, selector, evidence, budget, request.filter, ratio)
     return Kept(
-        positions=choice.positions.tolist(),
+        positions=positions,
+        ids=joined.ids,
+        added=joined.added,
         coverage=choice.coverage,
         is_diffuse=choice.is_diffuse,
         scores=scores,
     )
+
+
+def _words(request: Request) -> tuple[TokenArray, ...]:
+    return request.words if request.filter.lexical == "auto" else ()
+
+
+def _joined(request: Request, positions: Sequence[int]) -> JoinedText:
+    """The text of a choice. Only what keeps whole passages separates them."""
+    num_tokens = len(request.prompt_ids)
+    is_document = np.ones(num_tokens, dtype=np.bool_)
+    is_document[always_read(request.protected, num_tokens)] = False
+    keeps_passages = selector_of(request.filter.method).keeps_passages
+    separators = request.separators if keeps_passages else NO_SEPARATORS
+    return join_text(request.tokens, positions, request.breaks, is_document, separators)

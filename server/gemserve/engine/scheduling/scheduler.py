@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Collection
-from collections.abc import Sequence as Ids
 
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
@@ -35,7 +34,7 @@ from gemserve.engine.reuse.windows import (
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
-from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, StepOutput, StepPlan
+from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
@@ -382,19 +381,18 @@ class Scheduler:
                 sequence.done = sequence.num_kept
                 self.pool.shrink(sequence.memory, sequence.kept_units(self._num_layers))
 
-    def _keep(self, sequence: Sequence, kept: Ids[int], is_complete: bool) -> None:
+    def _keep(self, sequence: Sequence, kept: Kept, is_complete: bool) -> None:
         """Continue with the positions that a filter chose. Wait if they need more than is reserved.
 
         `is_complete`: the filter pass has computed all that it should, so the cache may have it.
         """
-        assert 0 < len(kept) <= sequence.plan.budget.limit
+        assert 0 < len(kept.ids) <= sequence.plan.budget.limit
         key, tokens = sequence.cache_key, sequence.tokens  # of the filter pass
         if sequence.window_pass is not None:
             self.cache.use(None, sequence.window_pass.plan.num_tokens, sequence.num_cached)
             release_windows(self.pool, sequence)
-        sequence.chosen = kept
-        sequence.num_kept = len(kept)
-        sequence.ids = [sequence.request.prompt_ids[p] for p in kept]
+        sequence.chosen, sequence.ids = kept.positions, kept.ids
+        sequence.num_kept = len(kept.ids)
         sequence.done = 0
         needed = sequence.kept_units(self._num_layers)
         is_fitting = needed <= sequence.memory.size

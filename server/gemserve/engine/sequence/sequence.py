@@ -36,9 +36,9 @@ class Sequence:
 
     `num_kept`: tokens the answer is generated from; before a filter has chosen, the plan's number.
     `done`: tokens that the current pass (filter or prefill) has run. `ids`: what the prefill pass
-    reads: the prompt, or the tokens chosen from it. `span`: its memory, from admission to its end.
-    `shared`: the first tokens of its filter pass, which others have computed. `order` is its
-    number, too, by which plans mean it.
+    reads: the prompt, or the tokens chosen from it and what separates them. `span`: its memory,
+    from admission to its end. `shared`: the first tokens of its filter pass, which others have
+    computed. `order` is its number, too, by which plans mean it.
     """
 
     request: Request
@@ -159,7 +159,8 @@ class Sequence:
     def is_whole(self) -> bool:
         """Is the answer generated from the whole prompt? False as long as a filter may choose."""
         has_chosen = self.filter_layer is None or self.chosen is not None
-        return has_chosen and not self.evicts and self.num_kept == self.num_prompt
+        num_chosen = self.num_kept if self.chosen is None else len(self.chosen)
+        return has_chosen and not self.evicts and num_chosen == self.num_prompt
 
     @property
     def begins_alike(self) -> bool:
@@ -168,7 +169,7 @@ class Sequence:
         These are, for example, an agent's instructions and tools.
         """
         has_chosen = self.chosen is not None and not self.evicts
-        is_part = has_chosen and self.num_kept < self.num_prompt
+        is_part = has_chosen and not self.is_whole
         return is_part and self.plan.num_stable >= FEWEST_TOKENS
 
     @property

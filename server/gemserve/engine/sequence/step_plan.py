@@ -120,11 +120,15 @@ class DrawnToken:
 class Kept:
     """The positions that a filter chose, ascending: see `filtering.selector.Choice`.
 
-    `has_failed`: all of the prompt's, because the filter failed. `scores`: what the reply shows of
+    `ids`: what the answer is generated from: the tokens at these positions, and those `added`
+    between them, by their indexes in `ids`. `has_failed`: all of the prompt's, because the filter
+    failed. `scores`: what the reply shows of
     them, if the request asks for it.
     """
 
     positions: Ids[int]
+    ids: Ids[int]
+    added: Ids[int] = ()
     coverage: float | None = None
     is_diffuse: bool = False
     has_failed: bool = False
@@ -159,14 +163,14 @@ class StepOutput:
     """What the scheduler is told of a step. All of its decodes advance but those in `failures`.
 
     `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
-    `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: the ascending
-    positions that a filter pass chose, or all where it failed (`failed_filters`). `finished`:
+    `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: what a
+    filter pass chose, or all where it failed (`failed_filters`). `finished`:
     sequences that ended with this step.
     """
 
     is_chunk_done: bool = True
     tokens: Mapping[int, int] = field(default_factory=dict)
-    kept: Mapping[int, Ids[int]] = field(default_factory=dict)
+    kept: Mapping[int, Kept] = field(default_factory=dict)
     failed_filters: frozenset[int] = frozenset()
     finished: frozenset[int] = frozenset()
     failures: frozenset[int] = frozenset()

@@ -1,0 +1,73 @@
+"""Finds where the words of a question occur in its prompt.
+
+They are found as they stand, in any case. Nothing is known of any language: how much a word says
+follows from how many passages have it (`filtering.word_ranks`). Scripts that put no spaces between
+words are searched by pairs of characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from gemserve.prompting.encoding import IntArray
+from gemserve.ranges import Ranges
+from gemserve.types import TokenArray
+
+_WORD = re.compile(r"[^\W_]+")
+# Chinese characters, kana, Thai, Lao, Burmese and Khmer
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f]+"
+)
+_PIECE = 1 << 15  # characters; a pattern holds the interpreter lock until it finds something
+
+
+def find_word_places(text: str, starts: IntArray, question: Ranges) -> tuple[TokenArray, ...]:
+    """For each word of the question the tokens that it begins in, ascending. [places] each.
+
+    `starts`: the character at which each token begins, ascending. Words that occur nowhere else
+    are there, too: with the places in the question.
+    """
+    edges = np.append(starts, len(text))
+    asked = [text[edges[first] : edges[stop]] for first, stop in question]
+    words, pairs = _terms(asked)
+    found: dict[str, list[int]] = {}
+    patterns = []
+    if words:
+        patterns.append(rf"(?<![^\W_])({'|'.join(map(re.escape, words))})(?![^\W_])")
+    if pairs:
+        patterns.append(f"(?=({'|'.join(map(re.escape, pairs))}))")
+    for pattern in patterns:
+        for word, at in _occurrences(re.compile(pattern, re.IGNORECASE), text):
+            found.setdefault(word, []).append(at)
+    characters = (np.array(at, dtype=np.int64) for at in found.values())
+    return tuple(starts.searchsorted(at, side="right") - 1 for at in characters)
+
+
+def _terms(asked: list[str]) -> tuple[list[str], list[str]]:
+    """The distinct words of texts, and pairs of characters where words are not separated."""
+    words: dict[str, None] = {}
+    pairs: dict[str, None] = {}
+    for text in asked:
+        for unspaced in _UNSPACED.finditer(text):
+            run = unspaced[0]
+            found = [run] if len(run) == 1 else map("".join, pairwise(run))
+            pairs |= dict.fromkeys(found)
+        for word in _WORD.finditer(_UNSPACED.sub(" ", text)):
+            words[word[0].casefold()] = None
+    return list(words), list(pairs)
+
+
+def _occurrences(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, int]]:
+    """Each occurrence: the word, and its first character's place."""
+    for start in range(0, len(text), _PIECE):
+        stop = start + _PIECE
+        # `endpos` would hide what follows a word at the piece's end
+        for match in pattern.finditer(text, start, min(len(text), stop + _PIECE)):
+            if match.start() >= stop:
+                break
+            yield match[1].casefold(), match.start()

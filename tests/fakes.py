@@ -179,7 +179,8 @@ class FakeCore:
         for step in self.script:
             if step is FILTERED:
                 now = time.monotonic()
-                yield Filtered(report=report_for(request), started_s=now, filtered_s=now)
+                ids = request.prompt_ids if request.selects_only else None
+                yield Filtered(report=report_for(request), started_s=now, filtered_s=now, ids=ids)
             elif isinstance(step, BaseException):
                 raise step
             elif isinstance(step, Progress):

@@ -40,7 +40,8 @@ class FilterReport(BaseModel):
     """What the filter did.
 
     `protected_tokens` are always read, outside of `keep`: instructions, tools, calls, the question
-    and the template. `messages` says what was kept of each message of a chat.
+    and the template. `added_tokens` separate kept passages that were not neighbours. `messages`
+    says what was kept of each message of a chat.
 
     `selection` has the kept tokens as half-open ranges, if the request has `return_selection`.
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
@@ -57,6 +58,7 @@ class FilterReport(BaseModel):
     prompt_tokens: int
     kept_tokens: int
     protected_tokens: int = 0
+    added_tokens: int = 0
     cached_tokens: int
     filter_ms: float
     selection: list[list[int]] | None = None

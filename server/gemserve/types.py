@@ -435,13 +435,13 @@ class MessageReport:
 class FilterReport:
     """What the filter did; the `filter` object of every response.
 
-    `kept_tokens`: those of the prompt that the answer is generated from; between their passages
-    stand `added_tokens`. `protected_tokens`: of the prompt, how
-    many are always read, outside of the budget. `messages`: what was kept of each message; None if
-    the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
-    measure it. `window`: the most tokens of a window. `windows`: how many the documents were cut
-    into, of which the document cache had `cached_windows`. All three are None if the prompt was
-    read as one sequence, or whole.
+    `kept_tokens`: those of the prompt that the answer is generated from; `added_tokens` stand
+    between their passages. `protected_tokens`: of the prompt, how many are always read, outside of
+    the budget. `messages`: what was kept of each message; None if the prompt is no chat.
+    `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
+    the most tokens of a window. `windows`: how many the documents were cut into, of which the
+    document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
+    or whole.
     """
 
     method: FilterMethod
@@ -465,11 +465,15 @@ class FilterReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filtered:
-    """The filter has decided. This comes before every token. Times are `time.monotonic()`."""
+    """The filter has decided. This comes before every token. Times are `time.monotonic()`.
+
+    `ids`: what an answer would be generated from, if the request wants only a selection.
+    """
 
     report: FilterReport
     started_s: float
     filtered_s: float
+    ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

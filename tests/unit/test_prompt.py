@@ -48,7 +48,8 @@ def test_a_text_prompt_begins_with_bos_and_protects_its_ends(tokenizer: Any) -> 
     n = len(prompt.ids)
     kept = set(protected_positions(prompt.protected, n, n))
     kept_first = min(set(range(n)) - kept)
-    assert {*range(kept_first), *range(n - 32, n)} == kept, "its end is what is asked"
+    assert {*range(kept_first), *range(n - 32, n)} <= kept, "its end is what is asked"
+    assert len(kept) <= kept_first + QUESTION_TAIL
     assert 1 < kept_first <= 1 + QUESTION_HEAD
     assert kept_first in {*prompt.breaks.paragraphs, *prompt.breaks.sentences, *prompt.breaks.lines}
 

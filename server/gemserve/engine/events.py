@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
+from dataclasses import replace
 from functools import partial
 
 from gemserve.cost import ModelShape
@@ -59,7 +60,7 @@ class EventMaker:
         """All events of a request for a selection that needs no pass."""
         job.started_s = time.monotonic()
         filtered = _filtered(job, job.sequence.chosen, job.started_s)
-        return [filtered, self.finished(job, "stop", 0)]
+        return [replace(filtered, ids=job.sequence.ids), self.finished(job, "stop", 0)]
 
     def finished(
         self, job: Job, reason: FinishReason, count: int, error: str | None = None
@@ -100,8 +101,9 @@ class EventMaker:
         filtered = _filtered(
             job, kept.positions, now_s, kept.coverage, kept.scores, num_added=len(kept.added)
         )
-        ends = [self.finished(job, "stop", 0)] if job.request.selects_only else []
-        return [filtered, *ends]
+        if job.request.selects_only:
+            return [replace(filtered, ids=kept.ids), self.finished(job, "stop", 0)]
+        return [filtered]
 
     def _of_token(self, job: Job, drawn: DrawnToken, now_s: float) -> list[Event]:
         """The text of one token, and the end of the request if this is its last token."""

@@ -1,7 +1,7 @@
 """The methods that an evaluation compares: those of requests, and some of its own.
 
-`NAME:auto` and `NAME:fallback` are an adaptive method with those options. `oracle` keeps the tokens
-that hold the answer. `bm25` is what a user without a filter would do: rank passages by their words
+`NAME:auto` and `NAME:fallback` are an adaptive method with those options, and `NAME:attention` is
+one that does not rank by the question's words. `oracle` keeps the tokens that hold the answer. `bm25` is what a user without a filter would do: rank passages by their words
 and keep as many as fit.
 """
 
@@ -73,7 +73,8 @@ ADAPTIVE = tuple(
     if method.is_adaptive
     for option in ("auto", "fallback")
 )
-METHODS_COMPARED: tuple[str, ...] = (*METHODS, *ADAPTIVE, *CHOSEN_OUTSIDE)
+WORDLESS = tuple(f"{name}:attention" for name, method in METHODS.items() if method.has_words)
+METHODS_COMPARED: tuple[str, ...] = (*METHODS, *ADAPTIVE, *WORDLESS, *CHOSEN_OUTSIDE)
 
 
 def constants_of(name: str) -> str:
@@ -111,10 +112,12 @@ def params_of(name: str, keep: int | float, window: WindowSize = "auto") -> Filt
     `window`: for methods that read windows.
     """
     method, _, option = name.partition(":")
+    has_words = METHODS[method].has_words and option != "attention"
     return FilterParams(
         method=method,
         keep=keep_of(name, keep),
-        fallback=option != "",
+        fallback=option in ("auto", "fallback"),
         window=window,
+        lexical="auto" if has_words else "off",
         return_selection=True,
     )

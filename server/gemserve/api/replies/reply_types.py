@@ -24,12 +24,13 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 class FilterReport(types.FilterReport):
     """What the filter did; the `filter` object of every response.
 
-    `kept_tokens`: all that the answer is generated from. `protected_tokens`: of the prompt, how
-    many are always read, outside of the budget. `messages`: what was kept of each message; None if
-    the prompt is no chat. `coverage`: see `filtering.selector.Choice`. None if the method does not
-    measure it. `window`: the most tokens of a window. `windows`: how many the documents were cut
-    into, of which the document cache had `cached_windows`. All three are None if the prompt was
-    read as one sequence, or whole.
+    `kept_tokens`: those of the prompt that the answer is generated from; `added_tokens` stand
+    between their passages. `protected_tokens`: of the prompt, how many are always read, outside of
+    the budget. `messages`: what was kept of each message; None if the prompt is no chat.
+    `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
+    the most tokens of a window. `windows`: how many the documents were cut into, of which the
+    document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
+    or whole.
     """
 
     method: ServedMethod

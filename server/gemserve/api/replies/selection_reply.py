@@ -25,18 +25,16 @@ async def selection_reply(
 ) -> Response:
     """The reply, which has the ranges of the tokens kept only if `shows_selection` is true."""
     report: FilterReport | None = None
+    kept: Sequence[int] | None = None
     finished = ABORTED
     async with aclosing(reader.events()) as arrivals:
         async for _, event in arrivals:
             if isinstance(event, Filtered):
-                report = event.report
+                report, kept = event.report, event.ids
             elif isinstance(event, Finished):
                 finished = event
-    if is_failure(finished) or report is None or report.selection is None:
+    if is_failure(finished) or report is None or kept is None:
         return failure_response(finished)
-    (stream,) = reader.streams
-    ids = stream.request.prompt_ids
-    kept = [ids[at] for start, stop in report.selection for at in range(start, stop)]
     content: Selection = {
         "filter": filter_object(report if shows_selection else replace(report, selection=None)),
         "text": await to_thread.run_sync(decode, kept),

@@ -1,0 +1,76 @@
+"""The text that is read: kept passages, and what separates them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gemserve.filtering.joined_text import join_text
+from gemserve.filtering.word_ranks import fused, word_scores
+from gemserve.types import NO_SEPARATORS, Separators, TextBreaks
+
+SEPARATORS = Separators(blank_line=(900, 901), line_end=(910,))
+TOKENS = np.arange(100)
+BREAKS = TextBreaks(paragraphs=(10, 20, 30, 40, 60), lines=(10, 20, 25, 30, 40, 60))
+DOCUMENT = np.ones(100, dtype=np.bool_)
+
+
+def joined(*ranges: tuple[int, int], separators: Separators = SEPARATORS) -> list[int]:
+    positions = [p for start, stop in ranges for p in range(start, stop)]
+    text = join_text(TOKENS, positions, BREAKS, DOCUMENT, separators)
+    kept = [token for at, token in enumerate(text.ids) if at not in text.added]
+    assert kept == positions, "nothing of the prompt is lost or moved"
+    assert all(text.ids[at] >= 900 for at in text.added)
+    return text.ids
+
+
+def test_neighbours_are_not_separated() -> None:
+    assert joined((10, 20), (20, 30)) == list(range(10, 30))
+
+
+def test_a_passage_that_ends_within_a_paragraph_is_separated_from_the_next() -> None:
+    assert joined((10, 15), (60, 62)) == [10, 11, 12, 13, 14, 900, 901, 60, 61]
+
+
+def test_a_paragraph_has_its_blank_line_and_a_line_its_end() -> None:
+    assert joined((18, 20), (60, 62)) == [18, 19, 60, 61]
+    assert joined((23, 25), (60, 62)) == [23, 24, 910, 60, 61]
+
+
+def test_what_is_always_read_has_line_ends_of_its_own() -> None:
+    is_document = DOCUMENT.copy()
+    is_document[:5] = is_document[95:] = False
+    positions = [0, 1, 50, 51, 97]
+    text = join_text(TOKENS, positions, BREAKS, is_document, SEPARATORS)
+    assert text.ids == positions
+    assert text.added == ()
+
+
+def test_nothing_is_added_without_separators() -> None:
+    assert joined((10, 15), (60, 62), separators=NO_SEPARATORS) == [*range(10, 15), 60, 61]
+
+
+def test_rare_words_count_more_and_long_passages_less() -> None:
+    starts, free = np.array([0, 10, 20, 30]), np.array([10, 10, 10, 70])
+    rare, common = np.array([12]), np.array([1, 2, 13, 22, 31, 32])
+    scores = word_scores([rare, common], starts, free)
+    assert scores.argmax() == 1
+    assert word_scores([common], starts, free)[0] > word_scores([common], starts, free)[3]
+    assert (word_scores([np.array([5])], starts, free) > 0).tolist() == [True, False, False, False]
+
+
+def test_what_may_not_be_chosen_is_no_document() -> None:
+    starts, free = np.array([0, 10, 20]), np.array([10, 0, 10])
+    asked = np.array([3, 12, 13, 14])  # the question has its own words
+    scores = word_scores([asked], starts, free)
+    assert scores[1] == 0
+    assert scores[0] > 0
+    assert not word_scores([asked], starts, np.zeros(3, dtype=np.int64)).any()
+
+
+def test_the_best_of_either_judge_come_first() -> None:
+    attention, words = np.array([9.0, 1, 5, 0]), np.array([0.0, 7, 2, 0])
+    best = fused(attention, words)
+    assert set(np.argsort(-best)[:3].tolist()) == {0, 1, 2}
+    assert best[3] == best.min()
+    without = fused(attention, np.zeros(4))
+    assert np.argsort(-without).tolist() == np.argsort(-attention).tolist()

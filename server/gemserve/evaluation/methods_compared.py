@@ -1,8 +1,9 @@
 """The methods that an evaluation compares: those of requests, and some of its own.
 
 `NAME:auto` and `NAME:fallback` are an adaptive method with those options, and `NAME:attention` is
-one that does not rank by the question's words. `oracle` keeps the tokens that hold the answer. `bm25` is what a user without a filter would do: rank passages by their words
-and keep as many as fit.
+one that does not rank by the question's words. `oracle` keeps the tokens that hold the answer.
+`bm25` is what a user without a filter would do: rank passages by their words and keep as many as
+fit.
 """
 
 from __future__ import annotations

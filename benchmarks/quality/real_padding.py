@@ -17,24 +17,29 @@ from gemserve.evaluation.tasks.example_file import ExampleFile
 from gemserve.evaluation.tasks.jsonl import read_case
 from gemserve.evaluation.tasks.jsonl_records import Record
 
+HELD_OUT = "held_out"  # the task that asks the held-out questions
 PLACES = 5  # how many shares of the padding there are before a context: 0, 1/4, 1/2, 3/4 and 1
 
 
+def question_file(task: str) -> Path:
+    return real.HELD_OUT if task == HELD_OUT else real.QUESTIONS
+
+
 @cache
-def questions() -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The source and the line of each question that can be asked here."""
-    lines, _ = real.make_lines(real.read_questions())
+def questions(task: str = "real") -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The source and the line of each question of a task that can be asked here."""
+    lines, _ = real.make_lines(real.read_questions(question_file(task)))
     return tuple(lines)
 
 
 def make_example(tokenizer: Any, subtask: str, index: int, num_tokens: int) -> Example:
     """Question `index`, with padding to about `num_tokens` tokens; 0: without padding."""
-    source, line = questions()[index]
+    source, line = questions(subtask)[index]
     if num_tokens:
         bare = question_prompt(tokenizer, line["context"], line["question"])
         room = max(0, num_tokens - len(bare.ids))
         line = line | {"context": pad(tokenizer, source, line, index, room)}
-    record = Record(Path("real_questions.json"), index, line)
+    record = Record(Path(question_file(subtask).name), index, line)
     file = ExampleFile(
         subtask=subtask, path=record.path, digest="", cases={index: read_case(record)}
     )

@@ -10,12 +10,13 @@ is impossible, because a prompt does not fit the context, is reported with the r
         --samples 5 --ways windows,bm25 --out windows.jsonl
 
 A finished cell is a line in the file `--out` at once, and is not measured again. Of the tasks,
-`real` are the questions of `real_documents.py` with their contexts of 3,000 to 7,000 tokens, and
-`real_padded` the same with other documents of the machine around them. From 65,536 tokens on the
-tasks in prose ask several questions about one document, one after the other, so that the later ones
-can use what the cache has; `benchmarks/shared/long_documents.py` says what such documents are
-filled with. `choose_s` is the median time until the filter has chosen, `first_choose_s` that of the
-first question about each document.
+`real` are the questions of `real_documents.py` with their contexts of 3,000 to 7,000 tokens,
+`real_padded` the same with other documents of the machine around them, and `held_out` the held-out
+questions, which are about other documents. From 65,536 tokens on the tasks in prose ask several
+questions about one document, one after the other, so that the later ones can use what the cache
+has; `benchmarks/shared/long_documents.py` says what such documents are filled with. `choose_s` is
+the median time until the filter has chosen, `first_choose_s` that of the first question about each
+document.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ from gemserve.prompting.prompt import Prompt
 from gemserve.types import kept_count
 
 PROSE = ("natural", "near_misses", "pairs", "far_definition")
-REAL = ("real", "real_padded")
+REAL = ("real", "real_padded", real_padding.HELD_OUT)
+BARE = ("real", real_padding.HELD_OUT)  # their contexts have lengths of their own
 RULER = ("vt", "niah_multiquery", "cwe", "fwe")
 TASKS = (*PROSE, *REAL, *RULER)
 WAYS = ("windows", "one pass", "none", "bm25")
 # By default: 8,000 leave room for an answer in a context of 8,192.
 LENGTHS = {
     **dict.fromkeys(PROSE, (4096, 8000, 16384, 32768)),
-    "real": (0,),
+    **dict.fromkeys(BARE, (0,)),
     "real_padded": (21504,),
     **dict.fromkeys(RULER, (4096, 8000)),
 }
@@ -126,7 +128,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for task in tasks:
         lengths = LENGTHS[task]
-        if arguments.lengths and task != "real":
+        if arguments.lengths and task not in BARE:
             lengths = tuple(results.numbers(arguments.lengths))
         for length in lengths:
             for way, window in _with_windows(ways, arguments.window):
@@ -150,7 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
     parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
     parser.add_argument(
-        "--lengths", default="", help="in tokens, of all tasks but real (default: the task's)"
+        "--lengths",
+        default="",
+        help=f"in tokens, of all tasks but {' and '.join(BARE)} (default: the task's)",
     )
     parser.add_argument(
         "--samples",
@@ -194,7 +198,7 @@ def _samples(given: int | None, task: str, length: int) -> int:
     if given is not None:
         return given
     if task in REAL:
-        return len(real_padding.questions())
+        return len(real_padding.questions(task))
     return SAMPLES if length < LONG else LONG_SAMPLES
 
 

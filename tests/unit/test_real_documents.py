@@ -10,22 +10,26 @@ import pytest
 from benchmarks.quality import real_documents as real
 from gemserve.evaluation.tasks import jsonl
 
+both = pytest.mark.parametrize("questions", [real.QUESTIONS, real.HELD_OUT], ids=lambda p: p.stem)
 TEXT = "\n\n".join(f"Paragraph {i} says\nthat its number is {i}." for i in range(1000))
 
 
+@both
 def test_this_machine_s_documents_make_valid_questions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At least the manual, the source files and a README are wherever the tests run."""
     path = tmp_path / "real.jsonl"
-    monkeypatch.setattr("sys.argv", ["real_documents.py", "--out", str(path)])
+    options = [] if questions == real.QUESTIONS else ["--questions", str(questions)]
+    monkeypatch.setattr("sys.argv", ["real_documents.py", "--out", str(path), *options])
     real.main()
     (file,) = jsonl.read_files(path, None)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    _, left_out = real.make_lines(real.read_questions())
+    asked = real.read_questions(questions)
+    _, left_out = real.make_lines(asked)
     is_any_missing = any("is not on this machine" in message for message in left_out)
     assert len(lines) >= (15 if is_any_missing else 40)
-    assert len(lines) + len(left_out) == len(real.read_questions())
+    assert len(lines) + len(left_out) == len(asked)
     for line, case in zip(lines, file.cases.values(), strict=True):
         assert case.gold == (line["gold"],)
         assert line["context"].count(line["gold"]) == 1
@@ -35,10 +39,17 @@ def test_this_machine_s_documents_make_valid_questions(
         assert (case.metric, case.max_tokens) == ("contains", 32)
 
 
-def test_no_question_is_asked_twice() -> None:
-    asked = [question.question for question in real.read_questions()]
+@both
+def test_no_question_is_asked_twice(questions: Path) -> None:
+    asked = [question.question for question in real.read_questions(questions)]
     assert len(set(asked)) == len(asked) >= 50
-    assert len({question.source for question in real.read_questions()}) >= 12
+    assert len({question.source for question in real.read_questions(questions)}) >= 12
+
+
+def test_the_held_out_questions_are_about_other_documents() -> None:
+    first, held_out = map(real.read_questions, (real.QUESTIONS, real.HELD_OUT))
+    assert {q.source for q in first}.isdisjoint(q.source for q in held_out)
+    assert {q.question for q in first}.isdisjoint(q.question for q in held_out)
 
 
 @pytest.mark.parametrize("place", [0.05, 0.5, 0.95])

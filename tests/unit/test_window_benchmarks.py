@@ -54,6 +54,18 @@ def test_real_questions_amid_other_documents(tokenizer: Any) -> None:
     assert firsts[0] < 6000 < firsts[1]
 
 
+def test_held_out_questions_are_a_task_of_their_own(tokenizer: Any) -> None:
+    sources = {source for source, _ in real_padding.questions()}
+    for index in (0, 21):
+        source, line = real_padding.questions("held_out")[index]
+        assert source not in sources
+        example = real_padding.make_example(tokenizer, "held_out", index, 0)
+        assert line["context"] in example.prompt.text
+        assert line["question"] == example.question
+    assert windows._samples(None, "held_out", 0) == len(real_padding.questions("held_out"))
+    assert windows.LENGTHS["held_out"] == (0,)
+
+
 def test_an_empty_cell_says_why() -> None:
     cell = windows.Cell()
     cell.refused["too long"] += 2

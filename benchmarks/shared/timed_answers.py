@@ -42,9 +42,17 @@ def filter_options(window: int | str | None = None, **given: Any) -> FilterOptio
 
 
 def answer(
-    core: Core, prompt: Prompt, options: FilterOptions, max_tokens: int, tenant: str = ""
+    core: Core,
+    prompt: Prompt,
+    options: FilterOptions,
+    max_tokens: int,
+    tenant: str = "",
+    *,
+    selects_only: bool = False,
 ) -> TimedAnswer:
     """Answer one prompt while nothing else runs. Tenants share nothing in the document cache.
+
+    `selects_only`: the answer is empty, and the request ends when the filter has chosen.
 
     Raises `RequestError` where a server would refuse, and `RuntimeError` if the engine fails.
     """
@@ -63,6 +71,7 @@ def answer(
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
         filter=limits.params,
         tenant=tenant.encode(),
+        selects_only=selects_only,
     )
     started_s = time.monotonic()
     report, choose_s, ttft_s, text = None, 0.0, None, ""

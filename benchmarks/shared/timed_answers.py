@@ -66,7 +66,9 @@ def answer(
         breaks=prompt.breaks,
         question=prompt.question,
         messages=prompt.messages,
+        num_called=prompt.num_called,
         tenant=tenant.encode(),
+        anchor=prompt.anchor,
     )
     started_s = time.monotonic()
     report, choose_s, ttft_s, text = None, 0.0, None, ""

@@ -1,0 +1,589 @@
+"""Which questions does a filter fail on, and what does it keep of the passages that answer them?
+
+The cases are our own and stand in the folder `answer_cases`, a file for each kind:
+
+- `other_words`: the question shares no content word with the fact that answers it;
+- `languages`: nine languages; the question stands behind its document, in front of it, between two
+  documents, or is an order without a question mark;
+- `conversations`: five user turns about one document, of which the later ones cannot be understood
+  without the earlier ones. Each turn is a case, with right answers in the turns before it;
+- `everything`: lists, counts and summaries, which need the whole document.
+
+A *way* is a name with the filter options of a request, NAME=JSON. NAME alone is `default` (no
+options) or a method of requests, and `bm25` and `oracle` choose outside of the engine, with `keep`
+as their only option. Under `alone` the model reads nothing but the question and what answers it,
+which shows whether it can answer at all.
+
+    python benchmarks/quality/answer_cases.py --ways default,none,bm25 --out cases.jsonl
+    python benchmarks/quality/answer_cases.py --kinds languages --out cases.jsonl \
+        --ways 'default,one_pass={"method":"sieve","window":"off"},few={"method":"bm25","keep":256}'
+
+All ways answer a case before the next case comes. Each answer is a line in the file `--out` at
+once; what is there for the same prompt and options is not measured again. `right` is the share of
+the expected answers that the text contains: of lists and summaries the share of what is listed, of
+all others 0 or 1. No way finds what another one has left in the document cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import cycle, product
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
+
+from pydantic import ValidationError
+
+from benchmarks.quality import real_documents as real
+from benchmarks.shared import results
+from benchmarks.shared.finished_runs import append_run, find_run, read_runs
+from benchmarks.shared.timed_answers import answer
+from gemserve.api.requests.base_bodies import FilterBody
+from gemserve.errors import RequestError
+from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
+from gemserve.evaluation.metrics import contains
+from gemserve.evaluation.run import recall
+from gemserve.evaluation.tasks.example import Example, find_spans
+from gemserve.filtering.protected_budget import count_always_read
+from gemserve.llm import LLM
+from gemserve.prompting.prompt import Prompt
+from gemserve.synthetic.prose import topics_sentences
+from gemserve.types import FilterOptions, kept_count
+
+FOLDER = Path(__file__).with_name("answer_cases")
+PLACES = ("end", "front", "between", "order")
+MAX_TOKENS = 32
+EVERYTHING_TOKENS = 96
+OTHERS = 4  # facts that a document has beside the one in question, in `other_words`
+ALONE = "alone"  # the way without filler
+_NAME = re.compile(r"[\w:. -]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A question, and what its document is made of.
+
+    `labels`: what the summary groups cases by. `answers`: each must be given, in one of its forms.
+    `facts`: passages that stand in the document at even distances, in their order. `gold`: those
+    that the answer needs, in their order; empty if it needs everything. `filler`: what stands
+    around the facts, never the same passage twice. `joint`: between two passages. `document`: a
+    real document, which has no other facts and no filler. `length`: tokens of the prompt, if the
+    case has a length of its own. `earlier`: the turns before, each with the right answer.
+    """
+
+    kind: str
+    name: str
+    labels: Mapping[str, str]
+    question: str
+    answers: tuple[tuple[str, ...], ...]
+    facts: tuple[str, ...] = ()
+    gold: tuple[str, ...] = ()
+    filler: Callable[[], Iterator[str]] | None = None
+    joint: str = "\n\n"
+    document: str = ""
+    length: int | None = None
+    place: str = "end"
+    earlier: tuple[tuple[str, str], ...] = ()
+    max_tokens: int = MAX_TOKENS
+
+    def messages(self, llm: LLM, length: int, *, is_alone: bool = False) -> list[dict[str, str]]:
+        """The chat, with a document that makes a prompt of about `length` tokens.
+
+        `is_alone`: the document is what answers the question, and nothing else.
+        """
+        if is_alone:
+            return self._chat(self.gold or self.facts)
+        if self.filler is None:
+            return self._chat([self.document])
+        bare = len(llm.prompt(self._chat(self.facts)).ids)
+        return self._chat(self._filled(llm, (self.length or length) - bare))
+
+    def _chat(self, passages: Sequence[str]) -> list[dict[str, str]]:
+        first = self.earlier[0][0] if self.earlier else self.question
+        at = {"front": 0, "between": len(passages) // 2}.get(self.place, len(passages))
+        parts = [self.joint.join(passages[:at]), first, self.joint.join(passages[at:])]
+        messages = [{"role": "user", "content": "\n\n".join(part for part in parts if part)}]
+        following = [question for question, _ in self.earlier[1:]] + [self.question]
+        for (_, reply), question in zip(self.earlier, following, strict=False):
+            messages.append({"role": "assistant", "content": reply})
+            messages.append({"role": "user", "content": question})
+        return messages
+
+    def _filled(self, llm: LLM, room: int) -> list[str]:
+        """The facts in filler of at most `room` tokens."""
+        assert self.filler is not None
+        encode = llm.tokenizer.backend_tokenizer.encode
+        taken: list[str] = []
+        for passage in self.filler():
+            room -= len(encode(self.joint + passage, add_special_tokens=False).ids)
+            if room < 0:
+                break
+            taken.append(passage)
+        for index in reversed(range(len(self.facts))):
+            at = round((index + 0.5) / len(self.facts) * len(taken))
+            taken.insert(at, self.facts[index])
+        return taken
+
+
+def read_file(kind: str) -> Any:
+    """The contents of a kind's data file."""
+    return json.loads((FOLDER / f"{kind}.json").read_text(encoding="utf-8"))
+
+
+def draw_notes(words: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Short notes in one language, each of three sentences and none of them twice.
+
+    Every sentence is a form of `words` whose slots are filled at random. The forms of a note come
+    in random order, and a combination of them comes again only after all others.
+    """
+    rng = Random(name)
+    forms = list(product(words["openings"], words["middles"], words["closings"]))
+    rng.shuffle(forms)
+    return _distinct(
+        words["joint"].join(_fill(form, words, rng) for form in three) for three in cycle(forms)
+    )
+
+
+def draw_topics(topics: Sequence[Mapping[str, Any]], name: str) -> Iterator[str]:
+    """Notes of three sentences about each topic in turn, none of them twice."""
+    rng = Random(name)
+    words = read_file("languages")["English"]
+    return _distinct(
+        " ".join(_fill(form, words, rng) for form in rng.sample(topic["sentences"], 3))
+        for topic in cycle(topics)
+    )
+
+
+def _fill(form: str, words: Mapping[str, Any], rng: Random) -> str:
+    chosen = {slot: rng.choice(entries) for slot, entries in words["words"].items()}
+    text = form.format(**chosen) + words["stop"]
+    return text[0].upper() + text[1:]
+
+
+def _distinct(passages: Iterator[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for passage in passages:
+        if passage not in seen:
+            seen.add(passage)
+            yield passage
+
+
+def draw_prose(name: str) -> Iterator[str]:
+    """Sentences of Python's language reference from a random one on."""
+    sentences = topics_sentences()
+    start = Random(name).randrange(len(sentences))
+    yield from (*sentences[start:], *sentences[:start])
+
+
+def other_words() -> Iterator[Case]:
+    """Each fact stands among `OTHERS` other ones, at another place for each question."""
+    entries = read_file("other_words")
+    english = read_file("languages")["English"]
+    for index, entry in enumerate(entries):
+        others = [entries[(index + i) % len(entries)]["fact"] for i in range(1, OTHERS + 1)]
+        at = index % (OTHERS + 1)
+        name = f"other words {index + 1}"
+        yield Case(
+            kind="other_words",
+            name=name,
+            labels={},
+            question=entry["question"],
+            answers=(tuple(entry["answers"]),),
+            facts=(*others[:at], entry["fact"], *others[at:]),
+            gold=(entry["fact"],),
+            filler=partial(draw_notes, english, name),
+        )
+
+
+def languages() -> Iterator[Case]:
+    """Each document has all facts of its language; the one in question moves through it."""
+    for language, words in read_file("languages").items():
+        facts = [entry["fact"] for entry in words["facts"]]
+        for index, entry in enumerate(words["facts"]):
+            for place in PLACES:
+                name = f"{language} {index + 1}"
+                question = entry["asked_as_order" if place == "order" else "question"]
+                yield Case(
+                    kind="languages",
+                    name=f"{name} {place}",
+                    labels={"language": language, "place": place},
+                    question=question,
+                    answers=(tuple(entry["answers"]),),
+                    facts=tuple(facts),
+                    gold=(entry["fact"],),
+                    filler=partial(draw_notes, words, name),
+                    place=place,
+                )
+
+
+def conversations() -> Iterator[Case]:
+    """Every turn of every conversation. Those about documents that are not here are left out."""
+    for index, entry in enumerate(read_file("conversations")):
+        name = entry.get("source") or entry["title"]
+        try:
+            shared, golds = _conversation(entry, f"conversation {index}")
+        except real.LeftOut as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        turns = entry["turns"]
+        for number, (turn, gold) in enumerate(zip(turns, golds, strict=True)):
+            document = "real document" if "source" in entry else "facts in prose"
+            yield Case(
+                kind="conversations",
+                name=f"{name}, turn {number + 1}",
+                labels={"document": document, "turn": f"turn {number + 1}"},
+                question=turn["question"],
+                answers=(tuple(turn["answers"]),),
+                gold=gold,
+                length=entry["length"],
+                earlier=tuple((before["question"], before["reply"]) for before in turns[:number]),
+                **shared,
+            )
+
+
+def _conversation(
+    entry: Mapping[str, Any], name: str
+) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+    """What the cases of a conversation have in common, and the gold of each turn."""
+    turns = entry["turns"]
+    if "source" not in entry:
+        facts = {"facts": tuple(entry["facts"]), "joint": " ", "filler": partial(draw_prose, name)}
+        return facts, [tuple(turn["gold"]) for turn in turns]
+    document, golds = cut_document(
+        entry["source"], [turn["gold"] for turn in turns], entry["length"]
+    )
+    return {"document": document}, [(gold,) for gold in golds]
+
+
+def cut_document(
+    source: str, quotations: Sequence[Sequence[str]], length: int
+) -> tuple[str, list[str]]:
+    """A part of a document with all quotations, and for each the lines that it stands in.
+
+    A quotation of two parts is all from the first to the second. Raises `LeftOut`.
+    """
+    text = real.read_document(source)
+    paragraphs = real.split_paragraphs(text)
+    places = [real.find_gold(text, paragraphs, quotation) for quotation in quotations]
+    first, last = min(low for low, _ in places), max(high for _, high in places)
+    start, stop = real.cut(paragraphs, first, last, length, 0.5)
+    document = text[paragraphs[start].start : paragraphs[stop].stop].strip("\n")
+    return document, [_lines_of(document, quotation) for quotation in quotations]
+
+
+def _lines_of(text: str, quotation: Sequence[str]) -> str:
+    low, high = len(text), 0
+    for part in quotation:
+        found = re.compile(r"\s+".join(map(re.escape, part.split()))).search(text, high)
+        assert found is not None  # `find_gold` has found it
+        low, high = min(low, found.start()), found.end()
+    start, stop = text.rfind("\n", 0, low) + 1, text.find("\n", high)
+    return text[start : stop if stop >= 0 else len(text)].strip()
+
+
+def everything() -> Iterator[Case]:
+    """Lists and counts over facts in notes, and questions about topics over notes about them."""
+    data = read_file("everything")
+    english = read_file("languages")["English"]
+    for index, entry in enumerate(data["cases"]):
+        name = f"everything {index + 1}"
+        case = Case(
+            kind="everything",
+            name=name,
+            labels={"ask": entry["ask"]},
+            question=entry["question"],
+            answers=(),
+            max_tokens=EVERYTHING_TOKENS,
+        )
+        if entry["ask"] == "topics":
+            topics = [data["topics"][topic] for topic in entry["topics"]]
+            yield replace(
+                case,
+                answers=tuple(tuple(topic["terms"]) for topic in topics),
+                filler=partial(draw_topics, topics, name),
+            )
+            continue
+        forms, items = entry["facts"], entry["items"]
+        facts = tuple(forms[i % len(forms)].format(item=item) for i, item in enumerate(items))
+        is_list = entry["ask"] == "list"
+        yield replace(
+            case,
+            answers=tuple((item,) for item in items) if is_list else (tuple(entry["answers"]),),
+            facts=facts,
+            gold=facts,
+            filler=partial(draw_notes, english, name),
+        )
+
+
+KINDS: dict[str, Callable[[], Iterator[Case]]] = {
+    "other_words": other_words,
+    "languages": languages,
+    "conversations": conversations,
+    "everything": everything,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a prompt is read.
+
+    `given`: the options as they were given. `method`: what chooses outside of the engine, or
+    `ALONE`; empty if the engine does.
+    """
+
+    name: str
+    given: Mapping[str, Any]
+    options: FilterOptions
+    method: str = ""
+
+
+def read_ways(text: str) -> list[Way]:
+    """The ways of the command line. Raises `SystemExit` for one that is wrong."""
+    ways: list[Way] = []
+    at = 0
+    while at < len(text):
+        name = _NAME.match(text, at)
+        if name is None:
+            raise SystemExit(f"--ways: {text[at:]!r} must begin with a name")
+        at = name.end()
+        given: Any = {} if name[0] == "default" else {"method": name[0]}
+        if text[at : at + 1] == "=":
+            try:
+                given, at = json.JSONDecoder().raw_decode(text, at + 1)
+            except ValueError as error:
+                raise SystemExit(f"--ways: {name[0]} is not followed by JSON: {error}") from None
+        if text[at : at + 1] not in ("", ","):
+            raise SystemExit(f"--ways: a comma must follow {name[0]}, not {text[at:]!r}")
+        at += 1
+        ways.append(_way(name[0], given))
+    return ways
+
+
+def _way(name: str, given: Any) -> Way:
+    try:
+        if isinstance(given, dict) and given.get("method") in (*CHOSEN_OUTSIDE, ALONE):
+            method = given["method"]
+            rest = {key: value for key, value in given.items() if key != "method"}
+            if set(rest) - {"keep"} or (rest and method == ALONE):
+                raise SystemExit(f"--ways: {name}: {method} has no such option: {rest}")
+            keep = FilterBody.model_validate(rest).keep
+            return Way(name, given, FilterOptions(method="none", keep=keep), method)
+        options = FilterBody.model_validate(given).options
+    except ValidationError as error:
+        raise SystemExit(f"--ways: {name}: {error}") from None
+    return Way(name, given, replace(options, return_selection=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A case as the model reads it, and where its gold is."""
+
+    case: Case
+    prompt: Prompt
+    gold: tuple[tuple[int, int], ...]
+    digest: str = field(default="")
+
+
+def ask(llm: LLM, case: Case, length: int, way: Way) -> Asked:
+    """The prompt of a case, made as for an HTTP request with the same messages."""
+    messages = case.messages(llm, length, is_alone=way.method == ALONE)
+    prompt = llm.prompt(messages)
+    gold = find_spans(prompt, case.gold)
+    text = json.dumps([messages, case.answers, case.gold, case.max_tokens])
+    return Asked(case, prompt, gold, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def measure(llm: LLM, asked: Asked, way: Way) -> dict[str, Any]:
+    """The answer and its figures. If the server would refuse the prompt, only the reason."""
+    case, prompt, num_tokens = asked.case, asked.prompt, len(asked.prompt.ids)
+    options, chosen_s = way.options, 0.0
+    kept: Sequence[tuple[int, int]] | None = ((0, num_tokens),)
+    if way.method in CHOSEN_OUTSIDE:
+        started_s = monotonic()
+        positions = _choose(llm, asked, way)
+        prompt = Prompt([prompt.ids[position] for position in positions], ())
+        kept = [(position, position + 1) for position in positions]
+        chosen_s = monotonic() - started_s
+    if way.method:
+        options = FilterOptions(method="none")
+    try:
+        made = answer(llm.core, prompt, options, case.max_tokens, f"{case.name} {way.name}")
+    except RequestError as error:
+        return {"impossible": str(error)}
+    report = made.report
+    if not way.method and (report.applied or report.selection is not None):
+        kept = report.selection
+    return {
+        "right": round(score(made.text, case.answers), 4),
+        "recall": _rounded(None if kept is None else recall(asked.gold, kept)),
+        "prompt_tokens": num_tokens,
+        "kept_tokens": len(prompt.ids) if way.method else report.kept_tokens,
+        "reason": report.reason,
+        "coverage": _rounded(report.coverage),
+        "windows": report.windows,
+        "choose_s": _rounded(chosen_s + made.choose_s),
+        "ttft_s": _rounded(None if made.ttft_s is None else chosen_s + made.ttft_s),
+        "seconds": _rounded(chosen_s + made.total_s),
+        "answer": made.text,
+    }
+
+
+def _choose(llm: LLM, asked: Asked, way: Way) -> tuple[int, ...]:
+    """The positions that a method outside of the engine keeps, as `gemserve eval` asks it."""
+    example = _example(asked)
+    num_tokens = len(asked.prompt.ids)
+    keep = llm.core.config.filter_keep if way.options.keep is None else way.options.keep
+    documents = num_tokens - count_always_read(asked.prompt.protected, num_tokens)
+    budget = min(documents, kept_count(keep, documents))
+    return CHOSEN_OUTSIDE[way.method](llm.tokenizer, example, budget)
+
+
+def _example(asked: Asked) -> Example:
+    return Example(
+        subtask=asked.case.kind,
+        num_tokens=len(asked.prompt.ids),
+        index=0,
+        prompt=asked.prompt,
+        question=asked.case.question,
+        answers=(),
+        gold=asked.gold,
+        max_tokens=asked.case.max_tokens,
+    )
+
+
+def score(text: str, answers: Sequence[Sequence[str]]) -> float:
+    """The share of the expected answers that the text contains in one of their forms."""
+    return statistics.mean(any(_is_in(form, text) for form in forms) for forms in answers)
+
+
+def _is_in(form: str, text: str) -> bool:
+    example = Example(
+        subtask="", num_tokens=0, index=0, prompt=_NO_PROMPT, question="", answers=(form,)
+    )
+    return contains(text, example) == 1.0
+
+
+_NO_PROMPT = Prompt((), ())
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each kind and way, and for each label of the kind's cases and way."""
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        for group in ("all", *row["labels"].values()):
+            groups.setdefault((row["kind"], group, row["way"]), []).append(row)
+    places = {key: i for i, key in enumerate(groups)}
+    kinds = list(KINDS)
+
+    def place(key: tuple[str, str, str]) -> tuple[int, bool, int]:
+        first = min(i for other, i in places.items() if other[:2] == key[:2])
+        return kinds.index(key[0]), key[1] != "all", first
+
+    ordered = sorted(groups, key=lambda key: (place(key), places[key]))
+    return [_figures(*key, groups[key]) for key in ordered]
+
+
+def _figures(kind: str, group: str, way: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    measured = [row for row in rows if "impossible" not in row]
+    recalls = [row["recall"] for row in measured if row["recall"] is not None]
+    figures: dict[str, Any] = {"kind": kind, "group": group, "way": way, "n": len(measured)}
+    if len(measured) < len(rows):
+        figures["impossible"] = len(rows) - len(measured)
+    if not measured:
+        return figures
+    return figures | {
+        "right": round(statistics.mean(row["right"] for row in measured), 4),
+        "recall": round(statistics.mean(recalls), 4) if recalls else None,
+        "found": sum(value >= 0.9 for value in recalls) if recalls else None,
+        "prompt_tokens": round(statistics.mean(row["prompt_tokens"] for row in measured)),
+        "kept_tokens": round(statistics.median(row["kept_tokens"] for row in measured)),
+        "choose_s": _median(row["choose_s"] for row in measured),
+        "seconds": _median(row["seconds"] for row in measured),
+        "reasons": dict(Counter(str(row["reason"]) for row in measured)),
+    }
+
+
+def _median(values: Iterator[float]) -> float:
+    return round(statistics.median(values), 4)
+
+
+def pick(cases: Sequence[Case], samples: int | None) -> list[Case]:
+    """`samples` of the cases, spread evenly over them; all if None."""
+    if samples is None or samples >= len(cases):
+        return list(cases)
+    return [cases[int((i + 0.5) * len(cases) / samples)] for i in range(samples)]
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    ways, kinds = read_ways(arguments.ways), arguments.kinds.split(",")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise SystemExit(f"--kinds: {kind!r} must be among {', '.join(KINDS)}")
+    llm = LLM(arguments.model)
+    finished = [] if arguments.out is None else read_runs(arguments.out)
+    finished = [row for row in finished if "impossible" not in row]  # they are tried again
+    rows: list[dict[str, Any]] = []
+    for kind in kinds:
+        for case in pick(list(KINDS[kind]()), arguments.samples):
+            for way in ways:
+                asked = ask(llm, case, arguments.length, way)
+                key = {
+                    "kind": kind,
+                    "case": case.name,
+                    "way": way.name,
+                    "options": dict(way.given),
+                    "length": arguments.length,
+                    "model": arguments.model,
+                    "digest": asked.digest,
+                }
+                row = find_run(finished, key)
+                if row is None:
+                    results.note(f"{case.name} {way.name}")
+                    row = key | {"labels": dict(case.labels)} | measure(llm, asked, way)
+                    if arguments.out is not None:
+                        append_run(arguments.out, row)
+                    if not arguments.json:
+                        results.note("")
+                        print(json.dumps(row, ensure_ascii=False), flush=True)
+                rows.append(row)
+    results.finish("answer_cases", "cpu", summarize(rows), arguments.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2", help="default: %(default)s")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="default: %(default)s")
+    parser.add_argument(
+        "--ways", default="default,none,bm25", help="NAME or NAME=JSON (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=4096,
+        help="tokens of a prompt; conversations have their own lengths (default: %(default)s)",
+    )
+    parser.add_argument("--samples", type=int, help="cases of each kind (default: all)")
+    parser.add_argument("--out", type=Path, help="a line for each answer; what is there stands")
+    parser.add_argument("--json", action="store_true", help="only the result line")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

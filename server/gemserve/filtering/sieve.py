@@ -29,6 +29,7 @@ from gemserve.filtering.selector import (
 )
 from gemserve.filtering.window_scores import MOST_KEPT, WindowSummary
 from gemserve.filtering.word_ranks import RankedPassages
+from gemserve.ranges import as_ranges
 from gemserve.scores import (
     MOST_HEAD_SCORES,
     MOST_HEADS,
@@ -137,7 +138,11 @@ class Sieve(Selector):
         scores[firm] = 0
         is_free = np.ones(num_tokens, dtype=np.bool_)
         is_free[reserved.positions] = False
-        numbers = self.passage_numbers(scores, evidence.breaks, within - evidence.num_between)
+        between = evidence.num_between
+        beside = between * len(
+            as_ranges(sorted(reserved.rest))
+        )  # may stand beside protected places
+        numbers = self.passage_numbers(scores, evidence.breaks, within - beside - between)
         # a choice without room has found nothing
         coverage = 0.0
         if within and isinstance(evidence, WindowEvidence):
@@ -156,11 +161,11 @@ class Sieve(Selector):
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
         passages = self.ranked(scores, numbers, is_free, evidence.words)
-        room = budget.limit - len(reserved.positions) if is_diffuse else within
+        room = (budget.limit - len(reserved.positions) if is_diffuse else within) - beside
         if within and not is_diffuse and budget.low < budget.high:
             room = min(room, max(passages.count_focused(self.focus), budget.least_chosen))
         is_kept = ~is_free
-        for start, stop in passages.fill(room, evidence.num_between):
+        for start, stop in passages.fill(room, between):
             is_kept[start:stop] = True
         positions = torch.from_numpy(np.flatnonzero(is_kept)).to(scores.device)
         return Choice(positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw)

@@ -88,6 +88,12 @@ def test_a_heading_belongs_to_what_it_heads() -> None:
     assert sizes(number_passages(100, breaks, 49)) == [SHORTEST - 1, 100 - 50 - SHORTEST + 1]
 
 
+def test_a_short_first_paragraph_has_none_to_join() -> None:
+    """A budget below the size of a heading ended in an IndexError."""
+    breaks = TextBreaks(paragraphs=(0, 10))
+    assert sizes(number_passages(26, breaks, 16)) == [10, 16]
+
+
 @pytest.mark.parametrize("limit", [1, 16, 128])
 def test_passages_hold_no_more_than_the_limit(limit: int) -> None:
     generator = torch.Generator().manual_seed(limit)
@@ -131,7 +137,7 @@ def test_only_whole_passages_are_kept_and_as_many_as_fit() -> None:
         for room in (40, 200, 1000, 2900):
             numbers = Sieve().passage_numbers(scores, breaks, room)
             kept = np.zeros(3000, dtype=bool)
-            for start, stop in Sieve().ranked(scores, numbers, is_free).fill(room):
+            for start, stop in Sieve().ranked(scores, numbers, is_free, room).fill(room):
                 kept[start:stop] = True
             kept &= is_free
             assert room - Sieve().passage_limit(room) < kept.sum() <= room
@@ -140,12 +146,27 @@ def test_only_whole_passages_are_kept_and_as_many_as_fit() -> None:
                 assert kept[(of_passage == number) & is_free].all()
 
 
+@pytest.mark.parametrize("room", [12, 40, 200])
+def test_text_without_breaks_is_cut_where_ranks_are_equal(room: int) -> None:
+    """Thousands of equal scores were one passage, which fitted nowhere: nothing was kept."""
+    for spot in (None, 500):
+        scores = torch.zeros(3000)
+        if spot is not None:
+            scores[spot] = 1
+        numbers = Sieve().passage_numbers(scores, TextBreaks(), room)
+        passages = Sieve().ranked(scores, numbers, np.ones(3000, dtype=bool), room)
+        kept = {p for start, stop in passages.fill(room) for p in range(start, stop)}
+        assert room - Sieve().passage_limit(room) < len(kept) <= room
+        if spot is not None:
+            assert set(range(spot - 5, spot + 6)) <= kept
+
+
 def test_what_stands_between_passages_is_counted() -> None:
     breaks = TextBreaks(paragraphs=tuple(range(0, 640, 40)))
     scores = torch.zeros(640)
     scores[20::80] = 1  # every other passage
     numbers = Sieve().passage_numbers(scores, breaks, 256)
-    passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool))
+    passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool), 256)
     assert len(list(passages.fill(164))) == 4
     assert len(list(passages.fill(164, num_between=1))) == 4  # with each one token, and none left
     assert len(list(passages.fill(163, num_between=1))) == 3

@@ -72,9 +72,9 @@ def _join_short(pieces: Sequence[tuple[int, int]], limit: int) -> list[tuple[int
     """Join short paragraphs, such as headings, with the next one."""
     joined: list[tuple[int, int]] = []
     for start, stop in pieces:
-        before = joined[-1] if joined else (start, start + limit)
-        if before[1] - before[0] < SHORTEST and stop - before[0] <= limit:
-            joined[-1] = (before[0], stop)
+        first, last = joined[-1] if joined else (start, start + SHORTEST)
+        if last - first < SHORTEST and stop - first <= limit:
+            joined[-1] = (first, stop)
         else:
             joined.append((start, stop))
     return joined

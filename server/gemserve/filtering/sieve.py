@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from gemserve.filter_plan import Budget
 from gemserve.filtering.passages import number_passages, rank_passages
-from gemserve.filtering.protected_budget import reserve
+from gemserve.filtering.protected_budget import ReservedPositions, reserve
 from gemserve.filtering.score_report import strengths
 from gemserve.filtering.selector import (
     Choice,
@@ -52,7 +52,7 @@ class Sieve(Selector):
     the question's words (see `filtering.word_ranks`), and are kept whole, as many as fit. A passage
     (see `filtering.passages`) has at most `passage_share` of the tokens that may be chosen, within
     `shortest` and `longest`. `reach`: where the text has no breaks, a token ranks by the best score
-    among so many neighbours on either side, and those that rank alike are a passage. `focus`:
+    among so many neighbours on either side, and those that rank alike are passages. `focus`:
     "auto" keeps no more than the passages with at least this share of the best one's attention.
     `ceiling`: the largest distance between a token and the rows (see `LayerEvidence.keys_near`).
     `end_rows`: rows at the prompt's end that are watched if no question was found, or beside it.
@@ -138,11 +138,8 @@ class Sieve(Selector):
         scores[firm] = 0
         is_free = np.ones(num_tokens, dtype=np.bool_)
         is_free[reserved.positions] = False
-        between = evidence.num_between
-        beside = between * len(
-            as_ranges(sorted(reserved.rest))
-        )  # may stand beside protected places
-        numbers = self.passage_numbers(scores, evidence.breaks, within - beside - between)
+        between, room = evidence.num_between, _room(reserved, evidence, budget)
+        numbers = self.passage_numbers(scores, evidence.breaks, room - between)
         # a choice without room has found nothing
         coverage = 0.0
         if within and isinstance(evidence, WindowEvidence):
@@ -160,9 +157,10 @@ class Sieve(Selector):
         if is_diffuse and budget.limit == num_tokens:
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
-        passages = self.ranked(scores, numbers, is_free, evidence.words)
-        room = (budget.limit - len(reserved.positions) if is_diffuse else within) - beside
-        if within and not is_diffuse and budget.low < budget.high:
+        passages = self.ranked(scores, numbers, is_free, room - between, evidence.words)
+        if is_diffuse:
+            room += budget.limit - budget.high
+        elif within and budget.low < budget.high:
             room = min(room, max(passages.count_focused(self.focus), budget.least_chosen))
         is_kept = ~is_free
         for start, stop in passages.fill(room, between):
@@ -197,19 +195,25 @@ class Sieve(Selector):
         scores: torch.Tensor,
         numbers: torch.Tensor,
         is_free: npt.NDArray[np.bool_],
+        room: int,
         words: Sequence[TokenArray] = (),
     ) -> RankedPassages:
-        """The passages by `scores` and `words`. `numbers`: see `number_passages`.
+        """The passages by `scores` and `words`. `numbers`: see `passage_numbers`, as for `room`.
 
-        `is_free`: which tokens may be chosen. All but `words` are [tokens].
+        `is_free`: which tokens may be chosen. It, `scores` and `numbers` are [tokens].
         """
-        ranks, near = self._ranks(scores, numbers).cpu().numpy(), self._best_near(scores)
+        limit = self.passage_limit(room)
+        near = self._best_near(scores, limit)
+        ranks = torch.where(numbers > 0, rank_passages(scores, numbers), near).cpu().numpy()
         # where the text has no breaks, tokens with the same best neighbour
         alike = torch.where(numbers > 0, 0.0, near).cpu().numpy()
         of_token = numbers.cpu().numpy()
         is_first = np.ones(len(ranks), dtype=np.bool_)
         is_first[1:] = (np.diff(of_token) != 0) | (np.diff(alike) != 0)
         starts = np.flatnonzero(is_first)
+        # equal scores, such as zeros, may make thousands of tokens alike
+        before = np.arange(len(ranks)) - starts.repeat(np.diff(starts, append=len(ranks)))
+        starts = np.flatnonzero(before % limit == 0)
         return RankedPassages.of(starts, ranks[starts].astype(np.float64), is_free, words)
 
     def passage_limit(self, room: int) -> int:
@@ -268,7 +272,7 @@ class Sieve(Selector):
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         scores = scores.clone()
         scores[_as_index(reserved.firm, scores.device)] = 0
-        limit = self.passage_limit(budget.high - len(reserved.positions))
+        limit = self.passage_limit(_room(reserved, evidence, budget) - evidence.num_between)
         numbers = number_passages(num_tokens, evidence.breaks, limit)
         ranks = rank_passages(scores, torch.from_numpy(numbers).to(scores.device)).cpu().numpy()
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -305,10 +309,23 @@ class Sieve(Selector):
         )
         return heads, high
 
-    def _best_near(self, scores: torch.Tensor) -> torch.Tensor:
-        """The best score within `reach` tokens of each: [tokens]."""
-        width = 2 * self.reach + 1
-        return F.max_pool1d(scores[None, None], width, stride=1, padding=self.reach).flatten()
+    def _best_near(self, scores: torch.Tensor, limit: int | None = None) -> torch.Tensor:
+        """The best score within `reach` tokens of each: [tokens].
+
+        With `limit`, those that share one best token are no more than that.
+        """
+        reach = self.reach if limit is None else min(self.reach, (limit - 1) // 2)
+        width = 2 * reach + 1
+        return F.max_pool1d(scores[None, None], width, stride=1, padding=reach).flatten()
+
+
+def _room(reserved: ReservedPositions, evidence: PromptEvidence, budget: Budget) -> int:
+    """How many tokens passages may have, with those between them.
+
+    Beside each protected place a separator may stand.
+    """
+    beside = evidence.num_between * len(as_ranges(sorted(reserved.rest)))
+    return budget.high - len(reserved.positions) - beside
 
 
 def _scoring_heads(

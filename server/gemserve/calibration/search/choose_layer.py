@@ -271,7 +271,7 @@ def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int
     sieve, is_free = Sieve(), np.zeros(len(prompt.ids), dtype=np.bool_)
     is_free[question.document] = True
     numbers = sieve.passage_numbers(scores, prompt.breaks, count)
-    passages = sieve.ranked(scores, numbers, is_free)
+    passages = sieve.ranked(scores, numbers, is_free, count)
     kept = [p for start, stop in passages.fill(count) for p in range(start, stop)]
     chosen = document.intersection(kept)
     ids = prompt.ids

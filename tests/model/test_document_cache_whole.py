@@ -145,7 +145,8 @@ def test_a_filter_that_falls_back_goes_on_from_a_prompt_read_whole(
     cold: Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def keep_all(request: Request, *_: object) -> Kept:
-        return Kept(positions=range(len(request.prompt_ids)), is_diffuse=True)
+        ids = request.prompt_ids
+        return Kept(positions=range(len(ids)), ids=ids, is_diffuse=True)
 
     monkeypatch.setattr("gemserve.engine.running.runner.choose_positions", keep_all)
     warm, rng = core_of("llama", tokens=40_000, cache_memory=0.5), Random(11)

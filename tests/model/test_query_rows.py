@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gemserve.engine.core import Core
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.query_tap import FilterTap, QueryTap
@@ -164,9 +166,17 @@ def test_the_choice_is_that_of_transformers_own_attention() -> None:
     flat = scores.amax(dim=(0, 1)).tolist()
     flat[0] = 0.0
     ranks = [max(flat[max(0, p - 8) : p + 9]) for p in range(500)]
-    order = sorted(range(500), key=lambda p: (-round(ranks[p], 6), -flat[p]))
-    ours = kept(core_of(), request(ids, MIDDLE))
-    assert len(set(ours) & set(order[:64])) >= 63  # the border may be a tie
+    alike = [list(run) for _, run in groupby(range(500), key=lambda p: ranks[p])]
+    expected: set[int] = set()
+    skipped = 0
+    for run in sorted(alike, key=lambda run: -ranks[run[0]]):
+        if len(expected) + len(run) <= 64:
+            expected.update(run)
+        else:
+            skipped += 1
+        if len(expected) == 64 or skipped == 4:
+            break
+    assert kept(core_of(), request(ids, MIDDLE)) == sorted(expected)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
@@ -198,7 +208,7 @@ def test_a_repeated_question_chooses_as_one_that_stands_at_the_end(
     end = ProtectedRange(600, 624, Priority.QUESTION)
     last = request(ids + asked, ((600, 624),), protected=(end,))
     assert core.planner.plan(last).repeated == ()
-    assert len(kept(core, first)) == 64
+    assert 64 - Sieve().passage_limit(64) < len(kept(core, first)) <= 64
     assert kept(core, last) == [*kept(core, first), *range(600, 624)]
     plain = core.planner.plan(request(ids, ()))
     assert (plain.repeated, plain.rows) == ((), tuple(range(584, 600)))

@@ -19,7 +19,14 @@ from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.ranges import as_ranges
 from gemserve.scores import MOST_PASSAGES
-from gemserve.types import FilterParams, FilterReport, Priority, ProtectedRange, TextBreaks
+from gemserve.types import (
+    FilterParams,
+    FilterReport,
+    Priority,
+    ProtectedRange,
+    Separators,
+    TextBreaks,
+)
 from gemserve_kernels import select_backend
 from tests.model.test_query_rows import core_of, ids_of, request, serve
 
@@ -63,6 +70,25 @@ def test_the_best_passages_are_those_kept() -> None:
     assert best[2] == 255
     assert set(range(*best[:2])) <= kept
     assert report.scores.passages == tuple(sorted(report.scores.passages))
+
+
+def test_passages_leave_room_for_separators() -> None:
+    """They were reported as larger ones than those that were chosen from."""
+    head = ProtectedRange(0, 4, Priority.HEAD)
+    breaks = TextBreaks(paragraphs=tuple(range(0, N, 37)), lines=tuple(range(N)))
+    params = {"method": "sieve", "keep": 200, "return_scores": True}
+    one = request(
+        ids_of(N),
+        ((N - 20, N),),
+        params=params,
+        breaks=breaks,
+        protected=(head, *PROTECTED),
+        separators=Separators(blank_line=(5, 5), line_end=(5,)),
+    )
+    report, _ = serve(core_of(), one)
+    assert report.scores is not None
+    assert Sieve().passage_limit(200 - 4) == 37
+    assert max(stop - start for start, stop, _ in report.scores.passages) == 36
 
 
 def test_asking_for_scores_changes_no_choice() -> None:
@@ -158,7 +184,7 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
     )
     always = count_always_read(evidence.protected, N)
     assert report.protected_tokens == always > 0
-    assert report.kept_tokens == keep + always
+    assert 0 <= keep - (report.kept_tokens - always) < Sieve().passage_limit(keep)
     budget = Budget(low=keep + always, high=keep + always, limit=inputs.limit, protected=always)
     params = FilterParams(method="sieve", keep=keep, fallback=inputs.fallback)
     choice = GivenScores().choose(evidence, budget, params)

@@ -15,6 +15,7 @@ from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.errors import RequestError
+from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.window_scores import MOST_KEPT
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
@@ -201,7 +202,7 @@ def test_a_prompt_beyond_the_context_is_read_in_little_memory() -> None:
     core = core_of(tokens=60_000, cache_memory=0.0)
     assert core.model.context_tokens == 8192
     report, _ = answer(core, request(ids_of(1, 30_000), window=512))
-    assert report.kept_tokens == 64 + 6
+    assert 64 + 6 - Sieve().passage_limit(64) < report.kept_tokens <= 64 + 6
     assert report.windows is not None
     assert report.windows > 58
 

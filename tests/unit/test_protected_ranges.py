@@ -179,7 +179,7 @@ def test_a_short_question_is_protected_whole_and_a_document_at_its_ends() -> Non
         assert question_ranges(7, stop, [asked, asked - 9]) == expected
     # none to be seen
     for paragraphs in ([], [stop - LONGEST_QUESTION - 1]):
-        tail = ProtectedRange(stop - QUESTION_TAIL, stop - 32, Priority.TAIL)
+        tail = ProtectedRange(stop - QUESTION_TAIL, stop - 32, Priority.END)
         assert question_ranges(7, stop, paragraphs) == [end, head, tail]
     # what is short is for the caller to say
     assert question_ranges(7, stop, [480], short=stop - 7) == [ProtectedRange(7, stop, question)]

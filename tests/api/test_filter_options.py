@@ -14,13 +14,16 @@ from gemserve.types import FilterParams
 from tests.fakes import CHAT, COMPLETIONS, FILTER_LAYER, Api, data_of
 
 pytestmark = pytest.mark.anyio
-DEFAULT = {"method": "sieve", "keep": 64, "layer": FILTER_LAYER}
+DEFAULT = {"method": "sieve", "keep": 64, "layer": FILTER_LAYER, "lexical": "auto"}
 OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     (None, {}),
     ({}, {}),
-    ("none", {"method": "none"}),
-    ("gemfilter", {"method": "gemfilter"}),
-    ({"method": "gemfilter", "pooling": "max"}, {"method": "gemfilter", "pooling": "max"}),
+    ("none", {"method": "none", "lexical": "off"}),
+    ("gemfilter", {"method": "gemfilter", "lexical": "off"}),
+    (
+        {"method": "gemfilter", "pooling": "max"},
+        {"method": "gemfilter", "pooling": "max", "lexical": "off"},
+    ),
     ({"keep": 16}, {"keep": 16}),
     ({"keep": 512.0}, {"keep": 512}),
     ({"keep": 0.25}, {"keep": 0.25}),
@@ -29,13 +32,16 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     ({"layer": "auto"}, {}),
     ({"heads": [[2, 7], [0, 0.0]]}, {"heads": ((2, 7), (0, 0))}),
     ({"heads": [[1, 7]], "layer": 1}, {"heads": ((1, 7),), "layer": 1}),
-    ({"method": "gemfilter", "heads": None}, {"method": "gemfilter"}),
+    ({"method": "gemfilter", "heads": None}, {"method": "gemfilter", "lexical": "off"}),
     ({"window": 1024}, {"window": 1024}),
     ({"window": 256.0, "keep": 32}, {"window": 256, "keep": 32}),
     ({"window": "auto"}, {}),
     ({"window": "off"}, {"window": "off"}),
-    ({"method": "gemfilter", "window": None}, {"method": "gemfilter"}),
-    ({"method": "snapkv", "layer": "auto"}, {"method": "snapkv"}),
+    ({"method": "gemfilter", "window": None}, {"method": "gemfilter", "lexical": "off"}),
+    ({"lexical": "auto"}, {}),
+    ({"lexical": "off"}, {"lexical": "off"}),
+    ({"method": "gemfilter", "lexical": None}, {"method": "gemfilter", "lexical": "off"}),
+    ({"method": "snapkv", "layer": "auto"}, {"method": "snapkv", "lexical": "off"}),
     ({"return_selection": True}, {"return_selection": True}),
     ({"keep": "auto"}, {"keep": "auto", "fallback": True}),
     ({"keep": "auto", "fallback": False}, {"keep": "auto"}),
@@ -145,6 +151,37 @@ async def test_wrong_windows_are_refused(api: Api, path: str, given: Any, messag
     assert error["message"].startswith("filter.window=")
     assert message in error["message"]
     assert (error["param"], error["code"]) == ("filter.window", "invalid_value")
+
+
+@pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS])
+@pytest.mark.parametrize("given", ["auto", "off"])
+@pytest.mark.parametrize("method", [m for m in SERVED_METHODS if not METHODS[m].has_words])
+async def test_words_are_refused_where_none_count(
+    api: Api, path: str, method: str, given: str
+) -> None:
+    """`none` and `gemfilter` would take the option without effect."""
+    body = {"model": "fake", "prompt": list(range(10, 510)), "filter": {"method": method}}
+    assert method == "snapkv" or (await api.client.post(path, json=body)).status_code == 200
+    body["filter"] = {"method": method, "lexical": given}
+    reply = await api.client.post(path, json=body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["message"] == f"filter.lexical={given}: only method sieve has it, not {method}"
+    assert (error["param"], error["code"]) == ("filter.lexical", "invalid_value")
+
+
+@pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS, CHAT])
+@pytest.mark.parametrize("given", ["on", "", "Off", True, 0, 1.5, [], {}])
+async def test_lexical_is_auto_or_off(api: Api, path: str, given: Any) -> None:
+    said = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+    body = {"model": "fake", **said, "filter": {"lexical": given}}
+    reply = await api.client.post(path, json=body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["message"].startswith("filter.lexical=")
+    assert error["message"].endswith(": Input should be 'auto' or 'off'")
+    assert (error["param"], error["code"]) == ("filter.lexical", "invalid_value")
+    assert not api.core.requests
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -103,7 +103,8 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
     assert set(whole) == {
         *("method", "applied", "reason", "layer", "prompt_tokens", "kept_tokens"),
         *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
-        *("protected_tokens", "messages", "window", "windows", "cached_windows"),
+        *("protected_tokens", "added_tokens", "messages"),
+        *("window", "windows", "cached_windows"),
     }
     assert (whole["messages"] is None) == (path == COMPLETIONS)
     assert (whole["applied"], whole["reason"]) == (False, "short_prompt")

@@ -56,7 +56,9 @@ async def test_the_selection_is_shown_if_asked_for(api: Api) -> None:
     first, *others = body["filter"]["selection"]
     assert first == [0, 32]
     assert sum(stop - start for start, stop in others) == always > 0
-    expected = FilterParams(method="sieve", keep=32, layer=FILTER_LAYER, return_selection=True)
+    expected = FilterParams(
+        method="sieve", keep=32, layer=FILTER_LAYER, lexical="auto", return_selection=True
+    )
     assert api.core.requests[0].filter == expected
 
 

@@ -20,7 +20,7 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.errors import ConfigError
 from gemserve.types import Filtered, FilterParams, FilterReport, Request, SamplingParams
-from tests.fakes import CHAT, COMPLETIONS, FILTERED, FakeCore, serving_over
+from tests.fakes import CHAT, COMPLETIONS, FILTERED, FakeCore, data_of, serving_over
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
 pytestmark = pytest.mark.anyio
@@ -75,7 +75,7 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
         EngineConfig(filter_min_tokens=64, filter_keep=128, kv_memory_bytes=128 << 20),
     )
     serving = build_serving(core, model_name="builtin", config=ServerConfig())
-    found = []
+    found, reports = [], []
     try:
         async with client_of(serving, recorder) as client:
             for question in ("What is the colour of box 7?", "What is the colour of lid 30?"):
@@ -90,6 +90,7 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
                 )
                 assert reply.status_code == 200
                 found.append(recorder.take())
+                reports.append(data_of(reply)[0]["filter"])
     finally:
         serving.engine.stop()
     for spans in found:
@@ -108,8 +109,13 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
         assert request.attributes["gen_ai.response.finish_reasons"] == ("length",)
         assert request.attributes["gemserve.request_id"] == "me"
     first, second = (spans["filter"][0].attributes for spans in found)
-    # the template and the question, too
-    assert 128 < first["gemserve.filter.kept_tokens"] < 128 + 32
+    always = reports[0]["protected_tokens"]  # the template and the question
+    assert 0 < always < 32
+    # whole passages of at most 32 tokens, as many as fit
+    assert 128 - 32 < first["gemserve.filter.kept_tokens"] - always <= 128
+    for spans, report in zip(found, reports, strict=True):
+        shown = spans["filter"][0].attributes
+        assert shown["gemserve.filter.kept_tokens"] == report["kept_tokens"]
     assert first["gemserve.filter.cached_tokens"] == 0
     assert second["gemserve.filter.cached_tokens"] > 1000
     assert not any("window" in name for name in first)  # the prompt was read as one sequence

@@ -112,9 +112,12 @@ def _check_model(rows: list[dict[str, Any]]) -> None:
         if row["section"] == "ttft" and row["labels"]["method"] == "sieve":
             names = {"generation", "peak_memory", "peak_kv", "decode_kv_to_none", "layers_to_none"}
             assert names <= row["figures"].keys()
-            # 32 kept and 4 generated, of 4 layers, against all tokens
-            share = 36 / (row["labels"]["prompt_tokens"] + 4)
-            assert row["figures"]["decode_kv_to_none"]["value"] == pytest.approx(share)
+            # at most 32 kept, and 4 generated, of 4 layers, against all tokens; without breaks a
+            # passage has at most 17 tokens, so that less room than that stays empty
+            share = row["figures"]["decode_kv_to_none"]["value"]
+            kept = share * (row["labels"]["prompt_tokens"] + 4) - 4
+            assert kept == pytest.approx(round(kept))
+            assert 32 - 17 < round(kept) <= 32
     assert _labels(rows, "decode", "sequences") == {(1,), (3,)}
     assert _labels(rows, "throughput", "method") == {("none",), ("sieve",)}
     assert _labels(rows, "attention", "where", "prompt_tokens") == {

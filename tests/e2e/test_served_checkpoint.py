@@ -30,8 +30,10 @@ async def test_same_greedy_tokens_as_generate_on_the_kept_ids(
     engine = EngineConfig(filter_min_tokens=64, kv_memory_bytes=1 << 22, cpu_step=cpu_step)
     core = build_core(ModelConfig(model=str(directory), device="cpu"), engine)
     serving = build_serving(core, model_name="tiny", config=ServerConfig())
+    tokenizer = AutoTokenizer.from_pretrained(directory)
     rng = random.Random(0)
-    prompt = [rng.randrange(6, models.VOCAB) for _ in range(700)]
+    without_lines = [i for i in range(6, models.VOCAB) if "\n" not in tokenizer.decode([i])]
+    prompt = rng.choices(without_lines, k=700)
     body = {
         "model": "tiny",
         "prompt": prompt,
@@ -45,20 +47,30 @@ async def test_same_greedy_tokens_as_generate_on_the_kept_ids(
     serving.engine.stop()
 
     report = reply["filter"]
-    kept = [p for start, stop in report["selection"] for p in range(start, stop)]
     assert report["applied"] == (method != "none")
-    always = report["protected_tokens"]
+    always = report["protected_tokens"]  # at the prompt's end, by sieve
     assert (always > 0) == (method == "sieve")
-    assert len(kept) == report["kept_tokens"] == (700 if method == "none" else 96 + always)
+    separator = tokenizer.encode("a\n\n", add_special_tokens=False)[1:] if always else []
+    read: list[int] = []
+    for start, stop in report["selection"]:
+        if read and start < 700 - always:  # another passage, and no neighbour
+            read += separator
+        read += prompt[start:stop]
+    assert sum(stop - start for start, stop in report["selection"]) == report["kept_tokens"]
+    assert len(read) == report["kept_tokens"] + report["added_tokens"]
+    if method == "sieve":  # whole passages of at most 32 tokens, and what separates them
+        assert report["added_tokens"] >= 2 * len(separator) > 0
+        assert 96 - 32 < len(read) - always <= 96
+    else:
+        assert len(read) == (700 if method == "none" else 96)
     assert reply["usage"]["prompt_tokens"] == report["prompt_tokens"] == 700
 
     theirs = AutoModelForCausalLM.from_pretrained(directory).eval()
-    ids = torch.tensor([[prompt[p] for p in kept]])
+    ids = torch.tensor([read])
     with torch.no_grad():
         out = theirs.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
         )
-    tokenizer = AutoTokenizer.from_pretrained(directory)
     expected = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     assert reply["choices"][0]["text"] == expected.rstrip("�")
 

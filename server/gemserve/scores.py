@@ -18,14 +18,17 @@ class SelectionInputs:
     """What `sieve` chooses from besides the scores, so that a client can choose for other budgets.
 
     `protected`: start, stop and `Priority` of each protected range. `paragraphs`, `sentences`,
-    `lines`: the positions of `TextBreaks`, as base64 of little-endian uint32 numbers. `limit`: the
-    most tokens that are kept if `coverage` is below `coverage_bound` and `fallback` is true.
+    `lines`: the positions of `TextBreaks`, as base64 of little-endian uint32 numbers. `words`: so
+    the places of each of the question's words, if passages rank by them. `between`: tokens that may
+    be added between two passages that are not neighbours. `limit`: the most tokens that are kept if `coverage` is below `coverage_bound` and `fallback` is true.
     """
 
     protected: tuple[tuple[int, int, int], ...]
     paragraphs: str
     sentences: str
     lines: str
+    words: tuple[str, ...]
+    between: int
     coverage_bound: float
     fallback: bool
     limit: int

@@ -163,11 +163,22 @@ class GivenScores(Sieve):
 @pytest.mark.parametrize("keep", [16, 64, 200])
 def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
     """A client that chooses for other budgets knows of the prompt only what is sent."""
-    report = report_of(scores="exact", keep=keep)
+    params = {"method": "sieve", "keep": keep, "return_scores": "exact", "lexical": "auto"}
+    one = request(
+        ids_of(N),
+        ((N - 20, N),),
+        params=params | {"return_selection": True},
+        breaks=BREAKS,
+        protected=PROTECTED,
+        words=(np.array([40, 41, 300]), np.array([7, N - 3])),
+        separators=Separators(blank_line=(5, 5), line_end=(5,)),
+    )
+    report, _ = serve(core_of(), one)
     scores = report.scores
     assert scores is not None
     assert scores.inputs is not None
     inputs = scores.inputs
+    assert inputs.between == 2
     values = torch.from_numpy(np.frombuffer(b64decode(scores.tokens), "<f4").copy())
     levels = [
         tuple(np.frombuffer(b64decode(level), "<u4").tolist())
@@ -181,10 +192,13 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
         protected=tuple(ProtectedRange(a, b, Priority(c)) for a, b, c in inputs.protected),
         breaks=TextBreaks(paragraphs=levels[0], sentences=levels[1], lines=levels[2]),
         coverage_bound=inputs.coverage_bound,
+        words=tuple(np.frombuffer(b64decode(at), "<u4").astype(np.int64) for at in inputs.words),
+        num_between=inputs.between,
     )
     always = count_always_read(evidence.protected, N)
     assert report.protected_tokens == always > 0
-    assert 0 <= keep - (report.kept_tokens - always) < Sieve().passage_limit(keep)
+    read = report.kept_tokens + report.added_tokens - always
+    assert 0 <= keep - read < Sieve().passage_limit(keep) + 2
     budget = Budget(low=keep + always, high=keep + always, limit=inputs.limit, protected=always)
     params = FilterParams(method="sieve", keep=keep, fallback=inputs.fallback)
     choice = GivenScores().choose(evidence, budget, params)

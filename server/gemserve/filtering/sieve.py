@@ -366,11 +366,13 @@ def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> S
         paragraphs=_positions(breaks.paragraphs),
         sentences=_positions(breaks.sentences),
         lines=_positions(breaks.lines),
+        words=tuple(map(_positions, evidence.words)),
+        between=evidence.num_between,
         coverage_bound=evidence.coverage_bound,
         fallback=params.fallback,
         limit=budget.limit,
     )
 
 
-def _positions(positions: Sequence[int]) -> str:
+def _positions(positions: Sequence[int] | TokenArray) -> str:
     return b64encode(np.array(positions, dtype="<u4").tobytes()).decode()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemserve.types import Priority, ProtectedRange
+from gemserve.types import ProtectedRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ def protected_positions(
 ) -> list[int]:
     """Positions to keep, at most `budget`, most important first.
 
-    The end of a range is its most important place; in a `HEAD` it is the start.
+    The end of a range is its most important place. What comes out of the budget of documents is
+    kept as a whole or not at all: half a sentence says nothing.
     """
     is_new = np.ones(num_tokens, dtype=np.bool_)
     chosen: list[int] = []
@@ -81,8 +82,9 @@ def protected_positions(
             break
         start = max(0, each.start)
         positions = start + np.flatnonzero(is_new[start : max(start, each.stop)])
+        if not each.is_always_read and len(positions) > budget - len(chosen):
+            continue
         is_new[start : max(start, each.stop)] = False
-        if each.priority is not Priority.HEAD:
-            positions = positions[::-1]
+        positions = positions[::-1]
         chosen += positions[: budget - len(chosen)].tolist()
     return chosen

@@ -22,6 +22,8 @@ Answer in one word. Never mention the weather, and be kind to the cat."""
 QUESTION = "What is the code for the lamb?"
 Json = dict[str, Any]
 
+LARGEST_PASSAGE = 36  # tokens, of a budget of up to 192
+
 
 def kept_text(builtin: Served, tokenizer: Any, messages: list[Json], reply: Json) -> str:
     """What the answer was generated from, with the template's marks."""
@@ -157,7 +159,11 @@ def test_filter_options_count_on_every_route(
         report = report_of(builtin, path, stream=stream, **fields)
         assert (report["applied"], report["reason"]) == (True, None)
         chosen = report["kept_tokens"] - report["protected_tokens"]
-        assert (report["method"], report["layer"], chosen) == (method, layer, kept)
+        assert (report["method"], report["layer"]) == (method, layer)
+        if method == "sieve":  # whole passages, and what separates them
+            assert 0 <= kept - chosen - report["added_tokens"] < LARGEST_PASSAGE
+        else:
+            assert (chosen, report["added_tokens"]) == (kept, 0)
         assert (report["protected_tokens"] > 0) == (method != "gemfilter")
         assert report["selection"] is None
     whole = {**prompt_for(path, text), **ROUTES[path], "filter": "none"}
@@ -207,7 +213,8 @@ def test_recall_survives_compaction(builtin: Served, tokenizer: Any) -> None:
         )
         found = reply["filter"]
         documents = len(example.prompt.ids) - found["protected_tokens"]
-        assert found["kept_tokens"] - found["protected_tokens"] == -(-documents // 8)
+        read = found["kept_tokens"] - found["protected_tokens"] + found["added_tokens"]
+        assert 0 <= -(-documents // 8) - read < LARGEST_PASSAGE
         right += all(answer in reply["choices"][0]["text"] for answer in example.answers)
     assert right >= 18
 
@@ -223,7 +230,8 @@ def test_short_prompts_are_left_alone(builtin: Served, method: str) -> None:
     longer = builtin.ask(COMPLETIONS, **{**fields, "prompt": [400] * 257})
     assert longer["filter"]["applied"]
     always = longer["filter"]["protected_tokens"]
-    assert longer["filter"]["kept_tokens"] == 64 + always
+    unused = 64 + always - longer["filter"]["kept_tokens"]
+    assert 0 <= unused < (LARGEST_PASSAGE if method == "sieve" else 1)
     assert (always > 0) == (method in ("sieve", "position", "random"))
 
 
@@ -243,8 +251,10 @@ def test_usage_counts_what_was_sent_and_the_report_what_was_kept(
     assert usage["total_tokens"] == 502
     always = report["protected_tokens"]
     assert 0 < always < 100
-    assert (report["prompt_tokens"], report["kept_tokens"]) == (500, 192 + always)
+    kept = report["kept_tokens"]
+    assert report["prompt_tokens"] == 500
+    assert 0 <= 192 + always - kept < LARGEST_PASSAGE
     details = usage["prompt_tokens_details"]
-    assert (details["kept_tokens"], details["protected_tokens"]) == (192 + always, always)
+    assert (details["kept_tokens"], details["protected_tokens"]) == (kept, always)
     assert reply.headers["x-gemserve-prompt-tokens"] == "500"
-    assert reply.headers["x-gemserve-kept-tokens"] == str(192 + always)
+    assert reply.headers["x-gemserve-kept-tokens"] == str(kept)

@@ -158,12 +158,14 @@ class Sieve(Selector):
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
         passages = self.ranked(scores, numbers, is_free, room - between, evidence.words)
+        enough = None
         if is_diffuse:
             room += budget.limit - budget.high
         elif within and budget.low < budget.high:
-            room = min(room, max(passages.count_focused(self.focus), budget.least_chosen))
+            least = budget.least_chosen - len(reserved.rest)
+            enough = max(passages.count_focused(self.focus), least)
         is_kept = ~is_free
-        for start, stop in passages.fill(room, between):
+        for start, stop in passages.fill(room, between, enough):
             is_kept[start:stop] = True
         positions = torch.from_numpy(np.flatnonzero(is_kept)).to(scores.device)
         return Choice(positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw)

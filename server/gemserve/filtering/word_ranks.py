@@ -63,24 +63,27 @@ class RankedPassages:
         is_focused = self.attention >= focus * self.attention.max(initial=0)
         return int(self.num_free[is_focused].sum())
 
-    def fill(self, room: int, num_between: int = 0) -> Iterator[tuple[int, int]]:
+    def fill(
+        self, room: int, num_between: int = 0, enough: int | None = None
+    ) -> Iterator[tuple[int, int]]:
         """The best passages that fit into `room` tokens, in order.
 
         Between two that are not neighbours `num_between` tokens may stand. The rest of the room
-        stays empty after `_SKIPPED` passages that did not fit.
+        stays empty after `_SKIPPED` passages that did not fit. `enough`: so many tokens are.
         """
         taken: set[int] = set()
-        skipped = 0
+        skipped, chosen = 0, 0
         for index in self.order.tolist():
             is_joined = index - 1 in taken or index + 1 in taken
             needed = int(self.num_free[index]) + (0 if is_joined else num_between)
             if needed <= room:
                 room -= needed
+                chosen += int(self.num_free[index])
                 taken.add(index)
                 yield int(self.starts[index]), int(self.stops[index])
             else:
                 skipped += 1
-            if room <= 0 or skipped > _SKIPPED:
+            if room <= 0 or skipped > _SKIPPED or (enough is not None and chosen >= enough):
                 return
 
 

@@ -39,6 +39,7 @@ from gemserve.engine.sequence.window_pass import WindowPass
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
+MAX_IDLE_TOKENS = 128  # of a chunk that is read in idle time: a request waits for its end
 
 # Once so many prompts are being read, admitting another one makes nothing faster: they are read one
 # at a time. So no document gives way to it. Else a burst of requests empties the document cache,
@@ -334,6 +335,8 @@ class Scheduler:
         self._is_first_next = not self._is_first_next
         if sequence.request.prompt_logprobs is not None:
             chunk_tokens = min(chunk_tokens, MAX_SCORED_TOKENS)
+        if sequence.request.priority == LAST:
+            chunk_tokens = min(chunk_tokens, MAX_IDLE_TOKENS)
         count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
         is_filtering = sequence.state is State.FILTERING
         if is_filtering and sequence.window_pass is not None:

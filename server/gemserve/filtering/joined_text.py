@@ -5,6 +5,7 @@ Passages that were not neighbours are separated, so that none reads as the other
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,6 @@ def join_text(
         return JoinedText(ids)
     of_document = is_document[at]
     is_gap = (np.diff(at) > 1) & of_document[:-1] & of_document[1:]
-    paragraphs, lines = set(breaks.paragraphs), set(breaks.lines)
     joined: list[int] = []
     added: list[int] = []
     start = 0
@@ -48,9 +48,15 @@ def join_text(
         following = int(at[last]) + 1
         joined += ids[start : last + 1]
         start = last + 1
-        if following in paragraphs:
+        if _is_in(following, breaks.paragraphs):
             continue
-        between = separators.line_end if following in lines else separators.blank_line
+        ends_line = _is_in(following, breaks.lines)
+        between = separators.line_end if ends_line else separators.blank_line
         added += range(len(joined), len(joined) + len(between))
         joined += between
     return JoinedText([*joined, *ids[start:]], tuple(added))
+
+
+def _is_in(position: int, ascending: Sequence[int]) -> bool:
+    at = bisect_left(ascending, position)
+    return at < len(ascending) and ascending[at] == position

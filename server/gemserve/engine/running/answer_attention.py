@@ -46,7 +46,8 @@ class AnswerWatch:
         self._num_kept = len(kept.ids)
         self._last = kept.ids[-1]  # its row is where the first token is from
         # no passage has the tokens that separate passages
-        self._of_prompt = torch.from_numpy(np.delete(np.arange(self._num_kept), list(kept.added)))
+        of_prompt = np.delete(np.arange(self._num_kept), list(kept.added))
+        self._of_prompt = torch.from_numpy(of_prompt).to(model.device)
         self._length = self._num_kept + request.sampling.max_tokens
         every = [(plan.answer_layer, head) for head in range(model.shape.num_heads)]
         self._heads = plan.answer_heads or tuple(every)

@@ -100,7 +100,9 @@ def _chosen(request: Request, evidence: PromptEvidence, reading: float, shape: M
     choice = selector.choose(evidence, plan.budget, request.filter)
     positions, budget = choice.positions.tolist(), plan.budget
     joined = _joined(request, positions)
-    if not (max(1, budget.protected) <= len(joined.ids) <= budget.limit):
+    # whole passages may leave a part of the budget empty
+    least = max(1, budget.protected) if selector.keeps_passages else min(budget.low, budget.high)
+    if not (least <= len(joined.ids) <= budget.limit):
         raise ValueError(f"{method} kept {len(joined.ids)} tokens of a budget of {budget}")
     scores = None
     if request.filter.return_scores and choice.scores is not None:

@@ -72,6 +72,9 @@ class WindowTrace(Trace):
         if windows is None:
             super()._check_hit(asked, event, sequence)
             return
+        if report.reason == "cached":  # see `_check_whole` for what it found
+            assert (report.layer, report.windows, report.cached_windows) == (None, None, None)
+            return
         assert report.windows == len(windows.windows)
         assert (report.cached_tokens > 0) == bool(report.cached_windows)
         of_windows = (*asked.key, "windows")

@@ -170,7 +170,9 @@ def _filtered(
     """
     params, sequence = job.request.filter, job.sequence
     assert job.started_s is not None, "a filter has decided before the first step"
-    windows = None if sequence.is_read_from_cache else sequence.window_pass
+    layer, windows = sequence.filter_layer, sequence.window_pass
+    if sequence.is_read_from_cache:
+        layer = windows = None
     selection = None
     if params.return_selection and not sequence.evicts:
         selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
@@ -178,13 +180,13 @@ def _filtered(
         method=params.method,
         applied=job.reason in (None, "widened"),
         reason=job.reason,
-        layer=sequence.filter_layer,
+        layer=layer,
         prompt_tokens=sequence.num_prompt,
         kept_tokens=sequence.num_kept if kept is None else len(kept),
         protected_tokens=sequence.plan.budget.protected,
         added_tokens=num_added,
         cached_tokens=sequence.num_cached + sequence.num_reused,
-        filter_ms=(now_s - job.started_s) * 1e3 if sequence.filter_layer is not None else 0.0,
+        filter_ms=0.0 if layer is None else (now_s - job.started_s) * 1e3,
         selection=selection,
         messages=None if sequence.evicts else report_messages(sequence.request, kept),
         coverage=coverage,

@@ -69,11 +69,11 @@ class WindowTrace(Trace):
     def _check_hit(self, asked: Asked, event: Filtered, sequence: Sequence) -> None:
         """A window that was found must be one that a request of the same key was to read."""
         windows, report = sequence.plan.windows, event.report
-        if windows is None:
-            super()._check_hit(asked, event, sequence)
-            return
         if report.reason == "cached":  # see `_check_whole` for what it found
             assert (report.layer, report.windows, report.cached_windows) == (None, None, None)
+            return
+        if windows is None:
+            super()._check_hit(asked, event, sequence)
             return
         assert report.windows == len(windows.windows)
         assert (report.cached_tokens > 0) == bool(report.cached_windows)

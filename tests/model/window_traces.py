@@ -8,13 +8,19 @@ from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.adapter import Adapter
 from gemserve.types import Filtered, Request
-from tests.model.cache_traces import Asked, Key, Pass, Text, Trace, answer_of
+from tests.cache_world import World
+from tests.model.cache_traces import Asked, Key, Pass, Text, Trace, answer_of, as_tokens
 
 WINDOW = 256
 
 
 class WindowTrace(Trace):
     """Most requests are read in windows. Texts move: others come before them."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self._idle_job: Job | None = None  # the last one that has been noted
+        self._tenant_of: dict[bytes, bytes] = {}  # by what the engine makes of its name
 
     def _ask(self) -> None:
         rng = self._rng
@@ -46,6 +52,18 @@ class WindowTrace(Trace):
         params = replace(request.filter, window=WINDOW, may_read_whole=may_read_whole)
         return replace(request, filter=params, anchor=(1, 2))
 
+    def _step(self) -> None:
+        """What is read whole in idle time is found by others, too."""
+        super()._step()
+        job = self._core._idle_job
+        if job is None or job is self._idle_job:
+            return
+        self._idle_job, request = job, job.request
+        documents = frozenset(request.documents)
+        if documents.isdisjoint(self._forgotten):
+            key = (self._name, self._tenant_of[request.tenant], None, None)
+            self._read.append(Pass(key, as_tokens(request.prompt_ids), documents))
+
     def _check_answer(self, asked: Asked) -> None:
         """A prompt that was cached whole is answered as one that is not filtered."""
         (report,) = (event.report for event in asked.events if isinstance(event, Filtered))
@@ -62,6 +80,7 @@ class WindowTrace(Trace):
 
     def _note_windows(self, job: Job, key: Key) -> None:
         plan, documents = job.sequence.plan, frozenset(job.request.documents)
+        self._tenant_of[job.request.tenant] = key[1]
         if plan.windows is not None:
             of_windows = (*key, "windows")
             self._read += [Pass(of_windows, w.name, documents) for w in plan.windows.windows]

@@ -80,7 +80,7 @@ class WindowTrace(Trace):
 
     def _note_windows(self, job: Job, key: Key) -> None:
         plan, documents = job.sequence.plan, frozenset(job.request.documents)
-        self._tenant_of[job.request.tenant] = key[1]
+        self._tenant_of[job.sequence.request.tenant] = key[1]
         if plan.windows is not None:
             of_windows = (*key, "windows")
             self._read += [Pass(of_windows, w.name, documents) for w in plan.windows.windows]

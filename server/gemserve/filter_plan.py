@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from gemserve.filtering.second_look import LookPlan
+
 GROUP_TOKENS = 8192  # of the windows that are read together, if there is more than one
 
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
@@ -83,7 +85,8 @@ class FilterPlan:
     heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
     ids that the filter pass reads after the prompt. `windows`: the pass reads these; None: it reads
     the prompt as one sequence. `may_read_whole`: the prompt is read whole instead if the document
-    cache has so much of it that this is cheaper.
+    cache has so much of it that this is cheaper. `look`: the best passages are read again and
+    ranked anew before any is kept.
 
     `num_stable`: how many tokens at the prompt's beginning are always read, and so begin what is
     kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
@@ -106,6 +109,7 @@ class FilterPlan:
     repeated: tuple[int, ...] = ()
     windows: WindowPlan | None = None
     may_read_whole: bool = False
+    look: LookPlan | None = None
     num_stable: int = 0
     evicts: bool = False
     chosen: tuple[int, ...] | None = None

@@ -20,8 +20,9 @@ class SelectionInputs:
     `protected`: start, stop and `Priority` of each protected range. `paragraphs`, `sentences`,
     `lines`: the positions of `TextBreaks`, as base64 of little-endian uint32 numbers. `words`: so
     the places of each of the question's words, if passages rank by them. `between`: tokens that may
-    be added between two passages that are not neighbours. `limit`: the most tokens that are kept if
-    `coverage` is below `coverage_bound` and `fallback` is true.
+    be added between two passages that are not neighbours. `likelihoods`: of the question behind
+    each of the best passages, in their order, if all layers have read these again. `limit`: the
+    most tokens that are kept if `coverage` is below `coverage_bound` and `fallback` is true.
     """
 
     protected: tuple[tuple[int, int, int], ...]
@@ -30,6 +31,7 @@ class SelectionInputs:
     lines: str
     words: tuple[str, ...]
     between: int
+    likelihoods: tuple[float, ...]
     coverage_bound: float
     fallback: bool
     limit: int

@@ -24,6 +24,7 @@ FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
 WindowSize = int | Literal["auto", "off"]
 Lexical = Literal["auto", "off"]
+SecondLook = Literal["auto", "off"]
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
@@ -80,6 +81,20 @@ class Separators:
 
 
 NO_SEPARATORS = Separators()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionFrame:
+    """Token ids before a passage, and between it and a question about it.
+
+    Both are empty if no question can be asked so.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+NO_FRAME = QuestionFrame()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +155,7 @@ class FilterOptions:
     heads: Heads | None = None
     window: WindowSize | None = None
     lexical: Lexical | None = None
+    second_look: SecondLook | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -158,8 +174,10 @@ class FilterParams:
     and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that score tokens,
     of layers up to that one; None: those of the calibration. `window`: the most tokens of a window
     in which documents are read. "auto": the calibration's. "off": the prompt is read as one
-    sequence. `lexical`: "auto": passages rank by the question's words, too. `may_read_whole`: the
-    request leaves it to the server whether the prompt is filtered; see `FilterPlan`.
+    sequence. `lexical`: "auto": passages rank by the question's words, too. `second_look`: "auto":
+    with `keep` "auto" the best passages are read again by all layers and ranked anew, if the
+    calibration found this better. `may_read_whole`: the request leaves it to the server whether the
+    prompt is filtered; see `FilterPlan`.
     """
 
     method: FilterMethod
@@ -169,6 +187,7 @@ class FilterParams:
     heads: Heads | None = None
     window: WindowSize = "auto"
     lexical: Lexical = "off"
+    second_look: SecondLook = "auto"
     may_read_whole: bool = False
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
@@ -341,8 +360,9 @@ class Request:
     calls are about whose results follow. `anchor`: tokens that a window of a document is read
     behind, such as the beginning of the model's chat template; by default the prompt's first token.
     `words`: for each word of the question the tokens that it begins in. `separators`: what is put
-    between kept passages that were not neighbours.
-    `messages`: where those of a chat are, for the report; None: it is no chat.
+    between kept passages that were not neighbours. `question_frame`: what the model reads around a
+    passage to say how likely the question is. `messages`: where those of a chat are, for the
+    report; None: it is no chat.
 
     `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
     some methods that takes milliseconds for each choice.
@@ -366,6 +386,7 @@ class Request:
     anchor: tuple[int, ...] = ()
     words: tuple[TokenArray, ...] = field(default=(), compare=False)
     separators: Separators = NO_SEPARATORS
+    question_frame: QuestionFrame = NO_FRAME
     messages: tuple[MessagePlace, ...] | None = None
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
@@ -441,7 +462,7 @@ class FilterReport:
     `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
     the most tokens of a window. `windows`: how many the documents were cut into, of which the
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
-    or whole.
+    or whole. `looked_at`: how many passages all layers read again to rank them.
     """
 
     method: FilterMethod
@@ -460,6 +481,7 @@ class FilterReport:
     window: int | None = None
     windows: int | None = None
     cached_windows: int | None = None
+    looked_at: int = 0
     scores: FilterScores | None = None
 
 

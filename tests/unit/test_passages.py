@@ -135,12 +135,13 @@ def test_only_whole_passages_are_kept_and_as_many_as_fit() -> None:
         scores = torch.randint(0, levels, (3000,), generator=generator) / levels
         is_free = np.arange(3000) >= 100
         for room in (40, 200, 1000, 2900):
-            numbers = Sieve().passage_numbers(scores, breaks, room)
+            limit = Sieve().passage_limit(room)
+            numbers = Sieve().passage_numbers(scores, breaks, limit)
             kept = np.zeros(3000, dtype=bool)
-            for start, stop in Sieve().ranked(scores, numbers, is_free, room).fill(room):
+            for start, stop in Sieve().ranked(scores, numbers, is_free, limit).fill(room):
                 kept[start:stop] = True
             kept &= is_free
-            assert room - Sieve().passage_limit(room) < kept.sum() <= room
+            assert room - limit < kept.sum() <= room
             of_passage = numbers.numpy()
             for number in set(of_passage[kept].tolist()):
                 assert kept[(of_passage == number) & is_free].all()
@@ -153,8 +154,9 @@ def test_text_without_breaks_is_cut_where_ranks_are_equal(room: int) -> None:
         scores = torch.zeros(3000)
         if spot is not None:
             scores[spot] = 1
-        numbers = Sieve().passage_numbers(scores, TextBreaks(), room)
-        passages = Sieve().ranked(scores, numbers, np.ones(3000, dtype=bool), room)
+        limit = Sieve().passage_limit(room)
+        numbers = Sieve().passage_numbers(scores, TextBreaks(), limit)
+        passages = Sieve().ranked(scores, numbers, np.ones(3000, dtype=bool), limit)
         kept = {p for start, stop in passages.fill(room) for p in range(start, stop)}
         assert room - Sieve().passage_limit(room) < len(kept) <= room
         if spot is not None:
@@ -165,8 +167,9 @@ def test_what_stands_between_passages_is_counted() -> None:
     breaks = TextBreaks(paragraphs=tuple(range(0, 640, 40)))
     scores = torch.zeros(640)
     scores[20::80] = 1  # every other passage
-    numbers = Sieve().passage_numbers(scores, breaks, 256)
-    passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool), 256)
+    limit = Sieve().passage_limit(256)
+    numbers = Sieve().passage_numbers(scores, breaks, limit)
+    passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool), limit)
     assert len(list(passages.fill(164))) == 4
     assert len(list(passages.fill(164, num_between=1))) == 4  # with each one token, and none left
     assert len(list(passages.fill(163, num_between=1))) == 3

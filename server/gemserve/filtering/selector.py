@@ -69,6 +69,8 @@ class PromptEvidence:
 
     `coverage_bound`: see `Choice`. `protected` and `breaks` are the request's, and so are `words`,
     if passages rank by them. `num_between`: tokens that may be added between two passages.
+    `looks_twice`: the best passages are read again. `likelihoods`: once they were, how likely the
+    question is behind each that the choice wanted to look at.
     """
 
     num_tokens: int
@@ -77,6 +79,8 @@ class PromptEvidence:
     coverage_bound: float = 0.0
     words: tuple[TokenArray, ...] = ()
     num_between: int = 0
+    looks_twice: bool = False
+    likelihoods: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +133,15 @@ class Choice:
 
     `coverage`: the share, 0 to 1, of the question's attention to the document that its best
     sixteenth gets; None if the method does not measure it. `is_diffuse`: coverage was below the
-    bound, so more was kept. `scores`: [tokens], float32, what the method chose by.
+    bound, so more was kept. `scores`: [tokens], float32, what the method chose by. `look_at`: the
+    half-open ranges of passages that must be read again first; nothing is chosen yet.
     """
 
     positions: torch.Tensor
     coverage: float | None = None
     is_diffuse: bool = False
     scores: torch.Tensor | None = None
+    look_at: tuple[TokenRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from gemserve.filter_plan import Budget
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import ReservedPositions, reserve
 from gemserve.filtering.score_report import strengths
+from gemserve.filtering.second_look import LOOKED_AT
 from gemserve.filtering.selector import (
     Choice,
     Evidence,
@@ -139,7 +140,8 @@ class Sieve(Selector):
         is_free = np.ones(num_tokens, dtype=np.bool_)
         is_free[reserved.positions] = False
         between, room = evidence.num_between, _room(reserved, evidence, budget)
-        numbers = self.passage_numbers(scores, evidence.breaks, room - between)
+        limit = self.passage_limit(room - between, whole=params.keep == "auto")
+        numbers = self.passage_numbers(scores, evidence.breaks, limit)
         # a choice without room has found nothing
         coverage = 0.0
         if within and isinstance(evidence, WindowEvidence):
@@ -157,13 +159,19 @@ class Sieve(Selector):
         if is_diffuse and budget.limit == num_tokens:
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
-        passages = self.ranked(scores, numbers, is_free, room - between, evidence.words)
+        passages = self.ranked(scores, numbers, is_free, limit, evidence.words)
+        if evidence.likelihoods:
+            passages = passages.looked_at(evidence.likelihoods)
+        elif evidence.looks_twice and not is_diffuse and len(passages.order) > 1:
+            nothing = torch.zeros(0, dtype=torch.int64, device=scores.device)
+            return Choice(positions=nothing, scores=raw, look_at=passages.best(LOOKED_AT))
         enough = None
         if is_diffuse:
             room += budget.limit - budget.high
         elif within and budget.low < budget.high:
-            least = budget.least_chosen - len(reserved.rest)
-            enough = max(passages.count_focused(self.focus), least)
+            enough = budget.least_chosen - len(reserved.rest)
+            if not evidence.likelihoods:
+                enough = max(passages.count_focused(self.focus), enough)
         is_kept = ~is_free
         for start, stop in passages.fill(room, between, enough):
             is_kept[start:stop] = True
@@ -181,15 +189,14 @@ class Sieve(Selector):
             heads, high = self._head_scores(evidence)
         is_exact = wanted in ("exact", "heads")
         return ScoreDetails(
-            passages=self._passages(scores, evidence, budget),
+            passages=self._passages(scores, evidence, budget, params),
             inputs=_inputs(evidence, budget, params) if is_exact else None,
             heads=heads,
             heads_high=high,
         )
 
-    def passage_numbers(self, scores: torch.Tensor, breaks: TextBreaks, room: int) -> torch.Tensor:
-        """See `number_passages`; `room`: tokens to be chosen."""
-        limit = self.passage_limit(room)
+    def passage_numbers(self, scores: torch.Tensor, breaks: TextBreaks, limit: int) -> torch.Tensor:
+        """See `number_passages`."""
         return torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
 
     def ranked(
@@ -197,14 +204,14 @@ class Sieve(Selector):
         scores: torch.Tensor,
         numbers: torch.Tensor,
         is_free: npt.NDArray[np.bool_],
-        room: int,
+        limit: int,
         words: Sequence[TokenArray] = (),
     ) -> RankedPassages:
-        """The passages by `scores` and `words`. `numbers`: see `passage_numbers`, as for `room`.
+        """The passages, of at most `limit` tokens, by `scores` and `words`.
 
-        `is_free`: which tokens may be chosen. It, `scores` and `numbers` are [tokens].
+        `numbers`: see `passage_numbers`. `is_free`: which tokens may be chosen. It, `scores` and
+        `numbers` are [tokens].
         """
-        limit = self.passage_limit(room)
         near = self._best_near(scores, limit)
         ranks = torch.where(numbers > 0, rank_passages(scores, numbers), near).cpu().numpy()
         # where the text has no breaks, tokens with the same best neighbour
@@ -218,9 +225,13 @@ class Sieve(Selector):
         starts = np.flatnonzero(before % limit == 0)
         return RankedPassages.of(starts, ranks[starts].astype(np.float64), is_free, words)
 
-    def passage_limit(self, room: int) -> int:
-        """The most tokens of a passage, if `room` tokens are to be chosen."""
-        return max(1, round(min(max(self.passage_share * room, self.shortest), self.longest, room)))
+    def passage_limit(self, room: int, *, whole: bool = False) -> int:
+        """The most tokens of a passage, if `room` tokens are to be chosen.
+
+        `whole`: they may be a single passage.
+        """
+        share = room if whole else max(self.passage_share * room, self.shortest)
+        return max(1, round(min(share, self.longest, room)))
 
     def coverage(self, scores: torch.Tensor, outside: torch.Tensor | None = None) -> float:
         """The share of a document's scores that its best sixteenth has, 0 to 1.
@@ -267,14 +278,15 @@ class Sieve(Selector):
         return torch.where(numbers > 0, rank_passages(scores, numbers), self._best_near(scores))
 
     def _passages(
-        self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget
+        self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget, params: FilterParams
     ) -> tuple[tuple[int, int, int], ...]:
         """The passages of this budget with their strengths: see `FilterScores`."""
         num_tokens = evidence.num_tokens
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         scores = scores.clone()
         scores[_as_index(reserved.firm, scores.device)] = 0
-        limit = self.passage_limit(_room(reserved, evidence, budget) - evidence.num_between)
+        room = _room(reserved, evidence, budget) - evidence.num_between
+        limit = self.passage_limit(room, whole=params.keep == "auto")
         numbers = number_passages(num_tokens, evidence.breaks, limit)
         ranks = rank_passages(scores, torch.from_numpy(numbers).to(scores.device)).cpu().numpy()
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -370,6 +382,7 @@ def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> S
         lines=_positions(breaks.lines),
         words=tuple(map(_positions, evidence.words)),
         between=evidence.num_between,
+        likelihoods=evidence.likelihoods,
         coverage_bound=evidence.coverage_bound,
         fallback=params.fallback,
         limit=budget.limit,

@@ -8,7 +8,7 @@ logarithm. Reciprocal rank fusion: Cormack, Clarke and Büttcher, 2009.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,22 @@ class RankedPassages:
         """Tokens of the passages with at least the share `focus` of the best one's attention."""
         is_focused = self.attention >= focus * self.attention.max(initial=0)
         return int(self.num_free[is_focused].sum())
+
+    def best(self, count: int) -> tuple[tuple[int, int], ...]:
+        """The first `count` passages in their order."""
+        first = self.order[:count]
+        return tuple(zip(self.starts[first].tolist(), self.stops[first].tolist(), strict=True))
+
+    def looked_at(self, likelihoods: Sequence[float]) -> RankedPassages:
+        """The same with the first passages in another order.
+
+        `likelihoods`: of the question behind each of these, above 0. Their places so far count as
+        much.
+        """
+        count = len(likelihoods)
+        places = fused(-np.arange(count, dtype=np.float64), np.array(likelihoods))
+        again = self.order[:count][np.argsort(-places, kind="stable")]
+        return replace(self, order=np.concatenate([again, self.order[count:]]))
 
     def fill(
         self, room: int, num_between: int = 0, enough: int | None = None

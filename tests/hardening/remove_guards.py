@@ -41,7 +41,7 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}prompt_filters.py::test_code_is_kept_in_whole_lines",
         "filtering/sieve.py",
-        "numbers = self.passage_numbers(scores, evidence.breaks, room - between)",
+        "numbers = self.passage_numbers(scores, evidence.breaks, room)",
         "numbers = self.passage_numbers(scores, TextBreaks(), within)",
     ),
     Removal(

@@ -69,13 +69,13 @@ class EnclosingLines:
     """The lines that say where in a text a passage stands: `class …` and `def …`, or headings.
 
     A stretch is consecutive lines that the same line encloses. `starts`: the token that each begins
-    with, ascending. `heads`, `stops`: first token of the line that encloses it, and the token
-    behind its last; both 0 if there is none. All [stretches].
+    with, ascending. `line_starts`, `line_stops`: first token of the line that encloses it, and the
+    token behind its last; both 0 if there is none. All [stretches].
     """
 
     starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
-    heads: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
-    stops: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+    line_starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+    line_stops: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
 
     def around(self, token: int) -> tuple[tuple[int, int], ...]:
         """The half-open ranges of the lines that enclose this token's line, the nearest first.
@@ -86,10 +86,10 @@ class EnclosingLines:
         while len(found) < MOST_ENCLOSING:
             # a number of another type would have all of the array converted
             stretch = int(self.starts.searchsorted(np.uint32(token), side="right")) - 1
-            if stretch < 0 or not self.heads[stretch] < self.stops[stretch] <= token:
+            if stretch < 0 or not self.line_starts[stretch] < self.line_stops[stretch] <= token:
                 break
-            token = int(self.heads[stretch])
-            found.append((token, int(self.stops[stretch])))
+            token = int(self.line_starts[stretch])
+            found.append((token, int(self.line_stops[stretch])))
         return tuple(found)
 
 

@@ -168,8 +168,8 @@ STRUCTURE = TextBreaks(
     with_line_end=np.arange(6, N, 14, dtype=np.uint32),
     enclosing=EnclosingLines(
         starts=np.array([20, 100, 200, 207], dtype=np.uint32),
-        heads=np.array([14, 0, 28, 200], dtype=np.uint32),
-        stops=np.array([20, 0, 34, 205], dtype=np.uint32),
+        line_starts=np.array([14, 0, 28, 200], dtype=np.uint32),
+        line_stops=np.array([20, 0, 34, 205], dtype=np.uint32),
     ),
 )
 
@@ -205,8 +205,8 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int, breaks: TextBreaks)
     ]
     enclosing = EnclosingLines(
         starts=places(inputs.enclosed),
-        heads=places(inputs.heads),
-        stops=places(inputs.head_stops),
+        line_starts=places(inputs.enclosing_starts),
+        line_stops=places(inputs.enclosing_stops),
     )
     evidence = Evidence(
         num_tokens=N,

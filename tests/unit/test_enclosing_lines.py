@@ -51,8 +51,8 @@ def breaks_of(tokens: Sequence[str]) -> TextBreaks:
     return find_breaks([(0, "".join(tokens))], starts)
 
 
-def heads_of(text: str, number: int | None = None, within: str = "") -> list[str]:
-    """The heads of a line, by its number or a text in it, in the order of the text."""
+def lines_around(text: str, number: int | None = None, within: str = "") -> list[str]:
+    """The lines that enclose one, by its number or a text in it, in the order of the text."""
     at = text.index(within) if number is None else sum(map(len, text.splitlines(True)[:number]))
     tokens = tokens_of(text, PLAIN)
     starts = np.cumsum([0, *map(len, tokens)])
@@ -83,7 +83,7 @@ TOTAL = 1
 
 
 @pytest.mark.parametrize(
-    ("within", "heads"),
+    ("within", "around"),
     [
         ("append(book)\n\n", ["class Shelf:", "def add(self, book):", "if book.is_new:"]),
         ("books.append", ["class Shelf:", "def add(self, book):"]),
@@ -93,16 +93,16 @@ TOTAL = 1
         ("import", []),
     ],
 )
-def test_code_has_its_class_and_function(within: str, heads: list[str]) -> None:
-    assert heads_of(CODE, within=within) == heads
+def test_code_has_its_class_and_function(within: str, around: list[str]) -> None:
+    assert lines_around(CODE, within=within) == around
     by_tabs = CODE.replace("    ", "\t")
-    assert heads_of(by_tabs, within=within.replace("    ", "\t")) == heads
+    assert lines_around(by_tabs, within=within.replace("    ", "\t")) == around
 
 
 def test_a_blank_line_belongs_to_what_follows_it() -> None:
     lines = CODE.splitlines()
-    assert heads_of(CODE, number=lines.index("TOTAL = 1") - 1) == []
-    assert heads_of(CODE, number=lines.index("        self.books.append(book)") - 1) == [
+    assert lines_around(CODE, number=lines.index("TOTAL = 1") - 1) == []
+    assert lines_around(CODE, number=lines.index("        self.books.append(book)") - 1) == [
         "class Shelf:",
         "def add(self, book):",
     ]
@@ -110,27 +110,27 @@ def test_a_blank_line_belongs_to_what_follows_it() -> None:
 
 def test_braces_belong_to_the_line_before_them() -> None:
     text = "int f(int x)\n{\n\tif (x) {\n\t\ta();\n\t} else {\n\t\tb();\n\t}\n}\nint g;\n"
-    assert heads_of(text, within="a()") == ["int f(int x)", "if (x) {"]
-    assert heads_of(text, within="b()") == ["int f(int x)", "if (x) {", "} else {"]
-    assert heads_of(text, within="int g") == []
+    assert lines_around(text, within="a()") == ["int f(int x)", "if (x) {"]
+    assert lines_around(text, within="b()") == ["int f(int x)", "if (x) {", "} else {"]
+    assert lines_around(text, within="int g") == []
 
 
 def test_yaml_and_json_have_their_keys() -> None:
     yaml = "services:\n  web:\n    ports:\n      - 80\n      - 443\n  db:\n    image: pg\nend: 1\n"
-    assert heads_of(yaml, within="443") == ["services:", "web:", "ports:"]
-    assert heads_of(yaml, within="image") == ["services:", "db:"]
-    assert heads_of(yaml, within="end") == []
+    assert lines_around(yaml, within="443") == ["services:", "web:", "ports:"]
+    assert lines_around(yaml, within="image") == ["services:", "db:"]
+    assert lines_around(yaml, within="end") == []
     json = '{\n  "a": [\n    {\n      "b": 1\n    },\n    {\n      "c": 2\n    }\n  ]\n}\n'
     for key in ('"b"', '"c"'):
-        assert heads_of(json, within=key) == ['"a": [']  # a brace alone says nothing
+        assert lines_around(json, within=key) == ['"a": [']  # a brace alone says nothing
 
 
 def test_list_items_may_stand_right_below_their_key() -> None:
     yaml = "on: push\nsteps:\n- name: Build\n  run: make\n- name: Test\n  run: test\n"
-    assert heads_of(yaml, within="- name: Test") == ["steps:"]
-    assert heads_of(yaml, within="run: test") == ["steps:", "- name: Test"]
+    assert lines_around(yaml, within="- name: Test") == ["steps:"]
+    assert lines_around(yaml, within="run: test") == ["steps:", "- name: Test"]
     # what does not announce them does not enclose them
-    assert heads_of("One line\n- an item\n", within="item") == []
+    assert lines_around("One line\n- an item\n", within="item") == []
 
 
 MARKDOWN = """\
@@ -157,7 +157,7 @@ Text again.
 
 
 @pytest.mark.parametrize(
-    ("within", "heads"),
+    ("within", "around"),
     [
         ("Some", ["# Guide"]),
         ("## Install", ["# Guide"]),
@@ -167,8 +167,8 @@ Text again.
         ("Text again", ["# Guide", "## Use"]),
     ],
 )
-def test_markdown_has_its_headings(within: str, heads: list[str]) -> None:
-    assert heads_of(MARKDOWN, within=within) == heads
+def test_markdown_has_its_headings(within: str, around: list[str]) -> None:
+    assert lines_around(MARKDOWN, within=within) == around
 
 
 @pytest.mark.parametrize(
@@ -185,24 +185,24 @@ def test_markdown_has_its_headings(within: str, heads: list[str]) -> None:
 )
 def test_a_heading_in_a_fence_is_a_comment(fenced: str, is_fenced: bool) -> None:
     text = f"# Top\n\n{fenced}"
-    assert heads_of(text, within="x") == (["# Top"] if is_fenced else ["# Top", "## a"])
+    assert lines_around(text, within="x") == (["# Top"] if is_fenced else ["# Top", "## a"])
 
 
 def test_comments_of_programs_are_no_headings() -> None:
     text = "# Copyright\n# All rights\n\nimport os\n\n# The total.\nTOTAL = 1\n\nx = 2\n"
-    assert heads_of(text, within="import") == []
-    assert heads_of(text, within="x = 2") == []
+    assert lines_around(text, within="import") == []
+    assert lines_around(text, within="x = 2") == []
 
 
 def test_what_says_nothing_is_left_out() -> None:
     long = "a long line of prose " * 20
-    assert heads_of(f"key:\n  {long}:\n    x\n", within="x\n") == ["key:"]
-    assert heads_of("It ended there.\n    A new one began\nand went on\n", within="A new") == []
+    assert lines_around(f"key:\n  {long}:\n    x\n", within="x\n") == ["key:"]
+    assert lines_around("It ended there.\n    A new one began\nand went on\n", within="A new") == []
 
 
 def test_at_most_four_are_found_however_deep() -> None:
     text = "".join(f"{'  ' * depth}key{depth}:\n" for depth in range(300))
-    assert heads_of(text, number=299) == [f"key{depth}:" for depth in (295, 296, 297, 298)]
+    assert lines_around(text, number=299) == [f"key{depth}:" for depth in (295, 296, 297, 298)]
 
 
 def test_messages_enclose_nothing_of_each_other() -> None:
@@ -289,7 +289,7 @@ def evidence_of(
 
 @pytest.mark.parametrize("pattern", [GPT2, LLAMA], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize("indentation", ["    ", "  ", " ", "\t"])
-def test_a_kept_line_has_its_indentation_and_its_heads(
+def test_a_kept_line_has_its_indentation_and_those_around_it(
     pattern: re.Pattern[str], indentation: str
 ) -> None:
     """The first line of a passage lost its indentation where it is a token with a line end."""
@@ -314,17 +314,17 @@ def test_headings_stand_on_their_lines() -> None:
     )
 
 
-def test_a_passage_is_kept_alone_where_its_heads_do_not_fit() -> None:
+def test_a_passage_is_kept_alone_where_the_lines_around_it_do_not_fit() -> None:
     tokens = tokens_of(CODE, GPT2)
-    with_heads = kept_text(tokens, "self.books.append", 24)
+    with_others = kept_text(tokens, "self.books.append", 24)
     alone = kept_text(tokens, "self.books.append", 16)
-    assert "class Shelf" in with_heads
+    assert "class Shelf" in with_others
     assert alone.strip() == "self.books.append(book)"
     assert kept_text(tokens, "self.books.append", 4) == ""
 
 
 def test_no_budget_is_exceeded() -> None:
-    """Neither by heads, nor by indentation, nor by what is added between passages."""
+    """Neither by enclosing lines, nor by indentation, nor by what is added between passages."""
     rng = random.Random(0)
     generator = torch.Generator().manual_seed(0)
     source = (ROOT / "server/gemserve/filtering/sieve.py").read_text()
@@ -353,17 +353,17 @@ def test_no_budget_is_exceeded() -> None:
         assert positions == sorted(set(positions))
 
 
-def test_prompts_of_token_ids_have_the_heads_of_their_text(tokenizer: Any) -> None:
+def test_prompts_of_token_ids_have_the_lines_of_their_text(tokenizer: Any) -> None:
     by_text = text_prompt(tokenizer, f"{MARKDOWN}\n{CODE}\nWhat is found?")
     by_ids = ids_prompt(tokenizer, by_text.ids)
     assert len(by_text.breaks.enclosing.starts) > 8
-    for name in ("starts", "heads", "stops"):
+    for name in ("starts", "line_starts", "line_stops"):
         one, other = (getattr(each.breaks.enclosing, name) for each in (by_text, by_ids))
         assert one.tolist() == other.tolist()
     assert by_text.breaks.with_line_end.tolist() == by_ids.breaks.with_line_end.tolist()
 
 
-def test_a_chat_has_the_heads_of_its_messages(tokenizer: Any) -> None:
+def test_a_chat_has_the_lines_of_its_messages(tokenizer: Any) -> None:
     prompt = chat_prompt(tokenizer, [{"role": "user", "content": f"{CODE}\n\nWhat is found?"}])
     text = prompt.text
     line = text.index("return")

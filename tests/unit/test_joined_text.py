@@ -76,16 +76,16 @@ def test_the_best_of_either_judge_come_first() -> None:
     assert np.argsort(-without).tolist() == np.argsort(-attention).tolist()
 
 
-def test_a_head_stands_on_the_line_before_what_it_encloses() -> None:
+def test_an_enclosing_line_is_the_line_before_what_it_encloses() -> None:
     """No blank line, and a line's end only where the tokens have none."""
-    heads = EnclosingLines(
+    enclosing = EnclosingLines(
         starts=np.array([11, 40], dtype=np.uint32),
-        heads=np.array([8, 0], dtype=np.uint32),
-        stops=np.array([11, 0], dtype=np.uint32),
+        line_starts=np.array([8, 0], dtype=np.uint32),
+        line_stops=np.array([11, 0], dtype=np.uint32),
     )
     for with_line_end, lines, added in (([], (11, 25), 0), ([24], (25,), 0), ([], (25,), 1)):
         tokens = np.array(with_line_end, dtype=np.uint32)
-        breaks = TextBreaks(lines=lines, with_line_end=tokens, enclosing=heads)
+        breaks = TextBreaks(lines=lines, with_line_end=tokens, enclosing=enclosing)
         first = 24 if with_line_end else 25
         gaps = Gaps(breaks, DOCUMENT, SEPARATORS)
         assert len(join_text(TOKENS, [8, 9, 10, first], gaps).added) == added

@@ -30,19 +30,19 @@ def find_enclosing(lines: Lines, edges: IntArray, stops: IntArray) -> EnclosingL
     last = runs.lasts
     says_something = lines.has_word[last] & ((levels[last] > 0) | ~lines.ends_sentence[last])
     sizes = stops[last] - edges[last]
-    can_be_head = says_something & (sizes > 0) & (sizes <= MOST_TOKENS)
-    heads = _heads(runs, can_be_head, can_be_head & lines.ends_colon[last])
+    can_enclose = says_something & (sizes > 0) & (sizes <= MOST_TOKENS)
+    nearest = _nearest(runs, can_enclose, can_enclose & lines.ends_colon[last])
     # blank lines belong to what follows them
     behind = np.append(-1, runs.lasts[:-1]) + 1
     is_in_text = lines.texts[np.minimum(behind, runs.firsts)] == lines.texts[runs.firsts]
     starts = edges[np.where(is_in_text, behind, runs.firsts)]
-    is_new = np.append(heads[0] >= 0, heads[1:] != heads[:-1])
-    starts, heads = starts[is_new], heads[is_new]
-    at = runs.lasts[heads]
+    is_new = np.append(nearest[0] >= 0, nearest[1:] != nearest[:-1])
+    starts, nearest = starts[is_new], nearest[is_new]
+    at = runs.lasts[nearest]
     return EnclosingLines(
         starts=starts.astype(np.uint32),
-        heads=np.where(heads < 0, 0, edges[at]).astype(np.uint32),
-        stops=np.where(heads < 0, 0, stops[at]).astype(np.uint32),
+        line_starts=np.where(nearest < 0, 0, edges[at]).astype(np.uint32),
+        line_stops=np.where(nearest < 0, 0, stops[at]).astype(np.uint32),
     )
 
 
@@ -86,15 +86,15 @@ class _Runs:
         )
 
 
-def _heads(runs: _Runs, can_be_head: Bools, announces: Bools) -> IntArray:
-    """For each run the nearest one that encloses it and can be a head, or −1: [runs].
+def _nearest(runs: _Runs, can_enclose: Bools, announces: Bools) -> IntArray:
+    """For each run the nearest one that encloses it and may be kept with it, or −1: [runs].
 
-    `announces`: which can be the head of list items that are indented no more than they are.
+    `announces`: which may be kept with list items that are indented no more than they are.
     """
     depths, usable, usable_beside = (
-        each.tolist() for each in (runs.depths, can_be_head, announces)
+        each.tolist() for each in (runs.depths, can_enclose, announces)
     )
-    heads: list[int] = []
+    nearest: list[int] = []
     around: list[int] = []  # what may enclose the next run, outermost first
     rows = zip(depths, runs.begins_text.tolist(), runs.continues.tolist(), strict=True)
     for run, (depth, begins_text, continues) in enumerate(rows):
@@ -107,10 +107,10 @@ def _heads(runs: _Runs, can_be_head: Bools, announces: Bools) -> IntArray:
         if parent >= 0:
             is_beside = depth > 0 and depth % 2 and depths[parent] == depth - 1
             if not (usable_beside if is_beside else usable)[parent]:
-                parent = heads[parent]
-        heads.append(parent)
+                parent = nearest[parent]
+        nearest.append(parent)
         around.append(run)
-    return np.array(heads, dtype=np.int64)
+    return np.array(nearest, dtype=np.int64)
 
 
 def _headings(lines: Lines) -> npt.NDArray[np.int64]:

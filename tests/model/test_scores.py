@@ -165,7 +165,7 @@ class GivenScores(Sieve):
 STRUCTURE = TextBreaks(
     paragraphs=BREAKS.paragraphs,
     lines=tuple(range(0, N, 7)),
-    with_line_end=np.arange(6, N, 14, dtype=np.uint32),
+    with_line_end=np.arange(13, N, 14, dtype=np.uint32),
     enclosing=EnclosingLines(
         starts=np.array([20, 100, 200, 207], dtype=np.uint32),
         line_starts=np.array([14, 0, 28, 200], dtype=np.uint32),

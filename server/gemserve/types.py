@@ -39,6 +39,7 @@ MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # attend to what follows it, so the filter pass reads it once more after the prompt.
 FAR_FROM_END = 256
 SHORT_TURN = 96  # a chat's last turn of so few tokens is no document, however short others are
+MOST_ENCLOSING = 4  # lines around a passage
 _READ_AT_ONCE = 1 << 16  # tokens
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
 
@@ -60,13 +61,60 @@ class Priority(IntEnum):
     END = 8  # the end of a long request, which may be what it asks if no question was found
 
 
+def _no_tokens() -> npt.NDArray[np.uint32]:
+    return np.zeros(0, dtype=np.uint32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclosingLines:
+    """The lines that say where in a text a passage stands: `class …` and `def …`, or headings.
+
+    A stretch is consecutive lines that the same line encloses. `starts`: the token that each begins
+    with, ascending. `line_starts`, `line_stops`: first token of the line that encloses it, and the
+    token behind its last; both 0 if there is none. All [stretches].
+    """
+
+    starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+    line_starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+    line_stops: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+
+    def around(self, token: int) -> tuple[tuple[int, int], ...]:
+        """The half-open ranges of the lines that enclose this token's line, the nearest first.
+
+        At most `MOST_ENCLOSING`.
+        """
+        found: list[tuple[int, int]] = []
+        while len(found) < MOST_ENCLOSING:
+            # a number of another type would have all of the array converted
+            stretch = int(self.starts.searchsorted(np.uint32(token), side="right")) - 1
+            if stretch < 0 or not self.line_starts[stretch] < self.line_stops[stretch] <= token:
+                break
+            token = int(self.line_starts[stretch])
+            found.append((token, int(self.line_stops[stretch])))
+        return tuple(found)
+
+
+NO_ENCLOSING = EnclosingLines()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBreaks:
-    """Token positions that begin a paragraph, a sentence or list item, and a line; ascending."""
+    """Token positions that begin a paragraph, a sentence or list item, and a line; ascending.
+
+    `with_line_end`: the tokens that are the line end in front of a line together with its
+    indentation, as tokenizers like GPT-2's have them. Such a line begins with the next token.
+    `enclosing`: which lines enclose others.
+    """
 
     paragraphs: tuple[int, ...] = ()
     sentences: tuple[int, ...] = ()
     lines: tuple[int, ...] = ()
+    with_line_end: npt.NDArray[np.uint32] = field(default_factory=_no_tokens, compare=False)
+    enclosing: EnclosingLines = field(default=NO_ENCLOSING, compare=False)
+
+    def is_with_line_end(self, token: int) -> bool:
+        at = int(self.with_line_end.searchsorted(np.uint32(max(0, token))))
+        return at < len(self.with_line_end) and int(self.with_line_end[at]) == token
 
 
 NO_BREAKS = TextBreaks()

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from gemserve.filtering.sieve import Sieve
 from gemserve.ranges import as_ranges
 from gemserve.scores import MOST_PASSAGES
 from gemserve.types import (
+    EnclosingLines,
     FilterParams,
     FilterReport,
     Priority,
@@ -160,15 +162,28 @@ class GivenScores(Sieve):
         return evidence.filter_layer.keys[0, :, 0].clone()
 
 
+STRUCTURE = TextBreaks(
+    paragraphs=BREAKS.paragraphs,
+    lines=tuple(range(0, N, 7)),
+    with_line_end=np.arange(13, N, 14, dtype=np.uint32),
+    enclosing=EnclosingLines(
+        starts=np.array([20, 100, 200, 207], dtype=np.uint32),
+        line_starts=np.array([14, 0, 28, 200], dtype=np.uint32),
+        line_stops=np.array([20, 0, 34, 205], dtype=np.uint32),
+    ),
+)
+
+
+@pytest.mark.parametrize("breaks", [BREAKS, STRUCTURE], ids=["plain", "enclosing lines"])
 @pytest.mark.parametrize("keep", [16, 64, 200])
-def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
+def test_exact_scores_are_all_that_a_choice_needs(keep: int, breaks: TextBreaks) -> None:
     """A client that chooses for other budgets knows of the prompt only what is sent."""
     params = {"method": "sieve", "keep": keep, "return_scores": "exact", "lexical": "auto"}
     one = request(
         ids_of(N),
         ((N - 20, N),),
         params=params | {"return_selection": True},
-        breaks=BREAKS,
+        breaks=breaks,
         protected=PROTECTED,
         words=(np.array([40, 41, 300]), np.array([7, N - 3])),
         separators=Separators(blank_line=(5, 5), line_end=(5,)),
@@ -180,20 +195,35 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
     inputs = scores.inputs
     assert inputs.between == 2
     values = torch.from_numpy(np.frombuffer(b64decode(scores.tokens), "<f4").copy())
+
+    def places(text: str) -> npt.NDArray[np.uint32]:
+        return np.frombuffer(b64decode(text), "<u4")
+
     levels = [
-        tuple(np.frombuffer(b64decode(level), "<u4").tolist())
+        tuple(places(level).tolist())
         for level in (inputs.paragraphs, inputs.sentences, inputs.lines)
     ]
+    enclosing = EnclosingLines(
+        starts=places(inputs.enclosed),
+        line_starts=places(inputs.enclosing_starts),
+        line_stops=places(inputs.enclosing_stops),
+    )
     evidence = Evidence(
         num_tokens=N,
         layers={0: a_layer(values[None, :, None])},
         rows=[N - 1],
         backend=select_backend(torch.device("cpu")),
         protected=tuple(ProtectedRange(a, b, Priority(c)) for a, b, c in inputs.protected),
-        breaks=TextBreaks(paragraphs=levels[0], sentences=levels[1], lines=levels[2]),
+        breaks=TextBreaks(
+            paragraphs=levels[0],
+            sentences=levels[1],
+            lines=levels[2],
+            with_line_end=places(inputs.with_line_end),
+            enclosing=enclosing,
+        ),
         coverage_bound=inputs.coverage_bound,
-        words=tuple(np.frombuffer(b64decode(at), "<u4").astype(np.int64) for at in inputs.words),
-        num_between=inputs.between,
+        words=tuple(places(at).astype(np.int64) for at in inputs.words),
+        separators=Separators(blank_line=(5,) * inputs.between, line_end=(5,) * inputs.line_end),
     )
     always = count_always_read(evidence.protected, N)
     assert report.protected_tokens == always > 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import SHORTEST, number_passages, rank_passages
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
@@ -137,9 +138,10 @@ def test_only_whole_passages_are_kept_and_as_many_as_fit() -> None:
         for room in (40, 200, 1000, 2900):
             limit = Sieve().passage_limit(room)
             numbers = Sieve().passage_numbers(scores, breaks, limit)
-            kept = np.zeros(3000, dtype=bool)
-            for start, stop in Sieve().ranked(scores, numbers, is_free, limit).fill(room):
-                kept[start:stop] = True
+            ranges = KeptRanges([(0, 100)])
+            Sieve().ranked(scores, numbers, is_free, limit).fill(ranges, 100 + room)
+            kept = ranges.is_kept(3000)
+            assert kept.sum() == ranges.size
             kept &= is_free
             assert room - limit < kept.sum() <= room
             of_passage = numbers.numpy()
@@ -157,7 +159,9 @@ def test_text_without_breaks_is_cut_where_ranks_are_equal(room: int) -> None:
         limit = Sieve().passage_limit(room)
         numbers = Sieve().passage_numbers(scores, TextBreaks(), limit)
         passages = Sieve().ranked(scores, numbers, np.ones(3000, dtype=bool), limit)
-        kept = {p for start, stop in passages.fill(room) for p in range(start, stop)}
+        ranges = KeptRanges()
+        passages.fill(ranges, room)
+        kept = {p for start, stop in ranges.ranges for p in range(start, stop)}
         assert room - Sieve().passage_limit(room) < len(kept) <= room
         if spot is not None:
             assert set(range(spot - 5, spot + 6)) <= kept
@@ -170,9 +174,16 @@ def test_what_stands_between_passages_is_counted() -> None:
     limit = Sieve().passage_limit(256)
     numbers = Sieve().passage_numbers(scores, breaks, limit)
     passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool), limit)
-    assert len(list(passages.fill(164))) == 4
-    assert len(list(passages.fill(164, num_between=1))) == 4  # with each one token, and none left
-    assert len(list(passages.fill(163, num_between=1))) == 3
+
+    def num_kept(most: int, num_between: int) -> int:
+        kept = KeptRanges((), lambda last, first: num_between * (first > last + 1))
+        passages.fill(kept, most)
+        assert kept.size == 40 * len(kept.ranges) + num_between * (len(kept.ranges) - 1)
+        return len(kept.ranges)
+
+    assert num_kept(163, 0) == 4
+    assert num_kept(163, 1) == 4  # three gaps of one token, and none left
+    assert num_kept(162, 1) == 3
 
 
 def test_coverage_is_the_share_of_the_first_sixteenth() -> None:

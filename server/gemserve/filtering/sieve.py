@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.filter_plan import Budget
+from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import ReservedPositions, reserve
 from gemserve.filtering.score_report import strengths
@@ -139,8 +140,8 @@ class Sieve(Selector):
         scores[firm] = 0
         is_free = np.ones(num_tokens, dtype=np.bool_)
         is_free[reserved.positions] = False
-        between, room = evidence.num_between, _room(reserved, evidence, budget)
-        limit = self.passage_limit(room - between, whole=params.keep == "auto")
+        room = _room(reserved, evidence, budget)
+        limit = self.passage_limit(room, whole=params.keep == "auto")
         numbers = self.passage_numbers(scores, evidence.breaks, limit)
         # a choice without room has found nothing
         coverage = 0.0
@@ -166,16 +167,14 @@ class Sieve(Selector):
             nothing = torch.zeros(0, dtype=torch.int64, device=scores.device)
             return Choice(positions=nothing, scores=raw, look_at=passages.best(LOOKED_AT))
         enough = None
-        if is_diffuse:
-            room += budget.limit - budget.high
-        elif within and budget.low < budget.high:
+        if not is_diffuse and within and budget.low < budget.high:
             enough = budget.least_chosen - len(reserved.rest)
             if not evidence.likelihoods:
                 enough = max(passages.count_focused(self.focus), enough)
-        is_kept = ~is_free
-        for start, stop in passages.fill(room, between, enough):
-            is_kept[start:stop] = True
-        positions = torch.from_numpy(np.flatnonzero(is_kept)).to(scores.device)
+        kept = KeptRanges(as_ranges(sorted(reserved.positions)), evidence.gaps.num_between)
+        most = budget.limit if is_diffuse else budget.high
+        passages.fill(kept, most, evidence.breaks, enough)
+        positions = torch.from_numpy(np.flatnonzero(kept.is_kept(num_tokens))).to(scores.device)
         return Choice(positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw)
 
     def details(
@@ -285,7 +284,7 @@ class Sieve(Selector):
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         scores = scores.clone()
         scores[_as_index(reserved.firm, scores.device)] = 0
-        room = _room(reserved, evidence, budget) - evidence.num_between
+        room = _room(reserved, evidence, budget)
         limit = self.passage_limit(room, whole=params.keep == "auto")
         numbers = number_passages(num_tokens, evidence.breaks, limit)
         ranks = rank_passages(scores, torch.from_numpy(numbers).to(scores.device)).cpu().numpy()
@@ -334,11 +333,12 @@ class Sieve(Selector):
 
 
 def _room(reserved: ReservedPositions, evidence: PromptEvidence, budget: Budget) -> int:
-    """How many tokens passages may have, with those between them.
+    """How many tokens passages have, if all separators are needed that there might be.
 
-    Beside each protected place a separator may stand.
+    One may stand beside each protected place, and one beside a passage.
     """
-    beside = evidence.num_between * len(as_ranges(sorted(reserved.rest)))
+    num_between = len(evidence.separators.blank_line)
+    beside = num_between * (1 + len(as_ranges(sorted(reserved.rest))))
     return budget.high - len(reserved.positions) - beside
 
 
@@ -374,14 +374,19 @@ def _without(taken: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> SelectionInputs:
-    breaks = evidence.breaks
+    breaks, separators = evidence.breaks, evidence.separators
     return SelectionInputs(
         protected=tuple((p.start, p.stop, int(p.priority)) for p in evidence.protected),
         paragraphs=_positions(breaks.paragraphs),
         sentences=_positions(breaks.sentences),
         lines=_positions(breaks.lines),
+        with_line_end=_positions(breaks.with_line_end),
+        enclosed=_positions(breaks.enclosing.starts),
+        enclosing_starts=_positions(breaks.enclosing.line_starts),
+        enclosing_stops=_positions(breaks.enclosing.line_stops),
         words=tuple(map(_positions, evidence.words)),
-        between=evidence.num_between,
+        between=len(separators.blank_line),
+        line_end=len(separators.line_end),
         likelihoods=evidence.likelihoods,
         coverage_bound=evidence.coverage_bound,
         fallback=params.fallback,
@@ -389,5 +394,5 @@ def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> S
     )
 
 
-def _positions(positions: Sequence[int] | TokenArray) -> str:
+def _positions(positions: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
     return b64encode(np.array(positions, dtype="<u4").tobytes()).decode()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.chat_protection import check_marks, marked_ranges, protect_chat
@@ -102,6 +104,8 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
     question = ids_question(tokenizer, ids)
     ranges = plain_ranges(len(ids), has_bos)
     text, starts = text_of_ids(tokenizer, ids)
+    if has_bos and len(starts) > 1:  # it has no text in a plain prompt either
+        text, starts = text[starts[1] :], np.maximum(starts - starts[1], 0)
     breaks = find_breaks([(0, text)], starts)
     protected = with_question(tokenizer, ids, ranges, question, len(ids) - _ANSWER_TOKENS)
     return Prompt(

@@ -40,8 +40,10 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.answers import answer_all
 from gemserve.evaluation.metrics import score_answer
+from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
+from gemserve.ranges import as_ranges
 
 # A layer whose recall is this close to the best, or differs by one probe, counts as equally good;
 # of those the earliest is the fastest.
@@ -298,7 +300,7 @@ def _confirm(
 
 def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int]:
     """The tokens of a probe that these heads keep: a sixteenth of the document, and the frame."""
-    prompt, document = probe.example.prompt, set(question.document.tolist())
+    prompt, document = probe.example.prompt, question.document
     scores = torch.zeros(len(prompt.ids))
     scores[question.document] = question.of(row.heads, row.ends_with)
     count = max(1, round(SHARES[0] * len(document)))
@@ -307,10 +309,9 @@ def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int
     limit = sieve.passage_limit(count)
     numbers = sieve.passage_numbers(scores, prompt.breaks, limit)
     passages = sieve.ranked(scores, numbers, is_free, limit)
-    kept = [p for start, stop in passages.fill(count) for p in range(start, stop)]
-    chosen = document.intersection(kept)
-    ids = prompt.ids
-    return [token for p, token in enumerate(ids) if p in chosen or p not in document]
+    kept = KeptRanges(as_ranges(np.flatnonzero(~is_free).tolist()))
+    passages.fill(kept, kept.size + count)
+    return [prompt.ids[p] for start, stop in kept.ranges for p in range(start, stop)]
 
 
 def _earliest(candidates: Sequence[LayerResult], num_probes: int) -> LayerResult:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from gemserve.cost import ModelShape
 from gemserve.engine.sequence.step_plan import Chunk, Kept
 from gemserve.filter_plan import FilterPlan
-from gemserve.filtering.joined_text import JoinedText, join_text
+from gemserve.filtering.joined_text import join_text
 from gemserve.filtering.methods import selector_of
-from gemserve.filtering.protected_budget import always_read
 from gemserve.filtering.score_report import report_scores
 from gemserve.filtering.selector import (
     Evidence,
@@ -25,7 +23,7 @@ from gemserve.filtering.window_scores import WindowSummary, pooled_scores
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import NO_SEPARATORS, Request, TokenArray
+from gemserve.types import NO_SEPARATORS, Request, Separators, TokenArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def choose_positions(
         heads=plan.heads,
         coverage_bound=plan.coverage_bound,
         words=_words(request),
-        num_between=len(request.separators.blank_line),
+        separators=_separators(request),
         looks_twice=_looks_twice(plan, model),
         likelihoods=likelihoods,
     )
@@ -104,7 +102,7 @@ def choose_from_windows(
         breaks=request.breaks,
         coverage_bound=plan.coverage_bound,
         words=_words(request),
-        num_between=len(request.separators.blank_line),
+        separators=_separators(request),
         looks_twice=_looks_twice(plan, model),
         likelihoods=likelihoods,
     )
@@ -131,7 +129,7 @@ def _chosen(
     if choice.look_at:
         return LookFirst(choice.look_at)
     positions, budget = choice.positions.tolist(), plan.budget
-    joined = _joined(request, positions)
+    joined = join_text(request.tokens, positions, evidence.gaps)
     # whole passages may leave a part of the budget empty
     least = max(1, budget.protected) if selector.keeps_passages else min(budget.low, budget.high)
     if not (least <= len(joined.ids) <= budget.limit):
@@ -157,11 +155,7 @@ def _words(request: Request) -> tuple[TokenArray, ...]:
     return request.words if request.filter.lexical == "auto" else ()
 
 
-def _joined(request: Request, positions: Sequence[int]) -> JoinedText:
-    """The text of a choice. Only what keeps whole passages separates them."""
-    num_tokens = len(request.prompt_ids)
-    is_document = np.ones(num_tokens, dtype=np.bool_)
-    is_document[always_read(request.protected, num_tokens)] = False
+def _separators(request: Request) -> Separators:
+    """Only what keeps whole passages separates them."""
     keeps_passages = selector_of(request.filter.method).keeps_passages
-    separators = request.separators if keeps_passages else NO_SEPARATORS
-    return join_text(request.tokens, positions, request.breaks, is_document, separators)
+    return request.separators if keeps_passages else NO_SEPARATORS

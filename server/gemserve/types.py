@@ -217,7 +217,8 @@ class FilterParams:
 
     `keep`: the budget for documents, which does not include what is always read. A count of tokens
     ≥ 16, or a fraction in (0, 1) of the documents, rounded up. "auto": as many as the attention
-    calls for, at most an eighth of the documents or 128 tokens. `fallback`: if attention is
+    calls for, at most an eighth of the documents or 128 tokens, and no more than the model answers
+    best from, if that was measured. `fallback`: if attention is
     diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer whose queries
     and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that score tokens,
     of layers up to that one; None: those of the calibration. `window`: the most tokens of a window

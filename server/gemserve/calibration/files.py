@@ -54,10 +54,14 @@ class Calibration:
                 f"filter layer {self.layer} is not calibrated ({self.source}): all its heads look"
             )
         heads = ", ".join(f"{layer}.{head}" for layer, head in self.heads)
-        return (
+        text = (
             f"filter layer {self.layer} is calibrated by {self.source}: heads {heads} look (layer."
             f"head), and a coverage below {self.coverage_bound:.2f} is not trusted"
         )
+        if self.auto_keep is not None:
+            twice = ", and the best passages are read twice" if self.second_look else ""
+            text += f"; keep auto keeps at most {self.auto_keep:,} tokens of documents{twice}"
+        return text
 
 
 def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibration:

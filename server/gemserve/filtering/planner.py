@@ -32,6 +32,7 @@ from gemserve.types import (
     ProtectedRange,
     Request,
     WindowSize,
+    kept_count,
     parse_heads,
 )
 
@@ -155,6 +156,14 @@ class FilterPlanner:
         What is short as a prompt is short as a part of one.
         """
         return max(SHORT_TURN, self.min_tokens)
+
+    def most_kept(self, keep: Keep, num_tokens: int) -> int:
+        """Number of tokens that `keep` means for documents of `num_tokens`. With "auto", the most.
+
+        That is no more than the model answers best from.
+        """
+        count, best = kept_count(keep, num_tokens), self.calibration.auto_keep
+        return min(count, best) if keep == "auto" and best is not None else count
 
     def generated_from(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
         """Number of tokens of a prompt of `num_tokens` that the answer is generated from.
@@ -391,16 +400,9 @@ class FilterPlanner:
         return replace(budget, limit=max(keep, limit))
 
     def _kept_count(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
-        """Number of tokens to keep of a prompt, with what is always read.
-
-        With "auto", the most: that is no more than the model answers best from.
-        """
+        """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""
         protected = num_protected if METHODS[params.method].protects else 0
-        count = params.kept_count(num_tokens - protected)
-        most = self.calibration.auto_keep
-        if params.keep == "auto" and most is not None:
-            count = min(count, most)
-        return protected + count
+        return protected + self.most_kept(params.keep, num_tokens - protected)
 
     def _look(self, plan: FilterPlan, request: Request) -> LookPlan | None:
         """What a second look reads around a passage; None: there is none.

@@ -50,9 +50,7 @@ def test_without_a_template_the_question_follows_a_blank_line(tokenizer: Any) ->
         pytest.param("<|user|>Nothing is shown.<|end|>", id="leaves it out"),
     ],
 )
-def test_a_template_that_cannot_frame_a_passage_has_no_frame(
-    template: str, tokenizer: Any
-) -> None:
+def test_a_template_that_cannot_frame_a_passage_has_no_frame(template: str, tokenizer: Any) -> None:
     """Requests to such a model are filtered as before."""
     changed = with_template(tokenizer, template)
     assert question_frame(changed) == NO_FRAME

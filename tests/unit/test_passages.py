@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import SHORTEST, number_passages, rank_passages
 from gemserve.filtering.sieve import Sieve
+from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.text_breaks import find_breaks
 from gemserve.types import TextBreaks
@@ -196,3 +197,38 @@ def test_coverage_is_the_share_of_the_first_sixteenth() -> None:
         order = order[(order < 100) | (order >= 300)]
         best = scores[order[: round(2800 / 16)]].sum() / scores[order].sum()
         assert Sieve().coverage(scores, outside) == pytest.approx(float(best), abs=1e-4)
+
+
+def three_passages(attention: tuple[float, ...] = (0.2, 0.9, 0.5, 0.1)) -> RankedPassages:
+    """Of 10 tokens each, by attention; the first is protected."""
+    is_free = np.arange(40) >= 10
+    starts = np.arange(0, 40, 10)
+    return RankedPassages.of(starts, np.array(attention), is_free, ())
+
+
+def test_the_best_passages_are_in_their_order_and_can_be_chosen() -> None:
+    passages = three_passages()
+    assert passages.best(2) == ((10, 20), (20, 30))
+    assert passages.best(8) == ((10, 20), (20, 30), (30, 40))
+
+
+@pytest.mark.parametrize(
+    ("likelihoods", "order"),
+    [
+        ((0.9, 0.5, 0.1), [1, 2, 3]),
+        ((0.1, 0.9, 0.5), [2, 1, 3]),  # the first one is the least likely
+        ((0.5, 0.1, 0.9), [1, 3, 2]),
+        ((0.5, 0.9, 0.1), [1, 2, 3]),  # of equal places the first order's
+        ((0.5, 0.5, 0.5), [1, 2, 3]),
+        ((5e-324, 1e-300, 1e-300), [2, 1, 3]),  # hardly likely is an opinion, too
+        ((0.1, 0.9), [1, 2, 3]),  # what was not looked at stays where it is
+    ],
+)
+def test_a_second_look_counts_as_much_as_the_first(
+    likelihoods: tuple[float, ...], order: list[int]
+) -> None:
+    first = three_passages()
+    again = first.looked_at(likelihoods)
+    assert again.order.tolist() == order
+    assert first.order.tolist() == [1, 2, 3]
+    assert again.starts is first.starts

@@ -415,7 +415,7 @@ class FilterPlanner:
         if not (is_wanted and calibration.second_look and METHODS[params.method].looks_twice):
             return None
         asked = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
-        asked = asked[: plan.num_asked or len(asked)]
+        asked = asked[: len(asked) - request.num_called]
         if not asked or not frame.after:
             return None
         look = LookPlan(before=frame.before, after=frame.after, asked=tuple(asked))

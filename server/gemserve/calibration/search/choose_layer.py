@@ -107,16 +107,21 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
     by_layer = {row.layer: row for row in candidates}
     confirmed = [recall_of(chosen.heads, o[0], chosen.ends_with) for o in other_observations]
     trust = judge_coverage(chosen, observations, other_observations)
-    windows = _windows(core, chosen, kinds, effort, progress) if effort.confirms else ()
+    windows: tuple[WindowResult, ...] = ()
+    if effort.confirms and not is_interrupted:
+        windows = _windows(core, chosen, kinds, effort, progress)
     found = Calibration(
         layer=chosen.layer,
         heads=chosen.heads,
         ends_with=chosen.ends_with,
         coverage_bound=trust.bound,
         is_measured=True,
-        window=windows[0].window if windows else None,
+        window=windows[0].window if windows else Calibration.USUAL_WINDOW,
         window_bound=windows[0].bound if windows else Calibration.USUAL_WINDOW_BOUND,
     )
+    keeps: tuple[KeepResult, ...] = ()
+    if effort.answers and not is_interrupted:
+        keeps = _keeps(core, found, kinds, effort, progress)
     return CalibrationResult(
         layers=tuple(by_layer.get(row.layer, row) for row in layers),
         chosen=chosen,
@@ -126,7 +131,7 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         full_score=full_score,
         confirmed_recall=rounded_mean(confirmed) if confirmed else None,
         windows=windows,
-        keeps=_keeps(core, found, kinds, effort, progress) if effort.answers else (),
+        keeps=keeps,
     )
 
 
@@ -153,14 +158,20 @@ def _keeps(
     effort: Effort,
     progress: ReportProgress,
 ) -> tuple[KeepResult, ...]:
-    """How well the model answers from budgets of each size, if the context has room for probes."""
+    """How well the model answers from budgets of each size, if the context has room for probes.
+
+    Empty after an interrupt, so that what was found before is not lost.
+    """
     length = min(choose_keep.PROBE_TOKENS, 3 * core.model.context_tokens // 4)
     if length <= 2 * max(choose_keep.KEEPS):
         return ()
     samples = -(-effort.answers // len(kinds))
     probes = draw_probes(core.tokenizer, "confirmation", (length,), samples, effort.seed + 1)
     probes = [probe for probe in probes if probe.kind in kinds]
-    return choose_keep.choose_keep(core, found, probes, progress)
+    try:
+        return choose_keep.choose_keep(core, found, probes, progress)
+    except KeyboardInterrupt:
+        return ()
 
 
 def _has_gold(observations: ProbeObservations) -> bool:

@@ -51,7 +51,7 @@ Forward = Callable[..., torch.Tensor | None]
 class ChunkPass:
     """A chunk's pass that has begun. Without `filter_tap` and `windows` it is a prefill pass.
 
-    `look`: it has ended, and what runs now is a second look. `filter_s`: how long it took itself.
+    `look`: it has ended, and what runs now is a second look.
     """
 
     forward: Pass
@@ -59,7 +59,6 @@ class ChunkPass:
     filter_tap: FilterTap | None = None
     windows: WindowGroup | None = None
     look: SecondLook | None = None
-    filter_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -251,8 +250,8 @@ class Runner:
         if not out.is_chunk_done:
             return
         state.chunk_pass = None
-        spent_s = chunk_pass.forward.spent_s
-        out.pass_s = spent_s if chunk_pass.filter_s is None else chunk_pass.filter_s
+        if chunk_pass.look is None:  # which is no part of the chunk
+            out.pass_s = chunk_pass.forward.spent_s
         if chunk_pass.windows is not None or chunk_pass.filter_tap is not None:
             self._end_filter_chunk(chunk, state, chunk_pass, limits, out)
             return
@@ -357,7 +356,7 @@ class Runner:
         if isinstance(kept, LookFirst):
             look = SecondLook(state.request, kept.passages, state.model, state.adapter)
             forward = Pass(look.forward, limits.piece, device_queue(self._model.device))
-            state.chunk_pass = replace(chunk_pass, forward=forward, look=look, filter_s=out.pass_s)
+            state.chunk_pass = replace(chunk_pass, forward=forward, look=look)
             out.is_chunk_done = False
             return
         state.kept, state.windows, state.query_tap = kept, [], None

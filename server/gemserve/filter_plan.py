@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gemserve.filtering.second_look import LookPlan
-
 GROUP_TOKENS = 8192  # of the windows that are read together, if there is more than one
 
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
@@ -69,6 +67,22 @@ class WindowPlan:
     def num_tokens(self) -> int:
         """Tokens of all windows, without what is read before and behind each."""
         return sum(window.stop - window.start for window in self.windows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookPlan:
+    """What is read around a passage: token ids `before` it and `after` it, and the question's.
+
+    How likely those that are `asked` are says how well the passage answers them.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    asked: tuple[int, ...]
+
+    def ids(self, passage: list[int]) -> list[int]:
+        """All that is read for one passage."""
+        return [*self.before, *passage, *self.after, *self.asked]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ WHOLE = {
     "model": "org/name",
     "weights": "abc",
 }
+
+ANSWERED = Calibration(layer=1, is_measured=True, second_look=True)
 
 
 @pytest.fixture(autouse=True)
@@ -276,9 +279,13 @@ def test_a_guess_is_a_layer_that_sees_everything() -> None:
         (EngineConfig(filter_method="gemfilter"), Calibration(layer=1), DEFAULT_KEEP),
         (EngineConfig(filter_keep=99), Calibration(layer=1), 99),
         (EngineConfig(filter_keep="auto"), Calibration(layer=1, is_measured=True), "auto"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=128), "auto"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=DEFAULT_KEEP), DEFAULT_KEEP),
+        (EngineConfig(filter_keep=99), replace(ANSWERED, auto_keep=128), 99),
+        (EngineConfig(filter_method="gemfilter"), replace(ANSWERED, auto_keep=128), DEFAULT_KEEP),
     ],
 )
-def test_a_guessed_layer_keeps_what_attention_asks_for(
+def test_a_guessed_layer_and_a_small_model_keep_what_auto_says(
     config: EngineConfig, calibration: Calibration, keep: Any
 ) -> None:
     resolved = resolve_engine(

@@ -10,10 +10,10 @@ import pytest
 
 from gemserve.calibration.files import Calibration
 from gemserve.errors import RequestError
-from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.filter_plan import Budget, FilterPlan, LookPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.filtering.second_look import LONGEST, LOOKED_AT, LookPlan
+from gemserve.filtering.second_look import LONGEST, LOOKED_AT, look_flops
 from gemserve.types import (
     AUTO_MIN_KEEP,
     NO_FRAME,
@@ -497,7 +497,7 @@ def test_a_second_look_reads_each_passage_between_the_frame_and_the_question() -
     assert look == LookPlan(before=(1, 2), after=(3, 4, 5), asked=asked)
     assert look.ids([7, 8]) == [1, 2, 7, 8, 3, 4, 5, *asked]
     beside = LONGEST + 5 + len(asked)
-    assert look.flops(FULL.shape) == LOOKED_AT * FULL.shape.prefill_chunk(0, beside)
+    assert look_flops(look, FULL.shape) == LOOKED_AT * FULL.shape.prefill_chunk(0, beside)
 
 
 @pytest.mark.parametrize(
@@ -551,7 +551,7 @@ def test_a_second_look_never_makes_a_filter_slower_than_reading_all(window: Any)
     size = 512 if window == 512 else first
     parts = [min(size, first - start) for start in range(0, first, size)]
     work = sum(shape.filter_chunk(0, count, layer) for count in parts)
-    work += shape.prefill_chunk(0, planned(first).num_kept) + look.flops(shape)
+    work += shape.prefill_chunk(0, planned(first).num_kept) + look_flops(look, shape)
     assert 0.97 < work / shape.prefill_chunk(0, first) < 1
 
 

@@ -13,10 +13,10 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, find_window
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
-from gemserve.filter_plan import Budget, FilterPlan, FilterReason, WindowPlan
+from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, WindowPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
-from gemserve.filtering.second_look import LookPlan
+from gemserve.filtering.second_look import look_flops
 from gemserve.filtering.window_cuts import cut_windows, document_ranges
 from gemserve.types import (
     AUTO_MIN_KEEP,
@@ -419,7 +419,7 @@ class FilterPlanner:
         if not asked or not frame.after:
             return None
         look = LookPlan(before=frame.before, after=frame.after, asked=tuple(asked))
-        if self._costs_more(params, num_tokens, plan.num_kept, look.flops(self.shape)):
+        if self._costs_more(params, num_tokens, plan.num_kept, look_flops(look, self.shape)):
             return None
         return look
 

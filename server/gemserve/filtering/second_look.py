@@ -8,30 +8,13 @@ first passage or two are all that is kept; a larger budget has room for all of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gemserve.cost import ModelShape
+from gemserve.filter_plan import LookPlan
 
 LOOKED_AT = 8  # passages
 LONGEST = 96  # tokens of a passage that is looked at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookPlan:
-    """What is read around a passage: token ids `before` it and `after` it, and the question's.
-
-    How likely those that are `asked` are says how well the passage answers them.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    asked: tuple[int, ...]
-
-    def ids(self, passage: list[int]) -> list[int]:
-        """All that is read for one passage."""
-        return [*self.before, *passage, *self.after, *self.asked]
-
-    def flops(self, shape: ModelShape) -> float:
-        """FLOPs of looking at as many passages as there may be, of the greatest length."""
-        beside = len(self.before) + len(self.after) + len(self.asked)
-        return LOOKED_AT * shape.prefill_chunk(0, LONGEST + beside)
+def look_flops(look: LookPlan, shape: ModelShape) -> float:
+    """FLOPs of looking at as many passages as there may be, of the greatest length."""
+    return LOOKED_AT * shape.prefill_chunk(0, LONGEST + len(look.ids([])))

@@ -2,8 +2,8 @@
 
 More tokens hold the answer more often, and beside it more that distracts. What weighs more depends
 on the model: a small one answers best from a passage or two. So probes are answered by the engine
-itself, from budgets of each size. The largest is chosen of those that are about as good as the
-best. Of a small one the best passages are then read twice, unless fewer answers are right so.
+itself, from budgets of each size, and from small ones also after a second look. The largest is
+chosen of those from which at most one answer less is right than from the best.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from gemserve.types import (
 
 KEEPS = (128, 256, 512, 1024)
 PROBE_TOKENS = 4096
-_TOLERANCE = 0.05  # of the share of right answers
 _ANSWER_TOKENS = 24
 
 
@@ -53,16 +52,13 @@ def choose_keep(
 
     try:
         rows = [measure(keep, "off") for keep in KEEPS]
-        most = max(row.score for row in rows)
-        tolerance = max(_TOLERANCE, 1 / len(probes))
-        best = max((r for r in rows if r.score >= most - tolerance), key=lambda row: row.keep)
         # a larger budget has room for most of what is looked at
-        if best.keep <= LOOKED_AT * LONGEST // 2:
-            rows.append(measure(best.keep, "auto"))
-            if rows[-1].score >= best.score:
-                best = rows[-1]
+        rows += [measure(keep, "auto") for keep in KEEPS if keep <= LOOKED_AT * LONGEST // 2]
     finally:
         core.planner = planner
+    least = max(row.score for row in rows) - 1 / len(probes) - 1e-4  # of rounded scores
+    good = (row for row in rows if row.score >= least)
+    best = max(good, key=lambda row: (row.keep, row.score, row.second_look))
     return best, *(row for row in rows if row is not best)
 
 

@@ -60,7 +60,7 @@ from gemserve.filtering.protected_budget import count_always_read
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import Prompt
 from gemserve.synthetic.prose import topics_sentences
-from gemserve.types import FilterOptions, kept_count
+from gemserve.types import FilterOptions
 
 FOLDER = Path(__file__).with_name("answer_cases")
 PLACES = ("end", "front", "between", "order")
@@ -446,7 +446,7 @@ def _choose(llm: LLM, asked: Asked, way: Way) -> tuple[int, ...]:
     num_tokens = len(asked.prompt.ids)
     keep = llm.core.config.filter_keep if way.options.keep is None else way.options.keep
     documents = num_tokens - count_always_read(asked.prompt.protected, num_tokens)
-    budget = min(documents, kept_count(keep, documents))
+    budget = min(documents, llm.core.planner.most_kept(keep, documents))
     return CHOSEN_OUTSIDE[way.method](llm.tokenizer, example, budget)
 
 

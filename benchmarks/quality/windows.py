@@ -51,7 +51,6 @@ from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import kept_count
 
 PROSE = ("natural", "near_misses", "pairs", "far_definition")
 REAL = ("real", "real_padded", real_padding.HELD_OUT)
@@ -319,7 +318,8 @@ def _answer_bm25(llm: LLM, example: Example, keep: Any, tenant: str, selects_onl
     started_s = monotonic()
     budget = core.config.filter_keep if keep is None else keep
     documents = len(ids) - count_always_read(example.prompt.protected, len(ids))
-    kept = bm25(llm.tokenizer, example, min(documents, kept_count(budget, documents)))
+    most = min(documents, core.planner.most_kept(budget, documents))
+    kept = bm25(llm.tokenizer, example, most)
     chosen_s = monotonic() - started_s
     prompt = Prompt([ids[position] for position in kept], ())
     made = answer(

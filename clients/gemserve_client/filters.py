@@ -26,7 +26,8 @@ class Filter(TypedDict, total=False):
     budget for documents: a number of tokens, a fraction of them in (0, 1), or "auto". `layer`
     counts from 0, and so do the [layer, head] pairs of `heads`. `window` is the most tokens of a
     window in which documents are read, "auto", or "off": the prompt is read as one sequence.
-    `lexical` is "auto", or "off": passages do not rank by the question's words, too.
+    `lexical` is "auto", or "off": passages do not rank by the question's words, too. `second_look`
+    is "auto", or "off": with `keep` "auto" the best passages are not read again.
     Instead of a `Filter`, a request may give the name of a method alone.
 
     ```python
@@ -41,6 +42,7 @@ class Filter(TypedDict, total=False):
     heads: Sequence[Sequence[int]]
     window: int | Literal["auto", "off"]
     lexical: Literal["auto", "off"]
+    second_look: Literal["auto", "off"]
     pooling: Literal["mean", "max"]
     protect: Protect
     return_selection: bool

@@ -47,8 +47,9 @@ class FilterReport(BaseModel):
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
     how focused attention was. Some methods do not measure it. `window` is the most tokens of a
     window, `windows` how many the documents were cut into, of which the document cache had
-    `cached_windows`; None if the prompt was read as one sequence, or whole. `scores` are there if
-    the request has `return_scores`; the server's documentation describes them.
+    `cached_windows`; None if the prompt was read as one sequence, or whole. `looked_at` passages
+    were read again, by all layers, before any was kept. `scores` are there if the request has
+    `return_scores`; the server's documentation describes them.
     """
 
     method: str
@@ -67,6 +68,7 @@ class FilterReport(BaseModel):
     window: int | None = None
     windows: int | None = None
     cached_windows: int | None = None
+    looked_at: int = 0
     scores: dict[str, Any] | None = None
 
 

@@ -70,12 +70,13 @@ class EngineConfig:
     """Defaults for requests, and limits of the engine.
 
     `filter_layer` None: automatic, see `choose_calibration`. `filter_keep` None: 1,024 tokens, or
-    "auto" if the layer is a guess. `filter_window`: see `FilterParams.window`. `when_cached`: what
-    happens to a prompt that the document cache has whole, if the request leaves it to the server.
-    "whole": it is read whole where that is cheaper, and documents that are asked about repeatedly
-    are read whole in idle time. `calibrate`: "auto" uses the calibration that is found for the
-    model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request whose
-    filter pass fails gets an error, or an answer to the whole prompt.
+    "auto" if the layer is a guess, or the calibration found that the model answers best from fewer.
+    `filter_window`: see `FilterParams.window`. `when_cached`: what happens to a prompt that the
+    document cache has whole, if the request leaves it to the server. "whole": it is read whole
+    where that is cheaper, and documents that are asked about repeatedly are read whole in idle
+    time. `calibrate`: "auto" uses the calibration that is found for the model's weights, "off" uses
+    none, anything else is a file. `filter_on_error`: a request whose filter pass fails gets an
+    error, or an answer to the whole prompt.
 
     `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share
     of it, from 0 to 1, that the document cache may hold as long as no request needs it.
@@ -240,7 +241,9 @@ def resolve_engine(
     longest_pass = context_tokens - 1 if limit is None else limit
     if keep is None:
         is_known = calibration.is_measured or config.filter_layer is not None
-        keep = DEFAULT_KEEP if is_known or not is_adaptive else "auto"
+        best = DEFAULT_KEEP if config.filter_layer is not None else calibration.auto_keep
+        is_best = best is None or best >= DEFAULT_KEEP
+        keep = DEFAULT_KEEP if (is_known and is_best) or not is_adaptive else "auto"
     if limit is None:
         has_windows = is_adaptive and find_window(config.filter_window, calibration) is not None
         limit = max(LONGEST_PROMPT if has_windows else 0, longest_pass)

@@ -18,18 +18,27 @@ class SelectionInputs:
     """What `sieve` chooses from besides the scores, so that a client can choose for other budgets.
 
     `protected`: start, stop and `Priority` of each protected range. `paragraphs`, `sentences`,
-    `lines`: the positions of `TextBreaks`, as base64 of little-endian uint32 numbers. `words`: so
-    the places of each of the question's words, if passages rank by them. `between`: tokens that may
-    be added between two passages that are not neighbours. `limit`: the most tokens that are kept if
-    `coverage` is below `coverage_bound` and `fallback` is true.
+    `lines`, `with_line_end`: the positions of `TextBreaks`, as base64 of little-endian uint32
+    numbers. `enclosed`, `enclosing_starts`, `enclosing_stops`: so the `starts`, `line_starts` and
+    `line_stops` of `EnclosingLines`. `words`: so the places of each of the question's words, if
+    passages rank by them. `between`, `line_end`: how many tokens a blank line and a line's end have
+    that are added between two passages that are not neighbours. `likelihoods`: of the question
+    behind each of the best passages, in their order, if all layers have read these again. `limit`:
+    the most tokens that are kept if `coverage` is below `coverage_bound` and `fallback` is true.
     """
 
     protected: tuple[tuple[int, int, int], ...]
     paragraphs: str
     sentences: str
     lines: str
+    with_line_end: str
+    enclosed: str
+    enclosing_starts: str
+    enclosing_stops: str
     words: tuple[str, ...]
     between: int
+    line_end: int
+    likelihoods: tuple[float, ...]
     coverage_bound: float
     fallback: bool
     limit: int

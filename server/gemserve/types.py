@@ -24,6 +24,7 @@ FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
 WindowSize = int | Literal["auto", "off"]
 Lexical = Literal["auto", "off"]
+SecondLook = Literal["auto", "off"]
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
@@ -38,6 +39,7 @@ MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # attend to what follows it, so the filter pass reads it once more after the prompt.
 FAR_FROM_END = 256
 SHORT_TURN = 96  # a chat's last turn of so few tokens is no document, however short others are
+MOST_ENCLOSING = 4  # lines around a passage
 _READ_AT_ONCE = 1 << 16  # tokens
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
 
@@ -59,13 +61,60 @@ class Priority(IntEnum):
     END = 8  # the end of a long request, which may be what it asks if no question was found
 
 
+def _no_tokens() -> npt.NDArray[np.uint32]:
+    return np.zeros(0, dtype=np.uint32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclosingLines:
+    """The lines that say where in a text a passage stands: `class …` and `def …`, or headings.
+
+    A stretch is consecutive lines that the same line encloses. `starts`: the token that each begins
+    with, ascending. `line_starts`, `line_stops`: first token of the line that encloses it, and the
+    token behind its last; both 0 if there is none. All [stretches].
+    """
+
+    starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+    line_starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+    line_stops: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+
+    def around(self, token: int) -> tuple[tuple[int, int], ...]:
+        """The half-open ranges of the lines that enclose this token's line, the nearest first.
+
+        At most `MOST_ENCLOSING`.
+        """
+        found: list[tuple[int, int]] = []
+        while len(found) < MOST_ENCLOSING:
+            # a number of another type would have all of the array converted
+            stretch = int(self.starts.searchsorted(np.uint32(token), side="right")) - 1
+            if stretch < 0 or not self.line_starts[stretch] < self.line_stops[stretch] <= token:
+                break
+            token = int(self.line_starts[stretch])
+            found.append((token, int(self.line_stops[stretch])))
+        return tuple(found)
+
+
+NO_ENCLOSING = EnclosingLines()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBreaks:
-    """Token positions that begin a paragraph, a sentence or list item, and a line; ascending."""
+    """Token positions that begin a paragraph, a sentence or list item, and a line; ascending.
+
+    `with_line_end`: the tokens that are the line end in front of a line together with its
+    indentation, as tokenizers like GPT-2's have them. Such a line begins with the next token.
+    `enclosing`: which lines enclose others.
+    """
 
     paragraphs: tuple[int, ...] = ()
     sentences: tuple[int, ...] = ()
     lines: tuple[int, ...] = ()
+    with_line_end: npt.NDArray[np.uint32] = field(default_factory=_no_tokens, compare=False)
+    enclosing: EnclosingLines = field(default=NO_ENCLOSING, compare=False)
+
+    def is_with_line_end(self, token: int) -> bool:
+        at = int(self.with_line_end.searchsorted(np.uint32(max(0, token))))
+        return at < len(self.with_line_end) and int(self.with_line_end[at]) == token
 
 
 NO_BREAKS = TextBreaks()
@@ -80,6 +129,20 @@ class Separators:
 
 
 NO_SEPARATORS = Separators()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionFrame:
+    """Token ids before a passage, and between it and a question about it.
+
+    Both are empty if no question can be asked so.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+NO_FRAME = QuestionFrame()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +203,7 @@ class FilterOptions:
     heads: Heads | None = None
     window: WindowSize | None = None
     lexical: Lexical | None = None
+    second_look: SecondLook | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -153,13 +217,16 @@ class FilterParams:
 
     `keep`: the budget for documents, which does not include what is always read. A count of tokens
     ≥ 16, or a fraction in (0, 1) of the documents, rounded up. "auto": as many as the attention
-    calls for, at most an eighth of the documents or 128 tokens. `fallback`: if attention is
+    calls for, at most an eighth of the documents or 128 tokens, and no more than the model answers
+    best from, if that was measured. `fallback`: if attention is
     diffuse, keep what fits, all of the prompt if possible. `layer`: the 0-based layer whose queries
     and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that score tokens,
     of layers up to that one; None: those of the calibration. `window`: the most tokens of a window
     in which documents are read. "auto": the calibration's. "off": the prompt is read as one
-    sequence. `lexical`: "auto": passages rank by the question's words, too. `may_read_whole`: the
-    request leaves it to the server whether the prompt is filtered; see `FilterPlan`.
+    sequence. `lexical`: "auto": passages rank by the question's words, too. `second_look`: "auto":
+    with `keep` "auto" the best passages are read again by all layers and ranked anew, if the
+    calibration found this better. `may_read_whole`: the request leaves it to the server whether the
+    prompt is filtered; see `FilterPlan`.
     """
 
     method: FilterMethod
@@ -169,6 +236,7 @@ class FilterParams:
     heads: Heads | None = None
     window: WindowSize = "auto"
     lexical: Lexical = "off"
+    second_look: SecondLook = "auto"
     may_read_whole: bool = False
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
@@ -341,8 +409,9 @@ class Request:
     calls are about whose results follow. `anchor`: tokens that a window of a document is read
     behind, such as the beginning of the model's chat template; by default the prompt's first token.
     `words`: for each word of the question the tokens that it begins in. `separators`: what is put
-    between kept passages that were not neighbours.
-    `messages`: where those of a chat are, for the report; None: it is no chat.
+    between kept passages that were not neighbours. `question_frame`: what the model reads around a
+    passage to say how likely the question is. `messages`: where those of a chat are, for the
+    report; None: it is no chat.
 
     `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
     some methods that takes milliseconds for each choice.
@@ -366,6 +435,7 @@ class Request:
     anchor: tuple[int, ...] = ()
     words: tuple[TokenArray, ...] = field(default=(), compare=False)
     separators: Separators = NO_SEPARATORS
+    question_frame: QuestionFrame = NO_FRAME
     messages: tuple[MessagePlace, ...] | None = None
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
@@ -441,7 +511,7 @@ class FilterReport:
     `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
     the most tokens of a window. `windows`: how many the documents were cut into, of which the
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
-    or whole.
+    or whole. `looked_at`: how many passages all layers read again to rank them.
     """
 
     method: FilterMethod
@@ -460,6 +530,7 @@ class FilterReport:
     window: int | None = None
     windows: int | None = None
     cached_windows: int | None = None
+    looked_at: int = 0
     scores: FilterScores | None = None
 
 

@@ -41,8 +41,8 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         f"{NEW}prompt_filters.py::test_code_is_kept_in_whole_lines",
         "filtering/sieve.py",
-        "numbers = self.passage_numbers(scores, evidence.breaks, room - between)",
-        "numbers = self.passage_numbers(scores, TextBreaks(), within)",
+        "numbers = self.passage_numbers(scores, evidence.breaks, limit)",
+        "numbers = self.passage_numbers(scores, TextBreaks(), limit)",
     ),
     Removal(
         f"{NEW}prompt_filters.py::test_recall_survives_compaction",

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gemserve.calibration.files import read_calibration
+from gemserve.calibration.search import choose_keep, probes
 from gemserve.calibration.search import choose_layer as calibration
-from gemserve.calibration.search import probes
 from gemserve.calibration.search.choose_layer import Effort, calibrate
 from gemserve.calibration.search.observe import observe
 from gemserve.calibration.search.probes import PROBE_KINDS, draw_probes
@@ -104,9 +104,11 @@ def test_the_command_writes_figures_and_the_file(
 ) -> None:
     few(monkeypatch)
     model, out = copied(tmp_path / "model"), tmp_path / "out"
-    options = ("--lengths", "256", "--samples", "1", "--confirm", "1", "--out", str(out))
-    assert main(["calibrate", "--model", str(model), *options, "--json"]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    options = ("--lengths", "256", "--samples", "1", "--confirm", "1", "--answers", "2")
+    asked = ["calibrate", "--model", str(model), *options, "--out", str(out), "--json"]
+    assert main(asked) == 0
+    printed = capsys.readouterr().out.splitlines()
+    last = json.loads(printed[-1])
     assert json.loads((model / "calibration.json").read_text()) == last
     assert json.loads((out / "calibration.json").read_text()) == last
     assert (out / "calibration.png").stat().st_size > 5000
@@ -117,6 +119,12 @@ def test_the_command_writes_figures_and_the_file(
     assert [row["layer"] for row in last["layers"]] == list(range(8))
     works = [row["work"] for row in last["layers"]]
     assert works == sorted(works)
+    best, *others = last["keeps"]
+    assert (best["keep"], best["second_look"]) == (last["auto_keep"], last["second_look"])
+    assert {row["keep"] for row in last["keeps"]} == set(choose_keep.KEEPS)
+    (told,) = (line for line in printed if line.endswith("← chosen for keep: auto"))
+    assert told.startswith(f"{last['auto_keep']:,} tokens kept")
+    assert sum("tokens kept" in line for line in printed) == 1 + len(others)
     scored = [row["layer"] for row in last["layers"] if row["score"] is not None]
     assert last["filter_layer"] in scored
     # a server over the same weights uses it
@@ -166,6 +174,25 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
     assert found.num_probes == 2
     assert (found.confirmed_recall, found.full_score) == (None, None)
     assert found.chosen in found.layers
+    assert found.windows == found.keeps == ()
+
+
+def test_an_interrupt_while_probes_are_answered_keeps_what_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of minutes of work nothing would be left."""
+    few(monkeypatch)
+    core = build_core(ModelConfig(), EngineConfig(kv_memory_bytes=MEMORY, filter_method="none"))
+    planner = core.planner
+
+    def interrupted(what: str) -> None:
+        if "tokens kept" in what:
+            raise KeyboardInterrupt
+
+    found = calibrate(core, Effort(lengths=(200,), samples=1, confirms=0, answers=2), interrupted)
+    assert found.keeps == ()
+    assert "auto_keep" not in found.as_json()
+    assert core.planner is planner
 
 
 @pytest.mark.parametrize(
@@ -173,6 +200,7 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
     [
         ("--samples", "0", "samples=0: must be a whole number, at least 1"),
         ("--confirm", "-1", "confirm=-1: must be a whole number, at least 0"),
+        ("--answers", "-1", "answers=-1: must be a whole number, at least 0"),
         ("--lengths", "99999", "lengths=99999: the longest prompt here is 32767"),
     ],
 )

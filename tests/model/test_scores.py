@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -15,20 +16,23 @@ from gemserve.filter_plan import Budget
 from gemserve.filtering import sieve
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.score_report import report_scores
+from gemserve.filtering.second_look import LOOKED_AT
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.ranges import as_ranges
 from gemserve.scores import MOST_PASSAGES
 from gemserve.types import (
+    EnclosingLines,
     FilterParams,
     FilterReport,
     Priority,
     ProtectedRange,
+    QuestionFrame,
     Separators,
     TextBreaks,
 )
 from gemserve_kernels import select_backend
-from tests.model.test_query_rows import core_of, ids_of, request, serve
+from tests.model.test_query_rows import FOUND, core_of, ids_of, request, serve
 
 N = 400
 BREAKS = TextBreaks(paragraphs=tuple(range(0, N, 28)))
@@ -160,41 +164,39 @@ class GivenScores(Sieve):
         return evidence.filter_layer.keys[0, :, 0].clone()
 
 
+STRUCTURE = TextBreaks(
+    paragraphs=BREAKS.paragraphs,
+    lines=tuple(range(0, N, 7)),
+    with_line_end=np.arange(13, N, 14, dtype=np.uint32),
+    enclosing=EnclosingLines(
+        starts=np.array([20, 100, 200, 207], dtype=np.uint32),
+        line_starts=np.array([14, 0, 28, 200], dtype=np.uint32),
+        line_stops=np.array([20, 0, 34, 205], dtype=np.uint32),
+    ),
+)
+
+
+@pytest.mark.parametrize("breaks", [BREAKS, STRUCTURE], ids=["plain", "enclosing lines"])
 @pytest.mark.parametrize("keep", [16, 64, 200])
-def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
+def test_exact_scores_are_all_that_a_choice_needs(keep: int, breaks: TextBreaks) -> None:
     """A client that chooses for other budgets knows of the prompt only what is sent."""
     params = {"method": "sieve", "keep": keep, "return_scores": "exact", "lexical": "auto"}
     one = request(
         ids_of(N),
         ((N - 20, N),),
         params=params | {"return_selection": True},
-        breaks=BREAKS,
+        breaks=breaks,
         protected=PROTECTED,
         words=(np.array([40, 41, 300]), np.array([7, N - 3])),
         separators=Separators(blank_line=(5, 5), line_end=(5,)),
     )
     report, _ = serve(core_of(), one)
-    scores = report.scores
-    assert scores is not None
-    assert scores.inputs is not None
-    inputs = scores.inputs
+    assert report.scores is not None
+    assert report.scores.inputs is not None
+    inputs = report.scores.inputs
     assert inputs.between == 2
-    values = torch.from_numpy(np.frombuffer(b64decode(scores.tokens), "<f4").copy())
-    levels = [
-        tuple(np.frombuffer(b64decode(level), "<u4").tolist())
-        for level in (inputs.paragraphs, inputs.sentences, inputs.lines)
-    ]
-    evidence = Evidence(
-        num_tokens=N,
-        layers={0: a_layer(values[None, :, None])},
-        rows=[N - 1],
-        backend=select_backend(torch.device("cpu")),
-        protected=tuple(ProtectedRange(a, b, Priority(c)) for a, b, c in inputs.protected),
-        breaks=TextBreaks(paragraphs=levels[0], sentences=levels[1], lines=levels[2]),
-        coverage_bound=inputs.coverage_bound,
-        words=tuple(np.frombuffer(b64decode(at), "<u4").astype(np.int64) for at in inputs.words),
-        num_between=inputs.between,
-    )
+    assert inputs.likelihoods == ()
+    evidence = evidence_of(report)
     always = count_always_read(evidence.protected, N)
     assert report.protected_tokens == always > 0
     read = report.kept_tokens + report.added_tokens - always
@@ -203,6 +205,81 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int) -> None:
     params = FilterParams(method="sieve", keep=keep, fallback=inputs.fallback)
     choice = GivenScores().choose(evidence, budget, params)
     assert as_ranges(choice.positions.tolist()) == report.selection
+
+
+@pytest.mark.parametrize("words", [(), (np.array([40, 41, 2300]), np.array([7, 1500]))])
+def test_likelihoods_are_all_that_a_choice_after_a_second_look_needs(
+    words: tuple[npt.NDArray[np.int64], ...],
+) -> None:
+    n, keep = 3000, 128
+    params = {"method": "sieve", "keep": "auto", "return_scores": "exact", "lexical": "auto"}
+    one = request(
+        ids_of(n),
+        ((n - 20, n),),
+        params=params | {"return_selection": True},
+        breaks=TextBreaks(paragraphs=tuple(range(0, n, 28))),
+        protected=(ProtectedRange(n - 20, n, Priority.QUESTION),),
+        words=words,
+        separators=Separators(blank_line=(5, 5), line_end=(5,)),
+        question_frame=QuestionFrame(before=(1, 9), after=(8, 7)),
+    )
+    report, _ = serve(core_of(replace(FOUND, auto_keep=keep, second_look=True)), one)
+    assert report.scores is not None
+    assert report.scores.inputs is not None
+    inputs, evidence = report.scores.inputs, evidence_of(report)
+    assert len(inputs.likelihoods) == report.looked_at == LOOKED_AT
+    always = report.protected_tokens
+    budget = Budget(
+        low=keep // 2 + always, high=keep + always, limit=inputs.limit, protected=always
+    )
+    params = FilterParams(method="sieve", keep="auto", fallback=inputs.fallback)
+
+    def chosen(likelihoods: tuple[float, ...]) -> Any:
+        looked = replace(evidence, likelihoods=likelihoods)
+        return as_ranges(GivenScores().choose(looked, budget, params).positions.tolist())
+
+    assert chosen(inputs.likelihoods) == report.selection
+    assert chosen(inputs.likelihoods[::-1]) != report.selection
+
+
+def evidence_of(report: FilterReport) -> Evidence:
+    """What a client knows of a prompt from the exact scores in a reply."""
+    scores = report.scores
+    assert scores is not None
+    assert scores.inputs is not None
+    inputs = scores.inputs
+    values = torch.from_numpy(np.frombuffer(b64decode(scores.tokens), "<f4").copy())
+
+    def places(text: str) -> npt.NDArray[np.uint32]:
+        return np.frombuffer(b64decode(text), "<u4")
+
+    levels = [
+        tuple(places(level).tolist())
+        for level in (inputs.paragraphs, inputs.sentences, inputs.lines)
+    ]
+    enclosing = EnclosingLines(
+        starts=places(inputs.enclosed),
+        line_starts=places(inputs.enclosing_starts),
+        line_stops=places(inputs.enclosing_stops),
+    )
+    return Evidence(
+        num_tokens=report.prompt_tokens,
+        layers={0: a_layer(values[None, :, None])},
+        rows=[report.prompt_tokens - 1],
+        backend=select_backend(torch.device("cpu")),
+        protected=tuple(ProtectedRange(a, b, Priority(c)) for a, b, c in inputs.protected),
+        breaks=TextBreaks(
+            paragraphs=levels[0],
+            sentences=levels[1],
+            lines=levels[2],
+            with_line_end=places(inputs.with_line_end),
+            enclosing=enclosing,
+        ),
+        coverage_bound=inputs.coverage_bound,
+        words=tuple(places(at).astype(np.int64) for at in inputs.words),
+        separators=Separators(blank_line=(5,) * inputs.between, line_end=(5,) * inputs.line_end),
+        likelihoods=inputs.likelihoods,
+    )
 
 
 def a_layer(keys: torch.Tensor) -> LayerEvidence:

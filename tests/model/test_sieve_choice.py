@@ -32,9 +32,13 @@ def budget_of(low: int, high: int, limit: int = NUM_TOKENS) -> Budget:
 BUDGET = budget_of(64, 256)
 
 
-def is_filled(choice: Choice, size: int, keep: int) -> bool:
-    """Does it keep at most `size` tokens, with no room left for a passage of a budget of `keep`?"""
-    return size - Sieve().passage_limit(keep) < len(choice.positions) <= size
+def is_filled(choice: Choice, size: int, keep: int, *, is_auto: bool = True) -> bool:
+    """Does it keep at most `size` tokens, with no room left for a passage of a budget of `keep`?
+
+    `is_auto`: this is the most that "auto" keeps.
+    """
+    limit = Sieve().passage_limit(keep, whole=is_auto)
+    return size - limit < len(choice.positions) <= size
 
 
 def evidence(*spots: int, sharpness: float = 30.0) -> Evidence:
@@ -221,7 +225,7 @@ def test_a_fixed_budget_is_filled_with_passages(keep: int) -> None:
     keep = min(keep, NUM_TOKENS - ALWAYS)
     fixed = budget_of(keep, keep, keep + ALWAYS)
     choice = Sieve().choose(evidence(300), fixed, FilterParams(method="sieve", keep=keep))
-    assert is_filled(choice, keep + ALWAYS, keep)
+    assert is_filled(choice, keep + ALWAYS, keep, is_auto=False)
     assert 300 in choice.positions.tolist()
 
 

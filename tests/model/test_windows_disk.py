@@ -35,7 +35,7 @@ def _always_worth_loading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def disk_core(folder: Path, tokens: int = TOKENS, cache_memory: float = 0.5) -> Core:
-    return core_over(
+    core = core_over(
         CausalModel(models.build("llama")),
         NoText(),
         EngineConfig(
@@ -47,6 +47,8 @@ def disk_core(folder: Path, tokens: int = TOKENS, cache_memory: float = 0.5) -> 
         ),
         frozenset(),
     )
+    core._runner.memory.rows.zero_()  # it may be what an earlier test has left
+    return core
 
 
 def asked(document: list[int] = DOCUMENT, question: int = 0, **changes: object) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ WHOLE = {
     "model": "org/name",
     "weights": "abc",
 }
+
+ANSWERED = Calibration(layer=1, is_measured=True, second_look=True)
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +71,32 @@ def test_a_file_of_an_earlier_version_has_a_layer_alone(tmp_path: Path) -> None:
     assert expected.coverage_bound == Calibration.GUESSED_BOUND
 
 
+def test_what_auto_keeps_is_read_and_older_files_do_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    write_calibration(path, WHOLE | {"auto_keep": 128, "second_look": True})
+    found = read(path)
+    assert (found.auto_keep, found.second_look) == (128, True)
+    for old in (WHOLE, {"filter_layer": 3}):
+        write_calibration(path, old)
+        found = read(path)
+        assert (found.auto_keep, found.second_look) == (None, False)
+    write_calibration(path, WHOLE | {"auto_keep": None, "second_look": False})
+    assert read(path).auto_keep is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"auto_keep": 15}, "auto_keep=15 must be null or from 16 to 1073741824"),
+        ({"auto_keep": 0}, "auto_keep=0 must be null or"),
+        ({"auto_keep": (1 << 30) + 1}, "auto_keep=1073741825 must be null or"),
+        ({"auto_keep": 128.0}, "auto_keep=128.0 must be null or"),
+        ({"auto_keep": 0.1}, "auto_keep=0.1 must be null or"),
+        ({"auto_keep": True}, "auto_keep=True must be null or"),
+        ({"auto_keep": "auto"}, "auto_keep='auto' must be null or"),
+        ({"second_look": 1}, "second_look=1 must be true or false"),
+        ({"second_look": None}, "second_look=None must be true or false"),
+        ({"second_look": "auto"}, "second_look='auto' must be true or false"),
         ({"filter_layer": None}, "filter_layer=None must be an integer"),
         ({"filter_layer": True}, "filter_layer=True must be an integer"),
         ({"filter_layer": 2.0}, "filter_layer=2.0 must be an integer"),
@@ -253,9 +279,13 @@ def test_a_guess_is_a_layer_that_sees_everything() -> None:
         (EngineConfig(filter_method="gemfilter"), Calibration(layer=1), DEFAULT_KEEP),
         (EngineConfig(filter_keep=99), Calibration(layer=1), 99),
         (EngineConfig(filter_keep="auto"), Calibration(layer=1, is_measured=True), "auto"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=128), "auto"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=DEFAULT_KEEP), DEFAULT_KEEP),
+        (EngineConfig(filter_keep=99), replace(ANSWERED, auto_keep=128), 99),
+        (EngineConfig(filter_method="gemfilter"), replace(ANSWERED, auto_keep=128), DEFAULT_KEEP),
     ],
 )
-def test_a_guessed_layer_keeps_what_attention_asks_for(
+def test_a_guessed_layer_and_a_small_model_keep_what_auto_says(
     config: EngineConfig, calibration: Calibration, keep: Any
 ) -> None:
     resolved = resolve_engine(

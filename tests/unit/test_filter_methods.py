@@ -23,6 +23,7 @@ NAMING = {
     "config.py",  # the default
     "calibration/search/choose_layer.py",  # calibrates for one method
     "calibration/search/choose_window.py",  # the same
+    "calibration/search/choose_keep.py",  # the same
 }
 
 

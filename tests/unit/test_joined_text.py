@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemserve.filtering.joined_text import join_text
+from gemserve.filtering.joined_text import Gaps, join_text
 from gemserve.filtering.word_ranks import fused, word_scores
-from gemserve.types import NO_SEPARATORS, Separators, TextBreaks
+from gemserve.types import NO_SEPARATORS, EnclosingLines, Separators, TextBreaks
 
 SEPARATORS = Separators(blank_line=(900, 901), line_end=(910,))
 TOKENS = np.arange(100)
@@ -16,7 +16,7 @@ DOCUMENT = np.ones(100, dtype=np.bool_)
 
 def joined(*ranges: tuple[int, int], separators: Separators = SEPARATORS) -> list[int]:
     positions = [p for start, stop in ranges for p in range(start, stop)]
-    text = join_text(TOKENS, positions, BREAKS, DOCUMENT, separators)
+    text = join_text(TOKENS, positions, Gaps(BREAKS, DOCUMENT, separators))
     kept = [token for at, token in enumerate(text.ids) if at not in text.added]
     assert kept == positions, "nothing of the prompt is lost or moved"
     assert all(text.ids[at] >= 900 for at in text.added)
@@ -40,7 +40,7 @@ def test_what_is_always_read_has_line_ends_of_its_own() -> None:
     is_document = DOCUMENT.copy()
     is_document[:5] = is_document[95:] = False
     positions = [0, 1, 50, 51, 97]
-    text = join_text(TOKENS, positions, BREAKS, is_document, SEPARATORS)
+    text = join_text(TOKENS, positions, Gaps(BREAKS, is_document, SEPARATORS))
     assert text.ids == positions
     assert text.added == ()
 
@@ -74,3 +74,29 @@ def test_the_best_of_either_judge_come_first() -> None:
     assert best[3] == best.min()
     without = fused(attention, np.zeros(4))
     assert np.argsort(-without).tolist() == np.argsort(-attention).tolist()
+
+
+def test_an_enclosing_line_is_the_line_before_what_it_encloses() -> None:
+    """No blank line, and a line's end only where the tokens have none."""
+    enclosing = EnclosingLines(
+        starts=np.array([11, 40], dtype=np.uint32),
+        line_starts=np.array([8, 0], dtype=np.uint32),
+        line_stops=np.array([11, 0], dtype=np.uint32),
+    )
+    for with_line_end, lines, added in (([], (11, 25), 0), ([24], (25,), 0), ([], (25,), 1)):
+        tokens = np.array(with_line_end, dtype=np.uint32)
+        breaks = TextBreaks(lines=lines, with_line_end=tokens, enclosing=enclosing)
+        first = 24 if with_line_end else 25
+        gaps = Gaps(breaks, DOCUMENT, SEPARATORS)
+        assert len(join_text(TOKENS, [8, 9, 10, first], gaps).added) == added
+        assert gaps.num_between(10, 45) >= 1  # what it does not enclose
+
+
+def test_indentation_with_a_line_end_is_half_a_separator() -> None:
+    breaks = TextBreaks(
+        paragraphs=(40,), lines=(20, 30, 40), with_line_end=np.array([29, 39], dtype=np.uint32)
+    )
+    gaps = Gaps(breaks, DOCUMENT, SEPARATORS)
+    assert gaps.between(10, 29) == SEPARATORS.line_end
+    assert gaps.between(10, 30) == SEPARATORS.blank_line
+    assert gaps.between(19, 29) == gaps.between(10, 39) == ()

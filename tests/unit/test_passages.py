@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import SHORTEST, number_passages, rank_passages
 from gemserve.filtering.sieve import Sieve
+from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.text_breaks import find_breaks
 from gemserve.types import TextBreaks
@@ -135,12 +137,14 @@ def test_only_whole_passages_are_kept_and_as_many_as_fit() -> None:
         scores = torch.randint(0, levels, (3000,), generator=generator) / levels
         is_free = np.arange(3000) >= 100
         for room in (40, 200, 1000, 2900):
-            numbers = Sieve().passage_numbers(scores, breaks, room)
-            kept = np.zeros(3000, dtype=bool)
-            for start, stop in Sieve().ranked(scores, numbers, is_free, room).fill(room):
-                kept[start:stop] = True
+            limit = Sieve().passage_limit(room)
+            numbers = Sieve().passage_numbers(scores, breaks, limit)
+            ranges = KeptRanges([(0, 100)])
+            Sieve().ranked(scores, numbers, is_free, limit).fill(ranges, 100 + room)
+            kept = ranges.is_kept(3000)
+            assert kept.sum() == ranges.size
             kept &= is_free
-            assert room - Sieve().passage_limit(room) < kept.sum() <= room
+            assert room - limit < kept.sum() <= room
             of_passage = numbers.numpy()
             for number in set(of_passage[kept].tolist()):
                 assert kept[(of_passage == number) & is_free].all()
@@ -153,9 +157,12 @@ def test_text_without_breaks_is_cut_where_ranks_are_equal(room: int) -> None:
         scores = torch.zeros(3000)
         if spot is not None:
             scores[spot] = 1
-        numbers = Sieve().passage_numbers(scores, TextBreaks(), room)
-        passages = Sieve().ranked(scores, numbers, np.ones(3000, dtype=bool), room)
-        kept = {p for start, stop in passages.fill(room) for p in range(start, stop)}
+        limit = Sieve().passage_limit(room)
+        numbers = Sieve().passage_numbers(scores, TextBreaks(), limit)
+        passages = Sieve().ranked(scores, numbers, np.ones(3000, dtype=bool), limit)
+        ranges = KeptRanges()
+        passages.fill(ranges, room)
+        kept = {p for start, stop in ranges.ranges for p in range(start, stop)}
         assert room - Sieve().passage_limit(room) < len(kept) <= room
         if spot is not None:
             assert set(range(spot - 5, spot + 6)) <= kept
@@ -165,11 +172,19 @@ def test_what_stands_between_passages_is_counted() -> None:
     breaks = TextBreaks(paragraphs=tuple(range(0, 640, 40)))
     scores = torch.zeros(640)
     scores[20::80] = 1  # every other passage
-    numbers = Sieve().passage_numbers(scores, breaks, 256)
-    passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool), 256)
-    assert len(list(passages.fill(164))) == 4
-    assert len(list(passages.fill(164, num_between=1))) == 4  # with each one token, and none left
-    assert len(list(passages.fill(163, num_between=1))) == 3
+    limit = Sieve().passage_limit(256)
+    numbers = Sieve().passage_numbers(scores, breaks, limit)
+    passages = Sieve().ranked(scores, numbers, np.ones(640, dtype=bool), limit)
+
+    def num_kept(most: int, num_between: int) -> int:
+        kept = KeptRanges((), lambda last, first: num_between * (first > last + 1))
+        passages.fill(kept, most)
+        assert kept.size == 40 * len(kept.ranges) + num_between * (len(kept.ranges) - 1)
+        return len(kept.ranges)
+
+    assert num_kept(163, 0) == 4
+    assert num_kept(163, 1) == 4  # three gaps of one token, and none left
+    assert num_kept(162, 1) == 3
 
 
 def test_coverage_is_the_share_of_the_first_sixteenth() -> None:
@@ -182,3 +197,38 @@ def test_coverage_is_the_share_of_the_first_sixteenth() -> None:
         order = order[(order < 100) | (order >= 300)]
         best = scores[order[: round(2800 / 16)]].sum() / scores[order].sum()
         assert Sieve().coverage(scores, outside) == pytest.approx(float(best), abs=1e-4)
+
+
+def three_passages(attention: tuple[float, ...] = (0.2, 0.9, 0.5, 0.1)) -> RankedPassages:
+    """Of 10 tokens each, by attention; the first is protected."""
+    is_free = np.arange(40) >= 10
+    starts = np.arange(0, 40, 10)
+    return RankedPassages.of(starts, np.array(attention), is_free, ())
+
+
+def test_the_best_passages_are_in_their_order_and_can_be_chosen() -> None:
+    passages = three_passages()
+    assert passages.best(2) == ((10, 20), (20, 30))
+    assert passages.best(8) == ((10, 20), (20, 30), (30, 40))
+
+
+@pytest.mark.parametrize(
+    ("likelihoods", "order"),
+    [
+        ((0.9, 0.5, 0.1), [1, 2, 3]),
+        ((0.1, 0.9, 0.5), [2, 1, 3]),  # the first one is the least likely
+        ((0.5, 0.1, 0.9), [1, 3, 2]),
+        ((0.5, 0.9, 0.1), [1, 2, 3]),  # of equal places the first order's
+        ((0.5, 0.5, 0.5), [1, 2, 3]),
+        ((5e-324, 1e-300, 1e-300), [2, 1, 3]),  # hardly likely is an opinion, too
+        ((0.1, 0.9), [1, 2, 3]),  # what was not looked at stays where it is
+    ],
+)
+def test_a_second_look_counts_as_much_as_the_first(
+    likelihoods: tuple[float, ...], order: list[int]
+) -> None:
+    first = three_passages()
+    again = first.looked_at(likelihoods)
+    assert again.order.tolist() == order
+    assert first.order.tolist() == [1, 2, 3]
+    assert again.starts is first.starts

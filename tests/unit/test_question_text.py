@@ -87,6 +87,20 @@ def assert_sound(prompt: Prompt) -> None:
         (f"{CODE}\n\n{DOCUMENT}\n\n{CODE}\n\n{ASKED}", [ASKED]),
         (f"{ASKED}\n\nFile a:\n{CODE * 9}\n\nFile b:\n\n{CODE}", [ASKED]),
         (f"{ASKED}\n{CODE * 9}", [ASKED]),
+        (f"{DOCUMENT}\n\n请说出青竹山天文台创办人的名字。", ["请说出青竹山天文台创办人的名字。"]),
+        (f"{DOCUMENT}\n\n小提琴在哪里？\n\n谢谢！", ["小提琴在哪里？", "谢谢！"]),
+        (f"{DOCUMENT}\n\n{ASKED}\n\n{DOCUMENT}", [ASKED]),
+        (f"{DOCUMENT}\r\n\r\n{ASKED} \r\n\r\n{DOCUMENT}", [ASKED]),
+        (f"{DOCUMENT}\n\n小提琴在哪里？\n\n{DOCUMENT}", ["小提琴在哪里？"]),
+        # of several one cannot tell, and a document may quote one
+        (
+            f"{DOCUMENT}\n\n{ASKED}\n\n{DOCUMENT}\n\n{ASKED}\n\n{DOCUMENT}",
+            [PARAGRAPH.format(28), PARAGRAPH.format(29)],
+        ),
+        (
+            f"{DOCUMENT}\n\n{ONE_LINE} {ASKED}\n\n{DOCUMENT}",
+            [PARAGRAPH.format(28), PARAGRAPH.format(29)],
+        ),
         (DOCUMENT, [PARAGRAPH.format(28), PARAGRAPH.format(29)]),
     ],
 )

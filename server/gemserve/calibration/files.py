@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from gemserve.errors import ConfigError
-from gemserve.types import MIN_WINDOW
+from gemserve.types import MAX_KEEP, MIN_KEEP, MIN_WINDOW
 
 FILE = "calibration.json"
 _SHIPPED = Path(__file__).parent / "shipped"
@@ -27,7 +27,9 @@ class Calibration:
     `coverage_bound`: below it a choice is not trusted. `source`: where it comes from, in words.
     `is_measured`: it was found by probing these weights, not taken from a table or guessed.
     `window`: the most tokens of a window in which documents are read; None: prompts are read as one
-    sequence. `window_bound`: the bound of coverage for them.
+    sequence. `window_bound`: the bound of coverage for them. `auto_keep`: with `keep` "auto" no
+    more tokens are kept of documents, because the model answers best from so many; None: not
+    measured. `second_look`: the best passages are read again then, and ranked anew.
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
@@ -42,6 +44,8 @@ class Calibration:
     is_measured: bool = False
     window: int | None = None
     window_bound: float = USUAL_WINDOW_BOUND
+    auto_keep: int | None = None
+    second_look: bool = False
 
     def describe(self) -> str:
         """One line: the filter layer's origin, the heads, and the bound."""
@@ -50,10 +54,14 @@ class Calibration:
                 f"filter layer {self.layer} is not calibrated ({self.source}): all its heads look"
             )
         heads = ", ".join(f"{layer}.{head}" for layer, head in self.heads)
-        return (
+        text = (
             f"filter layer {self.layer} is calibrated by {self.source}: heads {heads} look (layer."
             f"head), and a coverage below {self.coverage_bound:.2f} is not trusted"
         )
+        if self.auto_keep is not None:
+            twice = ", and the best passages are read twice" if self.second_look else ""
+            text += f"; keep auto keeps at most {self.auto_keep:,} tokens of documents{twice}"
+        return text
 
 
 def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibration:
@@ -80,6 +88,8 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
         ends_with = content.get("ends_with", True)
         window = content.get("window", None if heads is None else Calibration.USUAL_WINDOW)
         window_bound = content.get("window_bound", Calibration.USUAL_WINDOW_BOUND)
+        auto_keep = content.get("auto_keep")
+        second_look = content.get("second_look", False)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     if isinstance(layer, bool) or not isinstance(layer, int):
@@ -95,8 +105,14 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
     is_size = isinstance(window, int) and not isinstance(window, bool) and window >= MIN_WINDOW
     if window is not None and not is_size:
         raise ConfigError(f"{path}: window={window!r} must be null or at least {MIN_WINDOW}")
-    if not isinstance(ends_with, bool):
-        raise ConfigError(f"{path}: ends_with={ends_with!r} must be true or false")
+    is_count = isinstance(auto_keep, int) and not isinstance(auto_keep, bool)
+    if auto_keep is not None and not (is_count and MIN_KEEP <= auto_keep <= MAX_KEEP):
+        raise ConfigError(
+            f"{path}: auto_keep={auto_keep!r} must be null or from {MIN_KEEP} to {MAX_KEEP}"
+        )
+    for name, value in (("ends_with", ends_with), ("second_look", second_look)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{path}: {name}={value!r} must be true or false")
     return Calibration(
         layer=layer,
         heads=None if heads is None else _heads(heads, path, layer, num_heads),
@@ -106,6 +122,8 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
         is_measured=heads is not None,
         window=window,
         window_bound=float(window_bound),
+        auto_keep=auto_keep,
+        second_look=second_look,
     )
 
 

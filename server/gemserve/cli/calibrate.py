@@ -37,6 +37,11 @@ def add_command(commands: Any) -> None:
         default="2",
         help="probes of each kind that confirm the best layers by answers (default: %(default)s)",
     )
+    parser.add_argument(
+        "--answers",
+        default="40",
+        help="probes that are answered to find how much `keep: auto` keeps (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
         "--out", type=Path, help="a folder that also gets the figures and a picture"
@@ -56,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         lengths=tuple(read_lengths(arguments.lengths)),
         samples=read_value("samples", arguments.samples, number(1)),
         confirms=read_value("confirm", arguments.confirm, number(0)),
+        answers=read_value("answers", arguments.answers, number(0)),
         seed=arguments.seed,
     )
     if arguments.out is not None:
@@ -103,6 +109,10 @@ def _print_outcome(outcome: Any) -> None:
         size = "one pass" if row.window is None else f"windows of {row.window:,} tokens"
         mark = "  ← chosen" if place == 0 else ""
         print(f"{size}: recall {row.recall:.2f}, work {row.work:.3f}{mark}")
+    for place, result in enumerate(outcome.keeps):
+        look = ", read twice" if result.second_look else ""
+        mark = "  ← chosen for keep: auto" if place == 0 else ""
+        print(f"{result.keep:,} tokens kept{look}: answers {result.score:.2f}{mark}")
     print(
         f"coverage below {trust.bound:.2f} is not trusted: {trust.found:.0%} of what was found, "
         f"{trust.absent:.0%} of questions without an answer, {trust.diffuse:.0%} of questions "

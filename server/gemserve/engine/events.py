@@ -99,7 +99,13 @@ class EventMaker:
             is_whole = len(kept.positions) == job.sequence.num_prompt
             job.reason = "diffuse_attention" if is_whole else "widened"
         filtered = _filtered(
-            job, kept.positions, now_s, kept.coverage, kept.scores, num_added=len(kept.added)
+            job,
+            kept.positions,
+            now_s,
+            kept.coverage,
+            kept.scores,
+            num_added=len(kept.added),
+            looked_at=kept.looked_at,
         )
         if job.request.selects_only:
             return [replace(filtered, ids=kept.ids), self.finished(job, "stop", 0)]
@@ -163,6 +169,7 @@ def _filtered(
     coverage: float | None = None,
     scores: FilterScores | None = None,
     num_added: int = 0,
+    looked_at: int = 0,
 ) -> Filtered:
     """The filter's report.
 
@@ -193,6 +200,7 @@ def _filtered(
         window=None if windows is None else windows.plan.size,
         windows=None if windows is None else len(windows.plan.windows),
         cached_windows=None if windows is None else windows.num_cached,
+        looked_at=looked_at,
         scores=scores,
     )
     return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)

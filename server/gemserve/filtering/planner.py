@@ -13,9 +13,10 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, find_window
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
-from gemserve.filter_plan import Budget, FilterPlan, FilterReason, WindowPlan
+from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, WindowPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
+from gemserve.filtering.second_look import look_flops
 from gemserve.filtering.window_cuts import cut_windows, document_ranges
 from gemserve.types import (
     AUTO_MIN_KEEP,
@@ -31,6 +32,7 @@ from gemserve.types import (
     ProtectedRange,
     Request,
     WindowSize,
+    kept_count,
     parse_heads,
 )
 
@@ -97,6 +99,12 @@ class FilterPlanner:
                 f"filter.lexical={options.lexical}: only {owners} it, not {name}",
                 param="filter.lexical",
             )
+        if options.second_look is not None and not method.looks_twice:
+            owners = self._methods_with(lambda other: other.looks_twice)
+            raise RequestError(
+                f"filter.second_look={options.second_look}: only {owners} it, not {name}",
+                param="filter.second_look",
+            )
         if options.protect != NO_PROTECT and not method.protects:
             owners = self._methods_with(lambda other: other.protects)
             raise RequestError(
@@ -124,6 +132,7 @@ class FilterPlanner:
             heads=heads,
             window=options.window or self.window,
             lexical=options.lexical or ("auto" if method.has_words else "off"),
+            second_look=options.second_look or "auto",
             may_read_whole=self.reads_cached_whole and leaves_it_open(options),
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
@@ -148,6 +157,14 @@ class FilterPlanner:
         """
         return max(SHORT_TURN, self.min_tokens)
 
+    def most_kept(self, keep: Keep, num_tokens: int) -> int:
+        """Number of tokens that `keep` means for documents of `num_tokens`. With "auto", the most.
+
+        That is no more than the model answers best from.
+        """
+        count, best = kept_count(keep, num_tokens), self.calibration.auto_keep
+        return min(count, best) if keep == "auto" and best is not None else count
+
     def generated_from(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
         """Number of tokens of a prompt of `num_tokens` that the answer is generated from.
 
@@ -157,7 +174,7 @@ class FilterPlanner:
             return num_tokens
         if self._why_whole(params, num_tokens, num_protected):
             return num_tokens
-        return _kept_count(params, num_tokens, num_protected)
+        return self._kept_count(params, num_tokens, num_protected)
 
     def check_layer_sees(self, params: FilterParams, num_tokens: int) -> None:
         """Raise `RequestError` if the filter layer cannot see the start of this prompt.
@@ -254,6 +271,7 @@ class FilterPlanner:
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
         )
+        plan = plan.having(look=self._look(plan, request))
         windows = self._windows(request)
         if windows is not None:
             num_asked = len(windows.asked)
@@ -340,7 +358,7 @@ class FilterPlanner:
         """Why a prompt of `num_tokens` is not filtered, or None."""
         if METHODS[params.method].keeps_everything:
             return "disabled"
-        kept = _kept_count(params, num_tokens, num_protected)
+        kept = self._kept_count(params, num_tokens, num_protected)
         of_all = params.kept_count(num_tokens)  # if nothing were protected
         if num_tokens <= max(self.min_tokens, of_all):
             return "short_prompt"
@@ -349,29 +367,61 @@ class FilterPlanner:
             return None
         return "mostly_protected"
 
-    def _costs_more(self, params: FilterParams, num_tokens: int, kept: int) -> bool:
-        """Are a filter pass, and reading the `kept` tokens, no less work than reading all?"""
+    def _costs_more(
+        self, params: FilterParams, num_tokens: int, kept: int, beside: float = 0.0
+    ) -> bool:
+        """Are a filter pass, and reading the `kept` tokens, no less work than reading all?
+
+        `beside`: FLOPs of what else is done.
+        """
         if not METHODS[params.method].has_layer:
             return False
         shape, layer = self.shape, self._layer_of(params)
         size = self._window_size(params) or num_tokens
         whole, rest = divmod(num_tokens, size)
         reading = whole * shape.filter_chunk(0, size, layer) + shape.filter_chunk(0, rest, layer)
-        filtered = reading + shape.prefill_chunk(0, kept)
+        filtered = reading + shape.prefill_chunk(0, kept) + beside
         return filtered >= shape.prefill_chunk(0, num_tokens)
 
     def _budget(self, request: Request, num_protected: int) -> Budget:
         """How much a filter may keep, and how much if attention is diffuse or the filter fails."""
         params, num_tokens = request.filter, len(request.prompt_ids)
         protected = num_protected if METHODS[params.method].protects else 0
-        keep = _kept_count(params, num_tokens, num_protected)
-        low = protected + AUTO_MIN_KEEP if params.keep == "auto" else keep
+        keep = self._kept_count(params, num_tokens, num_protected)
+        low = keep
+        if params.keep == "auto":
+            most = self.calibration.auto_keep
+            low = protected + (AUTO_MIN_KEEP if most is None else min(AUTO_MIN_KEEP, most // 2))
         budget = Budget(low=low, high=keep, limit=keep, protected=protected)
         if not params.fallback and not self.fails_open:
             return budget
         used = request.sampling.max_tokens + request.adapter_positions
         limit = min(num_tokens, self.longest_sequence - used)
         return replace(budget, limit=max(keep, limit))
+
+    def _kept_count(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
+        """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""
+        protected = num_protected if METHODS[params.method].protects else 0
+        return protected + self.most_kept(params.keep, num_tokens - protected)
+
+    def _look(self, plan: FilterPlan, request: Request) -> LookPlan | None:
+        """What a second look reads around a passage; None: there is none.
+
+        It must not make the filter slower than reading the prompt whole.
+        """
+        params, num_tokens = request.filter, len(request.prompt_ids)
+        frame, calibration = request.question_frame, self.calibration
+        is_wanted = params.keep == "auto" and params.second_look == "auto"
+        if not (is_wanted and calibration.second_look and METHODS[params.method].looks_twice):
+            return None
+        asked = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
+        asked = asked[: len(asked) - request.num_called]
+        if not asked or not frame.after:
+            return None
+        look = LookPlan(before=frame.before, after=frame.after, asked=tuple(asked))
+        if self._costs_more(params, num_tokens, plan.num_kept, look_flops(look, self.shape)):
+            return None
+        return look
 
     def _layer_of(self, params: FilterParams) -> int:
         return self.calibration.layer if params.layer is None else params.layer
@@ -479,9 +529,3 @@ def _num_asked(request: Request) -> int:
     if not request.num_called:
         return 0
     return sum(stop - start for start, stop in request.question) - request.num_called
-
-
-def _kept_count(params: FilterParams, num_tokens: int, num_protected: int) -> int:
-    """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""
-    protected = num_protected if METHODS[params.method].protects else 0
-    return protected + params.kept_count(num_tokens - protected)

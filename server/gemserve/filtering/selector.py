@@ -10,18 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from gemserve.cost import ModelShape
 from gemserve.filter_plan import Budget
+from gemserve.filtering.joined_text import Gaps
+from gemserve.filtering.protected_budget import always_read
 from gemserve.filtering.window_scores import WindowSummary
 from gemserve.scores import HeadScores, SelectionInputs
 from gemserve.types import (
     MAX_QUESTION_TOKENS,
     NO_BREAKS,
+    NO_SEPARATORS,
     FilterParams,
     Heads,
     ProtectedRange,
+    Separators,
     TextBreaks,
     TokenArray,
 )
@@ -68,7 +73,9 @@ class PromptEvidence:
     """What a choice needs to know of a prompt of `num_tokens` tokens besides its scores.
 
     `coverage_bound`: see `Choice`. `protected` and `breaks` are the request's, and so are `words`,
-    if passages rank by them. `num_between`: tokens that may be added between two passages.
+    if passages rank by them. `separators`: what may be added between two passages. `looks_twice`:
+    the best passages are read again. `likelihoods`: once they were, how likely the question is
+    behind each that the choice wanted to look at.
     """
 
     num_tokens: int
@@ -76,7 +83,16 @@ class PromptEvidence:
     breaks: TextBreaks = NO_BREAKS
     coverage_bound: float = 0.0
     words: tuple[TokenArray, ...] = ()
-    num_between: int = 0
+    separators: Separators = NO_SEPARATORS
+    looks_twice: bool = False
+    likelihoods: tuple[float, ...] = ()
+
+    @property
+    def gaps(self) -> Gaps:
+        """What stands between two kept tokens."""
+        is_document = np.ones(self.num_tokens, dtype=np.bool_)
+        is_document[always_read(self.protected, self.num_tokens)] = False
+        return Gaps(self.breaks, is_document, self.separators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +145,15 @@ class Choice:
 
     `coverage`: the share, 0 to 1, of the question's attention to the document that its best
     sixteenth gets; None if the method does not measure it. `is_diffuse`: coverage was below the
-    bound, so more was kept. `scores`: [tokens], float32, what the method chose by.
+    bound, so more was kept. `scores`: [tokens], float32, what the method chose by. `look_at`: the
+    half-open ranges of passages that must be read again first; nothing is chosen yet.
     """
 
     positions: torch.Tensor
     coverage: float | None = None
     is_diffuse: bool = False
     scores: torch.Tensor | None = None
+    look_at: tuple[TokenRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

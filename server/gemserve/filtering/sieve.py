@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.filter_plan import Budget
+from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import ReservedPositions, reserve
 from gemserve.filtering.score_report import strengths
+from gemserve.filtering.second_look import LOOKED_AT
 from gemserve.filtering.selector import (
     Choice,
     Evidence,
@@ -138,8 +140,9 @@ class Sieve(Selector):
         scores[firm] = 0
         is_free = np.ones(num_tokens, dtype=np.bool_)
         is_free[reserved.positions] = False
-        between, room = evidence.num_between, _room(reserved, evidence, budget)
-        numbers = self.passage_numbers(scores, evidence.breaks, room - between)
+        room = _room(reserved, evidence, budget)
+        limit = self.passage_limit(room, whole=params.keep == "auto")
+        numbers = self.passage_numbers(scores, evidence.breaks, limit)
         # a choice without room has found nothing
         coverage = 0.0
         if within and isinstance(evidence, WindowEvidence):
@@ -157,17 +160,21 @@ class Sieve(Selector):
         if is_diffuse and budget.limit == num_tokens:
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
-        passages = self.ranked(scores, numbers, is_free, room - between, evidence.words)
+        passages = self.ranked(scores, numbers, is_free, limit, evidence.words)
+        if evidence.likelihoods:
+            passages = passages.looked_at(evidence.likelihoods)
+        elif evidence.looks_twice and not is_diffuse and len(passages.order) > 1:
+            nothing = torch.zeros(0, dtype=torch.int64, device=scores.device)
+            return Choice(positions=nothing, scores=raw, look_at=passages.best(LOOKED_AT))
         enough = None
-        if is_diffuse:
-            room += budget.limit - budget.high
-        elif within and budget.low < budget.high:
-            least = budget.least_chosen - len(reserved.rest)
-            enough = max(passages.count_focused(self.focus), least)
-        is_kept = ~is_free
-        for start, stop in passages.fill(room, between, enough):
-            is_kept[start:stop] = True
-        positions = torch.from_numpy(np.flatnonzero(is_kept)).to(scores.device)
+        if not is_diffuse and within and budget.low < budget.high:
+            enough = budget.least_chosen - len(reserved.rest)
+            if not evidence.likelihoods:
+                enough = max(passages.count_focused(self.focus), enough)
+        kept = KeptRanges(as_ranges(sorted(reserved.positions)), evidence.gaps.num_between)
+        most = budget.limit if is_diffuse else budget.high
+        passages.fill(kept, most, evidence.breaks, enough)
+        positions = torch.from_numpy(np.flatnonzero(kept.is_kept(num_tokens))).to(scores.device)
         return Choice(positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw)
 
     def details(
@@ -181,15 +188,14 @@ class Sieve(Selector):
             heads, high = self._head_scores(evidence)
         is_exact = wanted in ("exact", "heads")
         return ScoreDetails(
-            passages=self._passages(scores, evidence, budget),
+            passages=self._passages(scores, evidence, budget, params),
             inputs=_inputs(evidence, budget, params) if is_exact else None,
             heads=heads,
             heads_high=high,
         )
 
-    def passage_numbers(self, scores: torch.Tensor, breaks: TextBreaks, room: int) -> torch.Tensor:
-        """See `number_passages`; `room`: tokens to be chosen."""
-        limit = self.passage_limit(room)
+    def passage_numbers(self, scores: torch.Tensor, breaks: TextBreaks, limit: int) -> torch.Tensor:
+        """See `number_passages`."""
         return torch.from_numpy(number_passages(len(scores), breaks, limit)).to(scores.device)
 
     def ranked(
@@ -197,14 +203,14 @@ class Sieve(Selector):
         scores: torch.Tensor,
         numbers: torch.Tensor,
         is_free: npt.NDArray[np.bool_],
-        room: int,
+        limit: int,
         words: Sequence[TokenArray] = (),
     ) -> RankedPassages:
-        """The passages by `scores` and `words`. `numbers`: see `passage_numbers`, as for `room`.
+        """The passages, of at most `limit` tokens, by `scores` and `words`.
 
-        `is_free`: which tokens may be chosen. It, `scores` and `numbers` are [tokens].
+        `numbers`: see `passage_numbers`. `is_free`: which tokens may be chosen. It, `scores` and
+        `numbers` are [tokens].
         """
-        limit = self.passage_limit(room)
         near = self._best_near(scores, limit)
         ranks = torch.where(numbers > 0, rank_passages(scores, numbers), near).cpu().numpy()
         # where the text has no breaks, tokens with the same best neighbour
@@ -218,9 +224,13 @@ class Sieve(Selector):
         starts = np.flatnonzero(before % limit == 0)
         return RankedPassages.of(starts, ranks[starts].astype(np.float64), is_free, words)
 
-    def passage_limit(self, room: int) -> int:
-        """The most tokens of a passage, if `room` tokens are to be chosen."""
-        return max(1, round(min(max(self.passage_share * room, self.shortest), self.longest, room)))
+    def passage_limit(self, room: int, *, whole: bool = False) -> int:
+        """The most tokens of a passage, if `room` tokens are to be chosen.
+
+        `whole`: they may be a single passage.
+        """
+        share = room if whole else max(self.passage_share * room, self.shortest)
+        return max(1, round(min(share, self.longest, room)))
 
     def coverage(self, scores: torch.Tensor, outside: torch.Tensor | None = None) -> float:
         """The share of a document's scores that its best sixteenth has, 0 to 1.
@@ -267,14 +277,15 @@ class Sieve(Selector):
         return torch.where(numbers > 0, rank_passages(scores, numbers), self._best_near(scores))
 
     def _passages(
-        self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget
+        self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget, params: FilterParams
     ) -> tuple[tuple[int, int, int], ...]:
         """The passages of this budget with their strengths: see `FilterScores`."""
         num_tokens = evidence.num_tokens
         reserved = reserve(evidence.protected, num_tokens, budget.least_chosen)
         scores = scores.clone()
         scores[_as_index(reserved.firm, scores.device)] = 0
-        limit = self.passage_limit(_room(reserved, evidence, budget) - evidence.num_between)
+        room = _room(reserved, evidence, budget)
+        limit = self.passage_limit(room, whole=params.keep == "auto")
         numbers = number_passages(num_tokens, evidence.breaks, limit)
         ranks = rank_passages(scores, torch.from_numpy(numbers).to(scores.device)).cpu().numpy()
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -322,11 +333,12 @@ class Sieve(Selector):
 
 
 def _room(reserved: ReservedPositions, evidence: PromptEvidence, budget: Budget) -> int:
-    """How many tokens passages may have, with those between them.
+    """How many tokens passages have, if all separators are needed that there might be.
 
-    Beside each protected place a separator may stand.
+    One may stand beside each protected place, and one beside a passage.
     """
-    beside = evidence.num_between * len(as_ranges(sorted(reserved.rest)))
+    num_between = len(evidence.separators.blank_line)
+    beside = num_between * (1 + len(as_ranges(sorted(reserved.rest))))
     return budget.high - len(reserved.positions) - beside
 
 
@@ -362,19 +374,25 @@ def _without(taken: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> SelectionInputs:
-    breaks = evidence.breaks
+    breaks, separators = evidence.breaks, evidence.separators
     return SelectionInputs(
         protected=tuple((p.start, p.stop, int(p.priority)) for p in evidence.protected),
         paragraphs=_positions(breaks.paragraphs),
         sentences=_positions(breaks.sentences),
         lines=_positions(breaks.lines),
+        with_line_end=_positions(breaks.with_line_end),
+        enclosed=_positions(breaks.enclosing.starts),
+        enclosing_starts=_positions(breaks.enclosing.line_starts),
+        enclosing_stops=_positions(breaks.enclosing.line_stops),
         words=tuple(map(_positions, evidence.words)),
-        between=evidence.num_between,
+        between=len(separators.blank_line),
+        line_end=len(separators.line_end),
+        likelihoods=evidence.likelihoods,
         coverage_bound=evidence.coverage_bound,
         fallback=params.fallback,
         limit=budget.limit,
     )
 
 
-def _positions(positions: Sequence[int] | TokenArray) -> str:
+def _positions(positions: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
     return b64encode(np.array(positions, dtype="<u4").tobytes()).decode()

@@ -7,13 +7,14 @@ logarithm. Reciprocal rank fusion: Cormack, Clarke and Büttcher, 2009.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.types import TokenArray
+from gemserve.filtering.kept_ranges import KeptRanges
+from gemserve.types import NO_BREAKS, TextBreaks, TokenArray
 
 _SATURATION = 1.5  # k1
 _BY_LENGTH = 0.75  # b
@@ -63,27 +64,46 @@ class RankedPassages:
         is_focused = self.attention >= focus * self.attention.max(initial=0)
         return int(self.num_free[is_focused].sum())
 
-    def fill(
-        self, room: int, num_between: int = 0, enough: int | None = None
-    ) -> Iterator[tuple[int, int]]:
-        """The best passages that fit into `room` tokens, in order.
+    def best(self, count: int) -> tuple[tuple[int, int], ...]:
+        """The first `count` passages in their order."""
+        first = self.order[:count]
+        return tuple(zip(self.starts[first].tolist(), self.stops[first].tolist(), strict=True))
 
-        Between two that are not neighbours `num_between` tokens may stand. The rest of the room
-        stays empty after `_SKIPPED` passages that did not fit. `enough`: so many tokens are.
+    def looked_at(self, likelihoods: Sequence[float]) -> RankedPassages:
+        """The same with the first passages in another order.
+
+        `likelihoods`: of the question behind each of these, above 0. Their places so far count as
+        much.
         """
-        taken: set[int] = set()
+        count = len(likelihoods)
+        places = fused(-np.arange(count, dtype=np.float64), np.array(likelihoods))
+        again = self.order[:count][np.argsort(-places, kind="stable")]
+        return replace(self, order=np.concatenate([again, self.order[count:]]))
+
+    def fill(
+        self,
+        kept: KeptRanges,
+        most: int,
+        breaks: TextBreaks = NO_BREAKS,
+        enough: int | None = None,
+    ) -> None:
+        """Add the best passages to what is kept, while it has `most` tokens at most.
+
+        Each has the indentation of its first line, not that of the line behind it, and comes with
+        the lines that enclose its beginning, if they fit, too. The rest of the room stays empty
+        after `_SKIPPED` passages that did not fit. `enough`: so many tokens are.
+        """
         skipped, chosen = 0, 0
         for index in self.order.tolist():
-            is_joined = index - 1 in taken or index + 1 in taken
-            needed = int(self.num_free[index]) + (0 if is_joined else num_between)
-            if needed <= room:
-                room -= needed
+            start, stop = int(self.starts[index]), int(self.stops[index])
+            start -= breaks.is_with_line_end(start - 1)
+            stop -= breaks.is_with_line_end(stop - 1)
+            if kept.add_within(most, [(start, max(start + 1, stop))]):
                 chosen += int(self.num_free[index])
-                taken.add(index)
-                yield int(self.starts[index]), int(self.stops[index])
+                kept.add_within(most, breaks.enclosing.around(start))
             else:
                 skipped += 1
-            if room <= 0 or skipped > _SKIPPED or (enough is not None and chosen >= enough):
+            if kept.size >= most or skipped > _SKIPPED or (enough is not None and chosen >= enough):
                 return
 
 

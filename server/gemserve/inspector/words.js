@@ -81,7 +81,12 @@ function coverageWords(report, bound) {
 /** What is said of the answer that was given, whatever else is shown. */
 export function answerWords(entry) {
   const { report, scores } = entry;
-  return [timeWords(entry), coverageWords(report, scores?.inputs?.coverage_bound), cacheWords(report)];
+  const coverage = coverageWords(report, scores?.inputs?.coverage_bound);
+  return [timeWords(entry), coverage, lookWords(report), cacheWords(report)];
+}
+
+function lookWords(report) {
+  return report.looked_at ? `${count(report.looked_at)} passages were read twice before any was kept.` : "";
 }
 
 function cacheWords(report) {

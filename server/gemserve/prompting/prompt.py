@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.chat_protection import check_marks, marked_ranges, protect_chat
@@ -19,6 +21,7 @@ from gemserve.prompting.protected import (
     with_question,
 )
 from gemserve.prompting.question import chat_question, ids_question, text_question
+from gemserve.prompting.question_frame import question_frame
 from gemserve.prompting.separators import separators
 from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.prompting.text_breaks import find_breaks, text_of_ids
@@ -28,6 +31,7 @@ from gemserve.prompting.word_places import find_word_places
 from gemserve.ranges import Ranges
 from gemserve.types import (
     NO_BREAKS,
+    NO_FRAME,
     NO_PROTECT,
     NO_SEPARATORS,
     SHORT_TURN,
@@ -35,6 +39,7 @@ from gemserve.types import (
     Priority,
     Protect,
     ProtectedRange,
+    QuestionFrame,
     Separators,
     TextBreaks,
     TokenArray,
@@ -64,6 +69,7 @@ class Prompt:
     anchor: tuple[int, ...] = ()
     words: tuple[TokenArray, ...] = ()
     separators: Separators = NO_SEPARATORS
+    question_frame: QuestionFrame = NO_FRAME
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -77,6 +83,7 @@ class Prompt:
             "anchor",
             "words",
             "separators",
+            "question_frame",
         )
         return {"prompt_ids": self.ids} | {name: getattr(self, name) for name in names}
 
@@ -97,6 +104,8 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
     question = ids_question(tokenizer, ids)
     ranges = plain_ranges(len(ids), has_bos)
     text, starts = text_of_ids(tokenizer, ids)
+    if has_bos and len(starts) > 1:  # it has no text in a plain prompt either
+        text, starts = text[starts[1] :], np.maximum(starts - starts[1], 0)
     breaks = find_breaks([(0, text)], starts)
     protected = with_question(tokenizer, ids, ranges, question, len(ids) - _ANSWER_TOKENS)
     return Prompt(
@@ -107,6 +116,7 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
         anchor=window_anchor(tokenizer),
         words=find_word_places(text, starts, question),
         separators=separators(tokenizer),
+        question_frame=question_frame(tokenizer),
     )
 
 
@@ -144,6 +154,7 @@ def text_prompt(tokenizer: Any, text: str, protect: Protect = NO_PROTECT) -> Pro
         anchor=window_anchor(tokenizer),
         words=find_word_places(text, starts, question),
         separators=separators(tokenizer),
+        question_frame=question_frame(tokenizer),
     )
 
 
@@ -195,6 +206,7 @@ def chat_prompt(
         window_anchor(tokenizer),
         find_word_places(text, starts, question),
         separators(tokenizer),
+        question_frame(tokenizer),
     )
 
 

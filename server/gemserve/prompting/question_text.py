@@ -12,10 +12,12 @@ ends, and these rules find it:
 3. At the end of a paragraph that is a document itself: its last question or request, else its
    last sentences, as many as are short together.
 4. In front: the first paragraph or its first line, after a greeting, if it is short and asks.
+5. Between two documents: the only short paragraph that ends in a question mark.
 
-The end is preferred unless only the front asks. A text that ends in a question mark surely asks. A
-text that begins with a question word or an imperative may be asking; so may a document. The rules
-know these words in English only, but question marks of other scripts as well.
+The end is preferred unless only the front asks, and both to what stands between documents. A text
+that ends in a question mark surely asks. A text that begins with a question word or an imperative
+may be asking; so may a document. The rules know these words in English only, but question marks of
+other scripts as well.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from gemserve.prompting.code_blocks import closed_blocks
 from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_words import (
     ANSWER_LABEL,
+    ASKING_PARAGRAPH,
     BLANK_LINE,
     COLON_AT_END,
     IMPERATIVE,
@@ -38,6 +41,7 @@ from gemserve.prompting.question_words import (
     MARK_AT_END,
     QUESTION_WORD,
     TAIL,
+    UNSPACED,
     WISH,
     Range,
     find_sentences,
@@ -48,6 +52,8 @@ from gemserve.types import MAX_QUESTION_TOKENS
 
 CountTokens = Callable[[int, int], int]  # of a range of characters
 
+_PIECE = 1 << 15  # characters; a pattern holds the interpreter lock until it finds something
+_LONGEST_BETWEEN = 1024  # characters of a question between two documents
 _END_CHARS = 4096  # the rules look at so many characters at either end of the text
 _MOST_PARAGRAPHS = 8
 _TAIL_CHARS = 80
@@ -86,6 +92,10 @@ def find_question(text: str, count_tokens: CountTokens, *, is_plain: bool = Fals
         return [whole] if labelled is None else labelled.ranges
     after = finder.at_end()
     front = None if after.asks is _Asks.SURELY else finder.in_front()
+    if not after.asks and (front is None or not front.asks):
+        between = finder.between_documents()
+        if between is not None:
+            return [between]
     if front is None:
         return after.ranges
     if front.asks is _Asks.NO:  # it only ends in a colon, as in "Read this:"
@@ -164,6 +174,23 @@ class _Finder:
             if not is_tiny(self.at(paragraph)):
                 break
         return None
+
+    def between_documents(self) -> Range | None:
+        """The only short paragraph that ends in a question mark."""
+        found: list[Range] = []
+        low, high = self.whole
+        for start in range(low, high, _PIECE):
+            for mark in ASKING_PARAGRAPH.finditer(self.text, start, min(high, start + 2 * _PIECE)):
+                if mark.start() >= start + _PIECE:
+                    break
+                before = max(low, mark.end() - _LONGEST_BETWEEN)
+                place = split(BLANK_LINE, self.text, before, mark.end())[-1]
+                if place[0] == before > low or is_tiny(self.at(place)) or not self.is_short(place):
+                    continue
+                found.append(place)
+                if len(found) > 1:
+                    return None
+        return found[0] if found else None
 
     def at(self, place: Range) -> str:
         return self.text[place[0] : place[1]]
@@ -253,11 +280,13 @@ def asks_of(text: str) -> _Asks:
 def is_tiny(text: str) -> bool:
     """Is the text only a word or two, such as "Answer:", and neither question nor request?"""
     text = text.strip()
-    words = len(text.split())
+    # where words are not separated a character says about as much as half a word
+    unspaced = sum(len(run) for run in UNSPACED.findall(text))
+    words, size = len(text.split()) + unspaced // 2, len(text) + 2 * unspaced
     is_request = IMPERATIVE.match(text) and words > 1 and not COLON_AT_END.search(text)
     if MARK_AT_END.search(text) or is_request:
         return False
-    return len(text) < _TINY_CHARS or (words <= _TINY_WORDS and len(text) < _TINY_WORDS_CHARS)
+    return size < _TINY_CHARS or (words <= _TINY_WORDS and size < _TINY_WORDS_CHARS)
 
 
 def _without_tail(text: str, whole: Range) -> Range:

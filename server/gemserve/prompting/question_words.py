@@ -10,9 +10,18 @@ _ANY_LINE_END = r"(?>\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])"
 LINE_END = re.compile(_ANY_LINE_END)
 BLANK_LINE = re.compile(rf"{_ANY_LINE_END}[^\S\r\n]*{_ANY_LINE_END}")
 
+# Chinese characters, kana, Thai, Lao, Burmese and Khmer
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f]+"
+)
+
 _CLOSING = r"[\"'”’»)\]*_]*"
 MARK = re.compile(rf"\?{_CLOSING}(?=\s|$)|[？؟⁇]")
 MARK_AT_END = re.compile(rf"[?？؟⁇][!.]*{_CLOSING}$")
+ASKING_PARAGRAPH = re.compile(
+    rf"[?？؟⁇][!.]*{_CLOSING}(?=[^\S\r\n]*{_ANY_LINE_END}[^\S\r\n]*{_ANY_LINE_END})"
+)
 COLON_AT_END = re.compile(r"[:：][*]*$")
 
 _WORDS_BEFORE = r"\W*(?:(?:and|so|now|then|also|next|finally|first|but|ok|okay|well)\b\W*)*"

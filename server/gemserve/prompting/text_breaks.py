@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gemserve.prompting.enclosing_lines import find_enclosing
 from gemserve.prompting.encoding import IntArray
+from gemserve.prompting.text_lines import Bools, Lines, find_lines
 from gemserve.types import TextBreaks
 
 # What a line announces with a colon, such as a list, stays with it.
@@ -31,10 +33,15 @@ def find_breaks(texts: Sequence[tuple[int, str]], starts: IntArray | Sequence[in
     """
     starts = np.asarray(starts, dtype=np.int64)
     edges = [c for at, text in texts for c in (at, at + len(text))]
+    lines = find_lines(texts)
+    is_joint = _with_line_end(starts, lines)
+    at, behind = (_with_indentation(starts, is_joint, c) for c in (lines.starts, lines.stops))
     return TextBreaks(
         paragraphs=_tokens(starts, np.append(_ends(_PARAGRAPH, texts), edges).astype(np.int64)),
         sentences=_tokens(starts, _ends(_SENTENCE, texts)),
         lines=_tokens(starts, _line_ends(texts)),
+        with_line_end=np.flatnonzero(is_joint).astype(np.uint32),
+        enclosing=find_enclosing(lines, at, behind),
     )
 
 
@@ -68,6 +75,37 @@ def _tokens(starts: IntArray, characters: IntArray) -> tuple[int, ...]:
     found = np.sort(starts.searchsorted(characters))  # `unique` takes seconds for a million
     is_new = np.diff(found, prepend=-1) > 0
     return tuple(found[is_new & (found < len(starts))].tolist())
+
+
+def _with_line_end(starts: IntArray, lines: Lines) -> Bools:
+    """Which tokens are a line's indentation, or its beginning, and the line end before: [tokens].
+
+    They are nothing but blanks, though maybe of several lines.
+    """
+    is_joint = np.zeros(len(starts), dtype=np.bool_)
+    if len(starts) == 0:
+        return is_joint
+    # a text's first line has no other in front of it
+    is_inner = np.diff(lines.texts, prepend=-1) == 0
+    number = np.flatnonzero(is_inner & ~lines.is_blank & (lines.firsts > lines.starts))
+    at = starts.searchsorted(lines.starts[number])
+    stops = starts[np.minimum(at, len(starts) - 1)]
+    is_within = (stops > lines.starts[number]) & (stops <= lines.firsts[number]) & (at > 0)
+    is_within &= starts[at - 1] >= lines.lasts[number - 1]
+    is_joint[at[is_within] - 1] = True
+    return is_joint
+
+
+def _with_indentation(starts: IntArray, is_joint: Bools, characters: IntArray) -> IntArray:
+    """The first tokens that begin at these characters or behind them: [characters].
+
+    Where a character is within a token of `_with_line_end`, it is this token.
+    """
+    found = starts.searchsorted(characters)
+    if is_joint.any():
+        begins = starts[np.minimum(found, len(starts) - 1)]
+        found -= (found > 0) & (begins > characters) & is_joint[found - 1]
+    return found
 
 
 def _ends(pattern: re.Pattern[str], texts: Sequence[tuple[int, str]]) -> IntArray:

@@ -14,15 +14,11 @@ from itertools import pairwise
 import numpy as np
 
 from gemserve.prompting.encoding import IntArray
+from gemserve.prompting.question_words import UNSPACED
 from gemserve.ranges import Ranges
 from gemserve.types import TokenArray
 
 _WORD = re.compile(r"[^\W_]+")
-# Chinese characters, kana, Thai, Lao, Burmese and Khmer
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f]+"
-)
 _PIECE = 1 << 15  # characters; a pattern holds the interpreter lock until it finds something
 
 
@@ -53,11 +49,11 @@ def _terms(asked: list[str]) -> tuple[list[str], list[str]]:
     words: dict[str, None] = {}
     pairs: dict[str, None] = {}
     for text in asked:
-        for unspaced in _UNSPACED.finditer(text):
+        for unspaced in UNSPACED.finditer(text):
             run = unspaced[0]
             found = [run] if len(run) == 1 else map("".join, pairwise(run))
             pairs |= dict.fromkeys(found)
-        for word in _WORD.finditer(_UNSPACED.sub(" ", text)):
+        for word in _WORD.finditer(UNSPACED.sub(" ", text)):
             words[word[0].casefold()] = None
     return list(words), list(pairs)
 

@@ -38,6 +38,7 @@ from gemserve.types import (
     Keep,
     Lexical,
     Protect,
+    SecondLook,
     WindowSize,
     parse_heads,
     parse_keep,
@@ -103,6 +104,7 @@ class FilterBody(Body):
     heads: Annotated[Any, WithJsonSchema(field_schemas.HEADS)] = None
     window: Annotated[Any, WithJsonSchema(field_schemas.WINDOW)] = None
     lexical: Lexical | None = None
+    second_look: SecondLook | None = None
     pooling: Literal["mean", "max"] | None = None
     protect: ProtectBody | None = None
     return_selection: bool = False

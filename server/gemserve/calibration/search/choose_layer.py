@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from gemserve.calibration.files import Calibration
+from gemserve.calibration.search import choose_keep
 from gemserve.calibration.search.choose_window import PROBE_TOKENS, SIZES, choose_window
 from gemserve.calibration.search.coverage_bound import judge_coverage
 from gemserve.calibration.search.head_search import (
@@ -29,6 +31,7 @@ from gemserve.calibration.search.observe import observe
 from gemserve.calibration.search.probes import PROBE_KINDS, Probe, draw_probes
 from gemserve.calibration.search.result import (
     CalibrationResult,
+    KeepResult,
     LayerResult,
     WindowResult,
     rounded_mean,
@@ -37,8 +40,10 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.evaluation.answers import answer_all
 from gemserve.evaluation.metrics import score_answer
+from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
+from gemserve.ranges import as_ranges
 
 # A layer whose recall is this close to the best, or differs by one probe, counts as equally good;
 # of those the earliest is the fastest.
@@ -56,16 +61,18 @@ class Effort:
     """How much a calibration reads: lengths of its probes, and how many of each kind.
 
     `confirms`: probes of each kind that confirm the best layers by answers. With 0 the layers are
-    confirmed by recall alone.
+    confirmed by recall alone. `answers`: about how many probes are answered from budgets of each
+    size; with 0 that is not measured.
     """
 
     lengths: tuple[int, ...] = (1024, 2048)
     samples: int = 3
     confirms: int = 2
+    answers: int = 40
     seed: int = 0
 
 
-SHORT = Effort(lengths=(1024,), samples=2, confirms=0)
+SHORT = Effort(lengths=(1024,), samples=2, confirms=0, answers=0)
 ReportProgress = Callable[[str], None]
 
 
@@ -99,15 +106,32 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
     chosen = _earliest(candidates, max(1, len(others)))
     by_layer = {row.layer: row for row in candidates}
     confirmed = [recall_of(chosen.heads, o[0], chosen.ends_with) for o in other_observations]
+    trust = judge_coverage(chosen, observations, other_observations)
+    windows: tuple[WindowResult, ...] = ()
+    if effort.confirms and not is_interrupted:
+        windows = _windows(core, chosen, kinds, effort, progress)
+    found = Calibration(
+        layer=chosen.layer,
+        heads=chosen.heads,
+        ends_with=chosen.ends_with,
+        coverage_bound=trust.bound,
+        is_measured=True,
+        window=windows[0].window if windows else Calibration.USUAL_WINDOW,
+        window_bound=windows[0].bound if windows else Calibration.USUAL_WINDOW_BOUND,
+    )
+    keeps: tuple[KeepResult, ...] = ()
+    if effort.answers and not is_interrupted:
+        keeps = _keeps(core, found, kinds, effort, progress)
     return CalibrationResult(
         layers=tuple(by_layer.get(row.layer, row) for row in layers),
         chosen=chosen,
-        trust=judge_coverage(chosen, observations, other_observations),
+        trust=trust,
         kinds=kinds,
         num_probes=len(questions),
         full_score=full_score,
         confirmed_recall=rounded_mean(confirmed) if confirmed else None,
-        windows=_windows(core, chosen, kinds, effort, progress) if effort.confirms else (),
+        windows=windows,
+        keeps=keeps,
     )
 
 
@@ -125,6 +149,29 @@ def _windows(
     probes = draw_probes(core.tokenizer, "calibration", (length,), effort.confirms, effort.seed)
     probes = [probe for probe in probes if probe.kind in kinds]
     return choose_window(core, chosen, probes, progress)
+
+
+def _keeps(
+    core: Core,
+    found: Calibration,
+    kinds: Sequence[str],
+    effort: Effort,
+    progress: ReportProgress,
+) -> tuple[KeepResult, ...]:
+    """How well the model answers from budgets of each size, if the context has room for probes.
+
+    Empty after an interrupt, so that what was found before is not lost.
+    """
+    length = min(choose_keep.PROBE_TOKENS, 3 * core.model.context_tokens // 4)
+    if length <= 2 * max(choose_keep.KEEPS):
+        return ()
+    samples = -(-effort.answers // len(kinds))
+    probes = draw_probes(core.tokenizer, "confirmation", (length,), samples, effort.seed + 1)
+    probes = [probe for probe in probes if probe.kind in kinds]
+    try:
+        return choose_keep.choose_keep(core, found, probes, progress)
+    except KeyboardInterrupt:
+        return ()
 
 
 def _has_gold(observations: ProbeObservations) -> bool:
@@ -264,18 +311,18 @@ def _confirm(
 
 def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int]:
     """The tokens of a probe that these heads keep: a sixteenth of the document, and the frame."""
-    prompt, document = probe.example.prompt, set(question.document.tolist())
+    prompt, document = probe.example.prompt, question.document
     scores = torch.zeros(len(prompt.ids))
     scores[question.document] = question.of(row.heads, row.ends_with)
     count = max(1, round(SHARES[0] * len(document)))
     sieve, is_free = Sieve(), np.zeros(len(prompt.ids), dtype=np.bool_)
     is_free[question.document] = True
-    numbers = sieve.passage_numbers(scores, prompt.breaks, count)
-    passages = sieve.ranked(scores, numbers, is_free, count)
-    kept = [p for start, stop in passages.fill(count) for p in range(start, stop)]
-    chosen = document.intersection(kept)
-    ids = prompt.ids
-    return [token for p, token in enumerate(ids) if p in chosen or p not in document]
+    limit = sieve.passage_limit(count)
+    numbers = sieve.passage_numbers(scores, prompt.breaks, limit)
+    passages = sieve.ranked(scores, numbers, is_free, limit)
+    kept = KeptRanges(as_ranges(np.flatnonzero(~is_free).tolist()))
+    passages.fill(kept, kept.size + count)
+    return [prompt.ids[p] for start, stop in kept.ranges for p in range(start, stop)]
 
 
 def _earliest(candidates: Sequence[LayerResult], num_probes: int) -> LayerResult:

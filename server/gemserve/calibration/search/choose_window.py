@@ -77,11 +77,13 @@ def _measure(
             found.append(coverages[0])
         absent += coverages[1:]
         progress(f"{probe.kind} probe, windows {size or 'off'}")
+    bound = BOUND_MARGIN * choose_bound(found, absent)
     return WindowResult(
         window=size,
         recall=rounded_mean(recalls),
         work=_work(core.model.shape, core.planner.calibration.layer, size),
-        bound=round(BOUND_MARGIN * choose_bound(found, absent), 4),
+        # facts among other text stand out more than answers in documents of their own subject
+        bound=round(min(bound, Calibration.USUAL_WINDOW_BOUND), 4),
     )
 
 

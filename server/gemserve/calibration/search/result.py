@@ -59,12 +59,25 @@ class WindowResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepResult:
+    """How well the model answers from `keep` tokens of documents at most.
+
+    `second_look`: the best passages were read again and ranked anew. `score`: the share of right
+    answers.
+    """
+
+    keep: int
+    second_look: bool
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
     """The layer that calibration chose, with the figures of all layers.
 
     `full_score`: the share of right answers from whole prompts. `confirmed_recall`: the recall of
-    the chosen heads on probes of other wording. Both are None if that was not measured. `windows`:
-    the chosen size first, then others; empty if that was not measured.
+    the chosen heads on probes of other wording. Both are None if that was not measured. `windows`,
+    `keeps`: what was chosen first, then others; empty if that was not measured.
     """
 
     layers: tuple[LayerResult, ...]
@@ -75,6 +88,7 @@ class CalibrationResult:
     full_score: float | None
     confirmed_recall: float | None
     windows: tuple[WindowResult, ...] = ()
+    keeps: tuple[KeepResult, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The part of `calibration.json` that describes this result."""
@@ -84,12 +98,20 @@ class CalibrationResult:
             windows = {"window": best.window, "windows": [asdict(row) for row in self.windows]}
             if best.window is not None:
                 windows["window_bound"] = best.bound
+        keeps: dict[str, Any] = {}
+        if self.keeps:
+            keeps = {
+                "auto_keep": self.keeps[0].keep,
+                "second_look": self.keeps[0].second_look,
+                "keeps": [asdict(row) for row in self.keeps],
+            }
         return {
             "filter_layer": self.chosen.layer,
             "heads": [list(head) for head in self.chosen.heads],
             "ends_with": self.chosen.ends_with,
             "coverage_bound": self.trust.bound,
             **windows,
+            **keeps,
             "probes": {
                 "kinds": list(self.kinds),
                 "count": self.num_probes,

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +24,8 @@ from gemserve.engine.running.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.running.draws import Logits, draw_tokens
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_tokens, pass_kv
-from gemserve.engine.running.selection import choose_from_windows, choose_positions
+from gemserve.engine.running.second_look import SecondLook
+from gemserve.engine.running.selection import LookFirst, choose_from_windows, choose_positions
 from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.engine.running.window_reading import WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
@@ -48,12 +49,16 @@ Forward = Callable[..., torch.Tensor | None]
 
 @dataclass(slots=True)
 class ChunkPass:
-    """A chunk's pass that has begun. Without `filter_tap` and `windows` it is a prefill pass."""
+    """A chunk's pass that has begun. Without `filter_tap` and `windows` it is a prefill pass.
+
+    `look`: it has ended, and what runs now is a second look.
+    """
 
     forward: Pass
     kv: KVSpan | None = None
     filter_tap: FilterTap | None = None
     windows: WindowGroup | None = None
+    look: SecondLook | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -245,14 +250,10 @@ class Runner:
         if not out.is_chunk_done:
             return
         state.chunk_pass = None
-        out.pass_s = chunk_pass.forward.spent_s
-        if chunk_pass.windows is not None:
-            self._score_windows(chunk, state, chunk_pass.windows, out)
-            return
-        if chunk_pass.filter_tap is not None:
-            if chunk.is_last:
-                state.query_tap = None
-                out.kept[chunk.sequence] = self._choose(chunk, state, chunk_pass)
+        if chunk_pass.look is None:  # which is no part of the chunk
+            out.pass_s = chunk_pass.forward.spent_s
+        if chunk_pass.windows is not None or chunk_pass.filter_tap is not None:
+            self._end_filter_chunk(chunk, state, chunk_pass, limits, out)
             return
         result = chunk_pass.forward.result
         if result is None:  # not the last chunk, and not scored
@@ -338,23 +339,38 @@ class Runner:
             adapter=state.adapter,
         )
 
-    def _score_windows(
-        self, chunk: Chunk, state: RunnerState, group: WindowGroup, out: RunOutput
+    def _end_filter_chunk(
+        self,
+        chunk: Chunk,
+        state: RunnerState,
+        chunk_pass: ChunkPass,
+        limits: StepLimits,
+        out: RunOutput,
     ) -> None:
-        """Note what a group showed, and choose after the last group."""
-        state.windows += group.summaries()
-        if chunk.is_last:
-            kept = choose_from_windows(state.request, state.windows, chunk, self._model)
-            state.kept, state.windows = kept, []
-            out.kept[chunk.sequence] = kept
+        """Note what a group of windows showed. Choose after the last chunk, or look again first."""
+        if chunk_pass.windows is not None and chunk_pass.look is None:
+            state.windows += chunk_pass.windows.summaries()
+        if not chunk.is_last:
+            return
+        kept = self._choose(chunk, state, chunk_pass)
+        if isinstance(kept, LookFirst):
+            look = SecondLook(state.request, kept.passages, state.model, state.adapter)
+            forward = Pass(look.forward, limits.piece, device_queue(self._model.device))
+            state.chunk_pass = replace(chunk_pass, forward=forward, look=look)
+            out.is_chunk_done = False
+            return
+        state.kept, state.windows, state.query_tap = kept, [], None
+        out.kept[chunk.sequence] = kept
 
-    def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept:
-        tap = chunk_pass.filter_tap
+    def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept | LookFirst:
+        request, model = state.request, self._model
+        seen = () if chunk_pass.look is None else tuple(chunk_pass.look.likelihoods)
+        if chunk_pass.windows is not None:
+            return choose_from_windows(request, state.windows, chunk, model, seen)
+        kv, tap = chunk_pass.kv, chunk_pass.filter_tap
         assert tap is not None
-        assert chunk_pass.kv is not None
-        kept = choose_positions(state.request, chunk_pass.kv, tap, chunk.num_cached, self._model)
-        state.kept = kept
-        return kept
+        assert kv is not None
+        return choose_positions(request, kv, tap, chunk.num_cached, model, seen)
 
     def _evict(self, chunk: Chunk, state: RunnerState, query_tap: QueryTap) -> None:
         """Pack each layer's kept keys and values without gaps."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from gemserve.cost import ModelShape
 from gemserve.engine.sequence.step_plan import Chunk, Kept
-from gemserve.filtering.joined_text import JoinedText, join_text
+from gemserve.filter_plan import FilterPlan
+from gemserve.filtering.joined_text import join_text
 from gemserve.filtering.methods import selector_of
-from gemserve.filtering.protected_budget import always_read
 from gemserve.filtering.score_report import report_scores
 from gemserve.filtering.selector import (
     Evidence,
@@ -23,15 +23,28 @@ from gemserve.filtering.window_scores import WindowSummary, pooled_scores
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import NO_SEPARATORS, Request, TokenArray
+from gemserve.types import NO_SEPARATORS, Request, Separators, TokenArray
+
+
+@dataclass(frozen=True, slots=True)
+class LookFirst:
+    """The half-open ranges of passages that must be read again before anything is chosen."""
+
+    passages: tuple[tuple[int, int], ...]
 
 
 def choose_positions(
-    request: Request, kv: KVSpan, tap: FilterTap, num_cached: int, model: CausalModel
-) -> Kept:
+    request: Request,
+    kv: KVSpan,
+    tap: FilterTap,
+    num_cached: int,
+    model: CausalModel,
+    likelihoods: tuple[float, ...] = (),
+) -> Kept | LookFirst:
     """The positions that the request's method keeps. Raises `ValueError` for a bad choice.
 
     `kv` and `tap` are those of the filter pass, which has taken over `num_cached` tokens.
+    `likelihoods`: what a second look has shown, of the passages that the first call wanted.
     """
     plan = request.plan
     assert plan is not None
@@ -57,15 +70,21 @@ def choose_positions(
         heads=plan.heads,
         coverage_bound=plan.coverage_bound,
         words=_words(request),
-        num_between=len(request.separators.blank_line),
+        separators=_separators(request),
+        looks_twice=_looks_twice(plan, model),
+        likelihoods=likelihoods,
     )
     reading = model.shape.filter_chunk(num_cached, num_read - num_cached, tap.layer)
     return _chosen(request, evidence, reading, model.shape)
 
 
 def choose_from_windows(
-    request: Request, windows: Sequence[WindowSummary], chunk: Chunk, model: CausalModel
-) -> Kept:
+    request: Request,
+    windows: Sequence[WindowSummary],
+    chunk: Chunk,
+    model: CausalModel,
+    likelihoods: tuple[float, ...] = (),
+) -> Kept | LookFirst:
     """The same from what was kept of all windows. `chunk`: the last one of the pass."""
     plan = request.plan
     assert plan is not None
@@ -83,7 +102,9 @@ def choose_from_windows(
         breaks=request.breaks,
         coverage_bound=plan.coverage_bound,
         words=_words(request),
-        num_between=len(request.separators.blank_line),
+        separators=_separators(request),
+        looks_twice=_looks_twice(plan, model),
+        likelihoods=likelihoods,
     )
     shape, size = model.shape, plan.windows.size
     num_read = plan.windows.num_tokens - chunk.num_cached
@@ -91,15 +112,24 @@ def choose_from_windows(
     return _chosen(request, evidence, reading, shape)
 
 
-def _chosen(request: Request, evidence: PromptEvidence, reading: float, shape: ModelShape) -> Kept:
+def _looks_twice(plan: FilterPlan, model: CausalModel) -> bool:
+    # layers that rest on the host would be copied in for every passage
+    return plan.look is not None and not model.num_host_layers
+
+
+def _chosen(
+    request: Request, evidence: PromptEvidence, reading: float, shape: ModelShape
+) -> Kept | LookFirst:
     """What the request's method chooses. `reading`: FLOPs of the filter pass."""
     plan = request.plan
     assert plan is not None
     method = request.filter.method
     selector = selector_of(method)
     choice = selector.choose(evidence, plan.budget, request.filter)
+    if choice.look_at:
+        return LookFirst(choice.look_at)
     positions, budget = choice.positions.tolist(), plan.budget
-    joined = _joined(request, positions)
+    joined = join_text(request.tokens, positions, evidence.gaps)
     # whole passages may leave a part of the budget empty
     least = max(1, budget.protected) if selector.keeps_passages else min(budget.low, budget.high)
     if not (least <= len(joined.ids) <= budget.limit):
@@ -117,6 +147,7 @@ def _chosen(request: Request, evidence: PromptEvidence, reading: float, shape: M
         coverage=choice.coverage,
         is_diffuse=choice.is_diffuse,
         scores=scores,
+        looked_at=len(evidence.likelihoods),
     )
 
 
@@ -124,11 +155,7 @@ def _words(request: Request) -> tuple[TokenArray, ...]:
     return request.words if request.filter.lexical == "auto" else ()
 
 
-def _joined(request: Request, positions: Sequence[int]) -> JoinedText:
-    """The text of a choice. Only what keeps whole passages separates them."""
-    num_tokens = len(request.prompt_ids)
-    is_document = np.ones(num_tokens, dtype=np.bool_)
-    is_document[always_read(request.protected, num_tokens)] = False
+def _separators(request: Request) -> Separators:
+    """Only what keeps whole passages separates them."""
     keeps_passages = selector_of(request.filter.method).keeps_passages
-    separators = request.separators if keeps_passages else NO_SEPARATORS
-    return join_text(request.tokens, positions, request.breaks, is_document, separators)
+    return request.separators if keeps_passages else NO_SEPARATORS

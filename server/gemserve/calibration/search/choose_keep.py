@@ -2,8 +2,9 @@
 
 More tokens hold the answer more often, and beside it more that distracts. What weighs more depends
 on the model: a small one answers best from a passage or two. So probes are answered by the engine
-itself, from budgets of each size, and from small ones also after a second look. The largest is
-chosen of those from which at most one answer less is right than from the best.
+itself, from budgets of each size, and from small ones also after a second look. The best is chosen
+if it is better than the largest by more than one answer, and the second look if it is much better:
+it takes the time of reading a thousand tokens.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from gemserve.types import (
 KEEPS = (128, 256, 512, 1024)
 PROBE_TOKENS = 4096
 _ANSWER_TOKENS = 24
+_WORTH_A_LOOK = 0.1  # of the share of right answers
 
 
 def choose_keep(
@@ -56,9 +58,13 @@ def choose_keep(
         rows += [measure(keep, "auto") for keep in KEEPS if keep <= LOOKED_AT * LONGEST // 2]
     finally:
         core.planner = planner
-    least = max(row.score for row in rows) - 1 / len(probes) - 1e-4  # of rounded scores
-    good = (row for row in rows if row.score >= least)
-    best = max(good, key=lambda row: (row.keep, row.score, row.second_look))
+    once, twice = rows[: len(KEEPS)], rows[len(KEEPS) :]
+    best, largest = max(once, key=lambda row: (row.score, row.keep)), once[-1]
+    if best.score - largest.score <= 1 / len(probes) + 1e-4:  # of rounded scores
+        best = largest
+    looked = max(twice, key=lambda row: (row.score, row.keep))
+    if looked.score >= best.score + _WORTH_A_LOOK:
+        best = looked
     return best, *(row for row in rows if row is not best)
 
 

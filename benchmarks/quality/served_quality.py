@@ -3,7 +3,8 @@
 Prompts go through HTTP in turn: every example is asked with every filter before the next one, so
 that the filters share whatever else the machine does. Filters are `none`, `sieve` and the other
 served methods, each with `@KEEP` (a fraction, a count or auto) where the server's default is not
-wanted, and `!` behind it for `fallback: false`. Outcomes are appended to a file, from which a
+wanted, and `!` behind it for `fallback: false`; `bm25@KEEP` and `oracle@KEEP` choose here, and send
+the kept tokens' ids to be read whole. Outcomes are appended to a file, from which a
 stopped run goes on. The server should have no document cache: otherwise a prompt's second filter
 finds what the first has read, and its time to first token says nothing.
 
@@ -18,6 +19,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from openai import OpenAI
 from benchmarks.shared import results
 from gemserve.config import ModelConfig
 from gemserve.evaluation.compare import compare
+from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import Outcome, recall
 from gemserve.evaluation.tasks.example import Example, ExampleDraw
@@ -65,7 +68,8 @@ def main() -> None:
             for name in filters:
                 if (*key, name) not in done:
                     example = example or SUBTASKS[arguments.subtask](tokenizer, draw)
-                    row = _ask(client, arguments.model, example, name, arguments.max_tokens)
+                    ask = _ask_chosen if _method(name) in CHOSEN_OUTSIDE else _ask
+                    row = ask(client, tokenizer, arguments, example, name)
                     row |= {"key": [*key, name]}
                     done[(*key, name)] = row
                     _append(arguments.out, row)
@@ -78,23 +82,58 @@ def main() -> None:
 
 
 def _ask(
-    client: OpenAI, model: str, example: Example, name: str, max_tokens: int
+    client: OpenAI, tokenizer: Any, arguments: argparse.Namespace, example: Example, name: str
 ) -> dict[str, Any]:
     """One greedy streamed answer: score, recall, TTFT and what the server reports."""
-    started_s, ttft_s, text = time.monotonic(), 0.0, ""
-    report: dict[str, Any] = {}
     content = f"{example.document}\n\n{example.question}"
+    started_s = time.monotonic()
     stream = client.chat.completions.create(
-        model=model,
+        model=arguments.model,
         messages=[{"role": "user", "content": content}],
         temperature=0,
-        max_tokens=max_tokens,
+        max_tokens=arguments.max_tokens,
         stream=True,
         extra_body={"filter": _filter(name)},
     )
-    for chunk in stream:
-        report = report or (chunk.model_extra or {}).get("filter", {})
-        delta = chunk.choices[0].delta.content if chunk.choices else None
+    deltas = (
+        ((chunk.model_extra or {}).get("filter", {}), chunk.choices[0].delta.content)
+        for chunk in stream
+        if chunk.choices
+    )
+    return _read_stream(deltas, example, started_s)
+
+
+def _ask_chosen(
+    client: OpenAI, tokenizer: Any, arguments: argparse.Namespace, example: Example, name: str
+) -> dict[str, Any]:
+    """The same for what is chosen outside of the server and read whole."""
+    started_s = time.monotonic()
+    keep = int(name.partition("@")[2])
+    kept = CHOSEN_OUTSIDE[_method(name)](tokenizer, example, keep)
+    stream = client.completions.create(
+        model=arguments.model,
+        prompt=[example.prompt.ids[position] for position in kept],
+        temperature=0,
+        max_tokens=arguments.max_tokens,
+        stream=True,
+        extra_body={"filter": {"method": "none"}},
+    )
+    deltas = (
+        ((chunk.model_extra or {}).get("filter", {}), chunk.choices[0].text)
+        for chunk in stream
+        if chunk.choices
+    )
+    row = _read_stream(deltas, example, started_s)
+    return row | {"recall": recall(example.gold, [(position, position + 1) for position in kept])}
+
+
+def _read_stream(
+    deltas: Iterable[tuple[dict[str, Any], str | None]], example: Example, started_s: float
+) -> dict[str, Any]:
+    ttft_s, text = 0.0, ""
+    report: dict[str, Any] = {}
+    for filtered, delta in deltas:
+        report = report or filtered
         if delta:
             ttft_s = ttft_s or time.monotonic() - started_s
             text += delta
@@ -108,11 +147,15 @@ def _ask(
     }
 
 
+def _method(name: str) -> str:
+    return name.removesuffix("!").partition("@")[0]
+
+
 def _filter(name: str) -> dict[str, Any]:
     method, _, keep = name.removesuffix("!").partition("@")
     chosen: dict[str, Any] = {"method": method, "return_selection": method != "snapkv"}
     if keep:
-        chosen["keep"] = keep if keep == "auto" else float(keep)
+        chosen["keep"] = keep if keep == "auto" else float(keep) if "." in keep else int(keep)
     if name.endswith("!"):
         chosen["fallback"] = False
     return chosen
@@ -135,13 +178,12 @@ def _row(found: list[dict[str, Any]], length: int, name: str) -> dict[str, Any]:
 
 
 def _print_pairs(found: list[dict[str, Any]], filters: list[str]) -> None:
+    """Every filter against the first one, over all lengths."""
     outcomes = [_outcome(row) for row in found]
-    for name in filters:
-        if name != "none" and "none" in filters:
-            c = compare(outcomes, name, "none")
-            print(
-                f"{name} − none: {c.difference:+.3f} (95% {c.low:+.3f} to {c.high:+.3f}, n={c.n})"
-            )
+    first, *others = filters
+    for name in others:
+        c = compare(outcomes, first, name)
+        print(f"{first} − {name}: {c.difference:+.3f} (95% {c.low:+.3f} to {c.high:+.3f}, n={c.n})")
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:

@@ -43,7 +43,7 @@ from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from benchmarks.shared.timed_answers import HAS_WINDOWS, TimedAnswer, answer, filter_options
 from gemserve.config import EngineConfig
 from gemserve.errors import RequestError
-from gemserve.evaluation.methods_compared import bm25
+from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
 from gemserve.evaluation.metrics import score_answer
 from gemserve.evaluation.run import recall
 from gemserve.evaluation.tasks import needle, ruler
@@ -57,7 +57,7 @@ REAL = ("real", "real_padded", real_padding.HELD_OUT)
 BARE = ("real", real_padding.HELD_OUT)  # their contexts have lengths of their own
 RULER = ("vt", "niah_multiquery", "cwe", "fwe")
 TASKS = (*PROSE, *REAL, *RULER)
-WAYS = ("windows", "one pass", "none", "bm25")
+WAYS = ("windows", "one pass", "none", *CHOSEN_OUTSIDE)
 # By default: 8,000 leave room for an answer in a context of 8,192.
 LENGTHS = {
     **dict.fromkeys(PROSE, (4096, 8000, 16384, 32768)),
@@ -299,8 +299,8 @@ def _answer(
     llm: LLM, example: Example, way: str, window: Any, arguments: argparse.Namespace, tenant: str
 ) -> _Way:
     core, keep, selects_only = llm.core, _keep(arguments.keep), arguments.no_answers
-    if way == "bm25":
-        return _answer_bm25(llm, example, keep, tenant, selects_only)
+    if way in CHOSEN_OUTSIDE:
+        return _answer_chosen(llm, example, way, keep, tenant, selects_only)
     if way == "none":
         options = filter_options(method="none")
     else:
@@ -312,14 +312,16 @@ def _answer(
     return _Way(made, None if way == "none" else made.choose_s, kept)
 
 
-def _answer_bm25(llm: LLM, example: Example, keep: Any, tenant: str, selects_only: bool) -> _Way:
-    """As `gemserve eval` asks it: the best passages, and the question and the template beside."""
+def _answer_chosen(
+    llm: LLM, example: Example, way: str, keep: Any, tenant: str, selects_only: bool
+) -> _Way:
+    """As `gemserve eval` asks it: what is chosen, and the question and the template beside."""
     core, ids = llm.core, example.prompt.ids
     started_s = monotonic()
     budget = core.config.filter_keep if keep is None else keep
     documents = len(ids) - count_always_read(example.prompt.protected, len(ids))
     most = min(documents, core.planner.most_kept(budget, documents))
-    kept = bm25(llm.tokenizer, example, most)
+    kept = CHOSEN_OUTSIDE[way](llm.tokenizer, example, most)
     chosen_s = monotonic() - started_s
     prompt = Prompt([ids[position] for position in kept], ())
     made = answer(

@@ -24,12 +24,14 @@ FilterReason = Literal[
 class Budget:
     """How many tokens a filter keeps: `low` to `high`, or `limit` if attention is diffuse.
 
-    All three include what is always read, `protected` tokens.
+    `several`: the most if several passages answer alike; 0: no more than `high`. All four include
+    what is always read, `protected` tokens.
     """
 
     low: int
     high: int
     limit: int
+    several: int = 0
     protected: int = 0
 
     @property

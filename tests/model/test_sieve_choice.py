@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,6 +98,31 @@ def test_auto_leaves_out_what_is_hardly_looked_at() -> None:
         assert 1 not in kept, "the beginning does not fit into a quarter of the least"
         free = [p for p in kept if 0 < p < NUM_TOKENS - 64]
         assert len(free) == (34 if is_kept else 17)
+
+
+@pytest.mark.parametrize("num_alike", [2, 3, 5])
+def test_auto_keeps_all_passages_that_answer_alike(num_alike: int) -> None:
+    """Of a list it kept the first two entries: more than one question is answered best from."""
+    spots = [150 + 120 * i for i in range(num_alike)]
+    found = evidence(*spots)
+    for spot in spots[1:]:  # less than what "auto" wants of passages that words do not find
+        found.layers[0].keys[0, spot, 0] = 1.0 + math.log(0.25) / 30.0
+    words = (np.array(spots, dtype=np.uint32),)
+    budget = replace(budget_of(17, 60), several=ALWAYS + 256)
+    for words_of, is_list in ((words, num_alike >= Sieve().several), ((), False)):
+        choice = Sieve().choose(replace(found, words=words_of), budget, PARAMS)
+        kept = set(choice.positions.tolist())
+        assert (set(spots) <= kept) == is_list
+        assert (len(kept) > budget.high) == (is_list and num_alike > 3)
+        assert len(kept) <= budget.several
+
+
+def test_what_is_alike_is_cut_at_its_own_limit() -> None:
+    spots = [150 + 120 * i for i in range(6)]
+    found = replace(evidence(*spots), words=(np.array(spots, dtype=np.uint32),))
+    budget = replace(budget_of(17, 60), several=ALWAYS + 64)
+    choice = Sieve().choose(found, budget, PARAMS)
+    assert budget.high - 17 < len(choice.positions) <= budget.several
 
 
 def test_coverage_does_not_depend_on_the_budget() -> None:

@@ -389,10 +389,11 @@ def test_scored_prompts_are_read_whole() -> None:
 
 def test_budgets() -> None:
     auto = PLANNER.plan(request(FilterParams(method="sieve", keep="auto", fallback=True)))
-    assert auto.budget == Budget(low=AUTO_MIN_KEEP, high=128, limit=NUM_TOKENS)
+    assert auto.budget == Budget(low=AUTO_MIN_KEEP, high=128, limit=NUM_TOKENS, several=250)
     assert auto.num_kept == 128
     long = FilterParams(method="sieve", keep="auto")
-    assert PLANNER.plan(request(long, 3200)).budget == Budget(low=128, high=400, limit=400)
+    budget = PLANNER.plan(request(long, 3200)).budget
+    assert budget == Budget(low=128, high=400, limit=800, several=800)
     falling = replace(SIEVE, fallback=True)
     # 3,000 tokens fit, less what is generated
     assert PLANNER.plan(request(falling, 3500)).budget.limit == 2990
@@ -559,7 +560,7 @@ def test_auto_keeps_no_more_than_the_model_answers_best_from() -> None:
     """An eighth of a long document distracts a small model."""
     plan = LOOKING.plan(request(AUTO, LONG))
     assert FULL.plan(request(AUTO, LONG)).budget.high == 438
-    assert plan.budget == Budget(low=100, high=200, limit=2990)
+    assert plan.budget == Budget(low=100, high=200, limit=2990, several=875)
     assert plan.num_kept == 200
     assert LOOKING.generated_from(AUTO, LONG, 0) == 200
     # a short document's eighth is less
@@ -579,12 +580,31 @@ def test_auto_keeps_at_least_half_of_what_it_may(
     """Of a budget of 128 tokens, 128 were the least: all of it was always filled."""
     planner = replace(FULL, calibration=replace(ANSWERED, auto_keep=auto_keep))
     budget = planner.plan(request(replace(AUTO, fallback=False), LONG)).budget
-    assert budget == Budget(low=low, high=high, limit=high)
+    assert budget == Budget(low=low, high=high, limit=875, several=875)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "several"),
+    [
+        (2000, 10, 500),  # a quarter of the documents
+        (20_000, 10, 2500),  # no less than what "auto" may keep anyway
+        (8000, 10, 1024),
+        (8000, 2500, 1000),  # what fits beside the answer would be less than that
+        (2000, 2600, 400),
+    ],
+)
+def test_several_passages_have_room(num_tokens: int, max_tokens: int, several: int) -> None:
+    """A list was cut off after the passage or two that answer a single question best."""
+    params = replace(AUTO, fallback=False)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    budget = FULL.plan(request(params, num_tokens, sampling=sampling)).budget
+    assert budget.several == budget.limit == several
+    assert budget.high <= several
 
 
 def test_what_is_always_read_is_not_part_of_what_auto_keeps() -> None:
     always = (ProtectedRange(0, 400, Priority.SYSTEM),)
     plan = LOOKING.plan(request(AUTO, LONG, protected=always))
-    assert plan.budget == Budget(low=500, high=600, limit=2990, protected=400)
+    assert plan.budget == Budget(low=500, high=600, limit=2990, several=1175, protected=400)
     assert plan.budget.least_chosen == 100
     assert LOOKING.generated_from(AUTO, LONG, 400) == 600

@@ -213,6 +213,35 @@ def test_the_best_passages_are_in_their_order_and_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(
+    ("attention", "places", "alike"),
+    [
+        ((0, 0.9, 0.5, 0.2), [10, 20, 30], [1, 2, 3]),
+        ((0, 0.9, 0.5, 0.1), [10, 20, 30], [1, 2]),  # the last one is hardly looked at
+        ((0, 0.9, 0.5, 0.4), [10, 30], [1, 3]),  # the second one has no word
+        ((0, 0.9, 0.5, 0.4), [0, 10, 20, 30], [1, 2, 3]),  # the first one is protected
+        ((0, 0.9, 0.5, 0.4), [], []),
+        ((0, 0.0, 0.0, 0.0), [10, 20, 30], []),
+    ],
+)
+def test_passages_are_alike_if_both_judges_find_them_so(
+    attention: tuple[float, ...], places: list[int], alike: list[int]
+) -> None:
+    words = (np.array(places, dtype=np.uint32),)
+    passages = RankedPassages.of(
+        np.arange(0, 40, 10), np.array(attention), np.arange(40) >= 10, words
+    )
+    assert sorted(passages.alike().tolist()) == alike
+    # without words nobody can say
+    assert len(three_passages().alike()) == 0
+
+
+def test_passages_that_are_alike_come_first() -> None:
+    passages = three_passages()
+    assert passages.with_first(np.array([3, 1])).order.tolist() == [3, 1, 2]
+    assert passages.with_first(np.array([], dtype=np.int64)).order.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
     ("likelihoods", "order"),
     [
         ((0.9, 0.5, 0.1), [1, 2, 3]),

@@ -6,6 +6,7 @@ filtered. A plan is made once, before the request is queued.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,7 @@ from gemserve.types import (
 )
 
 _END_TOKENS = 64  # of a prompt without a question, that are read behind each window
+_SEVERAL_SHARE = 1 / 4  # of the documents, if several passages answer alike
 _MOST_BEHIND = 16  # tokens after a question that are watched, too
 
 
@@ -388,16 +390,18 @@ class FilterPlanner:
         params, num_tokens = request.filter, len(request.prompt_ids)
         protected = num_protected if METHODS[params.method].protects else 0
         keep = self._kept_count(params, num_tokens, num_protected)
-        low = keep
+        used = request.sampling.max_tokens + request.adapter_positions
+        longest = min(num_tokens, self.longest_sequence - used)
+        budget = Budget(low=keep, high=keep, limit=keep, protected=protected)
         if params.keep == "auto":
             most = self.calibration.auto_keep
-            low = protected + (AUTO_MIN_KEEP if most is None else min(AUTO_MIN_KEEP, most // 2))
-        budget = Budget(low=low, high=keep, limit=keep, protected=protected)
+            low = AUTO_MIN_KEEP if most is None else min(AUTO_MIN_KEEP, most // 2)
+            several = min(DEFAULT_KEEP, math.ceil(_SEVERAL_SHARE * (num_tokens - protected)))
+            several = max(keep, min(protected + several, longest))
+            budget = replace(budget, low=protected + low, limit=several, several=several)
         if not params.fallback and not self.fails_open:
             return budget
-        used = request.sampling.max_tokens + request.adapter_positions
-        limit = min(num_tokens, self.longest_sequence - used)
-        return replace(budget, limit=max(keep, limit))
+        return replace(budget, limit=max(budget.limit, longest))
 
     def _kept_count(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
         """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""

@@ -56,6 +56,8 @@ class Sieve(Selector):
     `shortest` and `longest`. `reach`: where the text has no breaks, a token ranks by the best score
     among so many neighbours on either side, and those that rank alike are passages. `focus`:
     "auto" keeps no more than the passages with at least this share of the best one's attention.
+    `several`: if so many passages answer alike, by attention and by words, a list or a comparison
+    is wanted, and "auto" keeps them all.
     `ceiling`: the largest distance between a token and the rows (see `LayerEvidence.keys_near`).
     `end_rows`: rows at the prompt's end that are watched if no question was found, or beside it.
     """
@@ -68,6 +70,7 @@ class Sieve(Selector):
     longest: int = 96
     reach: int = 8
     focus: float = 0.3
+    several: int = 3
     ceiling: int = 4096
     end_rows: int = 16
 
@@ -161,18 +164,23 @@ class Sieve(Selector):
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
         passages = self.ranked(scores, numbers, is_free, limit, evidence.words)
+        is_adaptive = bool(not is_diffuse and within and budget.low < budget.high)
+        alike = passages.alike()
+        has_several = is_adaptive and len(alike) >= self.several
         if evidence.likelihoods:
             passages = passages.looked_at(evidence.likelihoods)
-        elif evidence.looks_twice and not is_diffuse and len(passages.order) > 1:
+        elif evidence.looks_twice and not (is_diffuse or has_several) and len(passages.order) > 1:
             nothing = torch.zeros(0, dtype=torch.int64, device=scores.device)
             return Choice(positions=nothing, scores=raw, look_at=passages.best(LOOKED_AT))
-        enough = None
-        if not is_diffuse and within and budget.low < budget.high:
+        enough, most = None, budget.limit if is_diffuse else budget.high
+        if is_adaptive:
             enough = budget.least_chosen - len(reserved.rest)
             if not evidence.likelihoods:
                 enough = max(passages.count_focused(self.focus), enough)
+        if has_several:
+            passages, most = passages.with_first(alike), max(most, budget.several)
+            enough = max(enough, passages.num_free[alike].sum())
         kept = KeptRanges(as_ranges(sorted(reserved.positions)), evidence.gaps.num_between)
-        most = budget.limit if is_diffuse else budget.high
         passages.fill(kept, most, evidence.breaks, enough)
         positions = torch.from_numpy(np.flatnonzero(kept.is_kept(num_tokens))).to(scores.device)
         return Choice(positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw)

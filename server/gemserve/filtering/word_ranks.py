@@ -23,6 +23,9 @@ _BY_LENGTH = 0.75  # b
 _FUSION = 3
 
 _SKIPPED = 3
+# A passage answers as well as the best one if it has these shares of what the best has.
+_OF_BEST_ATTENTION = 0.2
+_OF_BEST_WORDS = 0.5
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,14 +35,15 @@ class RankedPassages:
     """Passages of a prompt, the best first.
 
     `starts`, `stops`: half-open, ascending. `num_free`: how many tokens of each may be chosen.
-    `attention`: what each ranks by without words. `order`: indexes, best first, of those that have
-    any. All [passages].
+    `attention`, `words`: what each ranks by; without words the latter are 0. `order`: indexes, best
+    first, of those that have any. All [passages].
     """
 
     starts: npt.NDArray[np.int64]
     stops: npt.NDArray[np.int64]
     num_free: npt.NDArray[np.int64]
     attention: Floats
+    words: Floats
     order: npt.NDArray[np.int64]
 
     @staticmethod
@@ -53,16 +57,28 @@ class RankedPassages:
         stops = np.append(starts[1:], len(is_free))
         num_free = np.add.reduceat(is_free.astype(np.int64), starts)
         attention = np.where(num_free > 0, attention, -1.0)
-        best = attention
-        if words:
-            best = fused(attention, word_scores(words, starts, num_free))
+        of_words = word_scores(words, starts, num_free)
+        best = fused(attention, of_words) if words else attention
         order = np.lexsort((-attention, -best))  # the last key counts most
-        return RankedPassages(starts, stops, num_free, attention, order[num_free[order] > 0])
+        order = order[num_free[order] > 0]
+        return RankedPassages(starts, stops, num_free, attention, of_words, order)
 
     def count_focused(self, focus: float) -> int:
         """Tokens of the passages with at least the share `focus` of the best one's attention."""
         is_focused = self.attention >= focus * self.attention.max(initial=0)
         return int(self.num_free[is_focused].sum())
+
+    def alike(self) -> npt.NDArray[np.int64]:
+        """Indexes of the passages that both judges find nearly as good as their best, in order."""
+        attention, words = self.attention[self.order], self.words[self.order]
+        is_attended = attention >= _OF_BEST_ATTENTION * attention.max(initial=0)
+        has_words = words >= _OF_BEST_WORDS * words.max(initial=0)
+        return self.order[is_attended & has_words & (attention > 0) & (words > 0)]
+
+    def with_first(self, first: npt.NDArray[np.int64]) -> RankedPassages:
+        """The same with some passages before all others."""
+        others = self.order[~np.isin(self.order, first)]
+        return replace(self, order=np.concatenate([first, others]))
 
     def best(self, count: int) -> tuple[tuple[int, int], ...]:
         """The first `count` passages in their order."""

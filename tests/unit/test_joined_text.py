@@ -51,11 +51,23 @@ def test_nothing_is_added_without_separators() -> None:
 
 def test_rare_words_count_more_and_long_passages_less() -> None:
     starts, free = np.array([0, 10, 20, 30]), np.array([10, 10, 10, 70])
-    rare, common = np.array([12]), np.array([1, 2, 13, 22, 31, 32])
+    rare, common = np.array([12]), np.array([1, 2, 13, 31, 32])
     scores = word_scores([rare, common], starts, free)
     assert scores.argmax() == 1
     assert word_scores([common], starts, free)[0] > word_scores([common], starts, free)[3]
     assert (word_scores([np.array([5])], starts, free) > 0).tolist() == [True, False, False, False]
+
+
+def test_a_common_word_says_nothing() -> None:
+    """Words such as "the" put passages first if a question shares no other word with the text."""
+    starts, free = np.arange(0, 500, 10), np.full(50, 10)
+    of_a_fifth, of_more = starts[:10] + 1, starts[:11] + 1
+    assert word_scores([of_a_fifth], starts, free)[:10].all()
+    assert not word_scores([of_more], starts, free).any()
+    alone = word_scores([of_a_fifth], starts, free)
+    assert (word_scores([of_a_fifth, of_more], starts, free) == alone).all()
+    # of a few passages three are no crowd
+    assert word_scores([np.array([1, 11, 21])], starts[:4], free[:4])[:3].all()
 
 
 def test_what_may_not_be_chosen_is_no_document() -> None:

@@ -22,6 +22,9 @@ _BY_LENGTH = 0.75  # b
 # thousand documents; a budget holds few passages.
 _FUSION = 3
 
+# A word that more than this share of the passages has, and more than a few, says nothing.
+_COMMON, _FEW = 0.2, 3
+
 _SKIPPED = 3
 # A passage answers as well as the best one if it has these shares of what the best has.
 _OF_BEST_ATTENTION = 0.2
@@ -126,7 +129,7 @@ class RankedPassages:
 def word_scores(
     places: Sequence[TokenArray], starts: npt.NDArray[np.int64], num_free: npt.NDArray[np.int64]
 ) -> Floats:
-    """BM25 of each passage: [passages]. 0: it has no word of the question.
+    """BM25 of each passage: [passages]. 0: it has no word of the question, or only common ones.
 
     `places`: for each word the tokens that it begins in. `starts`: the passages' first tokens,
     ascending, the first one 0. `num_free`: how many tokens of each may be chosen; a passage without
@@ -142,6 +145,8 @@ def word_scores(
         within = np.bincount(starts.searchsorted(at, side="right") - 1, minlength=len(starts))
         within = np.where(is_document, within, 0)
         having = int((within > 0).sum())
+        if having > max(_FEW, _COMMON * count):
+            continue
         rarity = np.log1p((count - having + 0.5) / (having + 0.5))
         most = _SATURATION * (1 - _BY_LENGTH + _BY_LENGTH * lengths)
         scores += rarity * within * (_SATURATION + 1) / (within + most)

@@ -560,7 +560,8 @@ def test_auto_keeps_no_more_than_the_model_answers_best_from() -> None:
     """An eighth of a long document distracts a small model."""
     plan = LOOKING.plan(request(AUTO, LONG))
     assert FULL.plan(request(AUTO, LONG)).budget.high == 438
-    assert plan.budget == Budget(low=100, high=200, limit=2990, several=875)
+    # what is not trusted is not read whole either
+    assert plan.budget == Budget(low=100, high=200, limit=875, several=875)
     assert plan.num_kept == 200
     assert LOOKING.generated_from(AUTO, LONG, 0) == 200
     # a short document's eighth is less
@@ -581,6 +582,20 @@ def test_auto_keeps_at_least_half_of_what_it_may(
     planner = replace(FULL, calibration=replace(ANSWERED, auto_keep=auto_keep))
     budget = planner.plan(request(replace(AUTO, fallback=False), LONG)).budget
     assert budget == Budget(low=low, high=high, limit=875, several=875)
+
+
+@pytest.mark.parametrize(("auto_keep", "is_whole"), [(None, True), (1024, True), (512, False)])
+@pytest.mark.parametrize("fails_open", [True, False])
+def test_only_a_model_that_answers_from_few_tokens_is_spared_all_of_them(
+    auto_keep: int | None, is_whole: bool, fails_open: bool
+) -> None:
+    calibration = replace(ANSWERED, auto_keep=auto_keep)
+    planner = replace(FULL, calibration=calibration, fails_open=fails_open)
+    plan = planner.plan(request(AUTO, 2000))
+    assert plan.budget.limit == (2000 if is_whole else plan.budget.several)
+    assert plan.fails_open == fails_open
+    # who names a budget gets everything
+    assert planner.plan(request(replace(AUTO, keep=100), 2000)).budget.limit == 2000
 
 
 @pytest.mark.parametrize(
@@ -605,6 +620,6 @@ def test_several_passages_have_room(num_tokens: int, max_tokens: int, several: i
 def test_what_is_always_read_is_not_part_of_what_auto_keeps() -> None:
     always = (ProtectedRange(0, 400, Priority.SYSTEM),)
     plan = LOOKING.plan(request(AUTO, LONG, protected=always))
-    assert plan.budget == Budget(low=500, high=600, limit=2990, several=1175, protected=400)
+    assert plan.budget == Budget(low=500, high=600, limit=1175, several=1175, protected=400)
     assert plan.budget.least_chosen == 100
     assert LOOKING.generated_from(AUTO, LONG, 400) == 600

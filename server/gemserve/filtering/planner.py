@@ -236,7 +236,7 @@ class FilterPlanner:
             reason=reason,
             num_kept=num_tokens if reason is not None else budget.high,
             budget=budget,
-            fails_open=self.fails_open and budget.limit == num_tokens,
+            fails_open=self.fails_open and self._longest_kept(request) == num_tokens,
             num_stable=count_first(request.protected, num_tokens) if budget.protected else 0,
         )
         is_open = params.may_read_whole and not request.selects_only
@@ -386,22 +386,31 @@ class FilterPlanner:
         return filtered >= shape.prefill_chunk(0, num_tokens)
 
     def _budget(self, request: Request, num_protected: int) -> Budget:
-        """How much a filter may keep, and how much if attention is diffuse or the filter fails."""
+        """How much a filter may keep, and how much if attention is diffuse.
+
+        Then everything, unless the model answers best from few tokens: all of them distract it.
+        """
         params, num_tokens = request.filter, len(request.prompt_ids)
         protected = num_protected if METHODS[params.method].protects else 0
         keep = self._kept_count(params, num_tokens, num_protected)
-        used = request.sampling.max_tokens + request.adapter_positions
-        longest = min(num_tokens, self.longest_sequence - used)
+        longest = self._longest_kept(request)
         budget = Budget(low=keep, high=keep, limit=keep, protected=protected)
+        answers_from_few = False
         if params.keep == "auto":
             most = self.calibration.auto_keep
             low = AUTO_MIN_KEEP if most is None else min(AUTO_MIN_KEEP, most // 2)
             several = min(DEFAULT_KEEP, math.ceil(_SEVERAL_SHARE * (num_tokens - protected)))
             several = max(keep, min(protected + several, longest))
             budget = replace(budget, low=protected + low, limit=several, several=several)
-        if not params.fallback and not self.fails_open:
+            answers_from_few = most is not None and most < DEFAULT_KEEP
+        if not params.fallback or answers_from_few:
             return budget
         return replace(budget, limit=max(budget.limit, longest))
+
+    def _longest_kept(self, request: Request) -> int:
+        """The most tokens of the prompt that the answer can be generated from."""
+        used = request.sampling.max_tokens + request.adapter_positions
+        return min(len(request.prompt_ids), self.longest_sequence - used)
 
     def _kept_count(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
         """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""

@@ -389,7 +389,8 @@ class Scheduler:
 
         `is_complete`: the filter pass has computed all that it should, so the cache may have it.
         """
-        assert 0 < len(kept.ids) <= sequence.plan.budget.limit
+        limit = sequence.num_prompt if kept.has_failed else sequence.plan.budget.limit
+        assert 0 < len(kept.ids) <= limit
         key, tokens = sequence.cache_key, sequence.tokens  # of the filter pass
         if sequence.window_pass is not None:
             self.cache.use(None, sequence.window_pass.plan.num_tokens, sequence.num_cached)

@@ -262,7 +262,7 @@ def kept_text(tokens: Sequence[str], within: str, most: int) -> str:
     passage = next(line for line in pairwise(lines) if within in "".join(tokens[slice(*line)]))
     starts, stops = (np.array([edge]) for edge in passage)
     one = np.ones(1, dtype=np.int64)
-    passages = RankedPassages(starts, stops, one, np.ones(1), 0 * one)
+    passages = RankedPassages(starts, stops, one, np.ones(1), np.zeros(1), 0 * one)
     kept = KeptRanges()
     passages.fill(kept, most, breaks)
     positions = [p for a, b in kept.ranges for p in range(a, b)]

@@ -89,8 +89,8 @@ def test_one_replica_waits_as_queueing_theory_says(utilisation: float) -> None:
     service_s = cost.reading_s(0)
     arriving = _load(utilisation / service_s, 40_000, new_share=1.0)
     outcome = _outcome(arriving, 1, cost=cost, memory=replace(MEMORY, cache_bytes=0))
-    assert outcome.reading == pytest.approx(utilisation, rel=0.03)
-    assert outcome.decoding == 0
+    assert outcome.reading_share == pytest.approx(utilisation, rel=0.03)
+    assert outcome.decoding_share == 0
     wait_s = utilisation / (2 * (1 - utilisation)) * service_s
     assert outcome.ttft_mean_s == pytest.approx(service_s + wait_s, rel=0.1)
 

@@ -81,7 +81,7 @@ _OPTIONS = (
         "--filter-tokens-per-s", None, _ABOVE_0, "measured, by the filter pass", "by FLOPs"
     ),
     _FleetOption("--decode-steps-per-s", None, _ABOVE_0, "measured", "by bytes"),
-    _FleetOption("--simulated-requests", "5000", number(100, 10**6), "more are more exact"),
+    _FleetOption("--simulated-requests", "10000", number(100, 10**6), "more are more exact"),
     _FleetOption("--seed", "0", number(0, 2**32 - 1), "of the simulated load"),
 )
 
@@ -349,8 +349,8 @@ def _cells(outcome: Outcome | None) -> tuple[str, ...]:
         _seconds(outcome.ttft_p99_s),
         _seconds(outcome.answer_p95_s),
         f"{outcome.requests_per_s:.3g}",
-        f"{outcome.reading:.2f}",
-        f"{outcome.decoding:.2f}",
+        f"{outcome.reading_share:.2f}",
+        f"{outcome.decoding_share:.2f}",
     )
 
 

@@ -12,8 +12,6 @@ from gemserve.replicas.replica_reports import ReplicaReports
 from gemserve.replicas.routing import RoutedRequest, choose_replica
 from gemserve.replicas.text_chunks import TextChunk
 
-MOST_ABOVE_MEAN_S = 30.0  # of reading, by which a queue may exceed the mean and still get requests
-
 
 class Policy:
     """Chooses one of `replicas` for each job. `report` is called at regular times."""
@@ -72,7 +70,6 @@ class LeastLoaded(Policy):
             self._request(job),
             self._reports.states(),
             self._costs,
-            most_above_mean=MOST_ABOVE_MEAN_S / self.cost.filtered_token_s,
             random=self.random,
         )
         assert route is not None

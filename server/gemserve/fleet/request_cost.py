@@ -13,7 +13,10 @@ from gemserve.replicas.routing import Reading, TokenCosts
 from gemserve.types import MAX_QUESTION_TOKENS
 
 _METHOD = "sieve"
-_STREAMS = 8  # among which a router divides a decode step, to say what a token of an answer costs
+# Among so many answers a router divides a decode step, to say what a token of an answer costs. The
+# replica counts as full, because another answer adds little to a step. Divided among 8, a few
+# answers look like a queue, and documents are sent away from it (docs/log/fleet.md).
+_STREAMS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

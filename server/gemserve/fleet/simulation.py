@@ -25,8 +25,9 @@ class Outcome:
     `hit_rate`: the share of document tokens that were found in caches; `repeat_rate`: the share
     that had been sent before in this run, which no cache can exceed. `ttft_…_s`: mean and
     percentiles of the time to the first token; `answer_p95_s`: of the time to the last.
-    `requests_per_s`: finished between the end of the warm-up and the last arrival. `reading`,
-    `decoding`: mean share of that time; `busiest`: that of both together on the busiest replica.
+    `requests_per_s`: finished between the end of the warm-up and the last arrival.
+    `reading_share`, `decoding_share`: means of that time; `busiest`: the share of both together on
+    the busiest replica.
     """
 
     policy: str
@@ -41,8 +42,8 @@ class Outcome:
     ttft_p99_s: float
     answer_p95_s: float
     requests_per_s: float
-    reading: float
-    decoding: float
+    reading_share: float
+    decoding_share: float
     busiest: float
 
 
@@ -167,7 +168,7 @@ def _outcome(
         ttft_p99_s=p99,
         answer_p95_s=float(np.percentile(times, 95)),
         requests_per_s=sum(start_s < end <= stop_s for end in ends) / passed,
-        reading=float(busy[:, 0].mean()),
-        decoding=float(busy[:, 1].mean()),
+        reading_share=float(busy[:, 0].mean()),
+        decoding_share=float(busy[:, 1].mean()),
         busiest=float(busy.sum(axis=1).max()),
     )

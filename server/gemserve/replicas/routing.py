@@ -27,8 +27,12 @@ Reading = Literal["windows", "one_pass", "whole"]
 # Why a replica was chosen. "least_loaded": it has the shortest queue; nothing else was compared,
 # because of the others' states or the request something is wrong.
 RouteReason = Literal["cached", "uncached", "least_loaded"]
-# Costs that differ by less than this share of the request's own work are equal.
-_EQUAL = 0.01
+# Tokens by which a queue may exceed the mean. Costs alone keep affinity from making it longer than
+# the longest document; this holds if what they are computed from is wrong.
+MOST_ABOVE_MEAN = 1 << 20
+# Costs that differ by less than this share of the request's own work are equal. In simulated fleets
+# 0.1 finds a little more in caches than 0.01 does, and 0.5 makes the slowest requests wait longer.
+_EQUAL = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ class TokenCosts:
         """Costs by counted FLOPs: windows of `window` tokens are read up to `layer`.
 
         `kept`: tokens that all layers then read. `answered`: see the class. FLOPs do not tell it,
-        because a decode step reads all weights, for however many answers.
+        because a decode step reads all weights, for however many answers. Divide its time among as
+        many answers as run at most, not among few: another answer adds little to a step.
         """
         filtered = shape.filter_chunk(0, window, layer) / window
         return TokenCosts(full=shape.prefill_chunk(0, kept) / kept / filtered, answered=answered)
@@ -103,7 +108,7 @@ def choose_replica(
     states: Sequence[ReplicaState],
     costs: TokenCosts,
     *,
-    most_above_mean: float,
+    most_above_mean: float = MOST_ABOVE_MEAN,
     random: Random,
 ) -> Route | None:
     """The replica of the smallest cost. None: no replica is healthy and takes requests.

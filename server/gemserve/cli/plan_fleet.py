@@ -49,7 +49,7 @@ _OPTIONS = (
     _FleetOption(
         "--replicas", "auto", _read_replicas, "replicas; auto: as few as reach --ttft-p95"
     ),
-    _FleetOption("--ttft-p95", "10", _ABOVE_0, "seconds in which 95% get their first token"),
+    _FleetOption("--ttft-p95", "10", _ABOVE_0, "seconds in which 95%% get their first token"),
     _FleetOption("--accelerator", "h100", choice(*DEVICES), f"one of {', '.join(DEVICES)}"),
     _FleetOption(
         "--efficiency",
@@ -169,7 +169,7 @@ def plan_fleet(arguments: argparse.Namespace, request: PlannedRequest) -> dict[s
     _print_rows(rows, given["ttft_p95"])
     routers: list[Outcome] = []
     last = rows[-1]
-    if last.outcome is not None:
+    if last.outcome is not None and last.outcome.num_replicas > 1:
         cost = dict(costs)[last.reading]
         memory = _memory(kv_bytes, given["cache_memory"])
         routers = [

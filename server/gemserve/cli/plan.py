@@ -1,4 +1,7 @@
-"""`gemserve plan`: what a prompt costs under each method, from the model's config alone."""
+"""`gemserve plan`: what a prompt costs under each method, from the model's config alone.
+
+With `--fleet` it says what a load of such prompts needs (`cli.plan_fleet`).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,12 @@ from gemserve.cli.options import (
     read_value,
     read_window,
 )
+from gemserve.cli.plan_fleet import (
+    PlannedRequest,
+    add_fleet_options,
+    check_no_fleet_options,
+    plan_fleet,
+)
 from gemserve.cli.tables import aligned
 from gemserve.config import (
     EngineConfig,
@@ -34,6 +43,8 @@ from gemserve.types import MAX_QUESTION_TOKENS, kept_count
 if TYPE_CHECKING:
     from gemserve.filtering.method_cost import MethodPlan
 
+_KV_MEMORY = "4GiB"
+
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("plan", help="time and memory per method, from the cost model")
@@ -47,9 +58,13 @@ def add_command(commands: Any) -> None:
         help="also plan windows of so many tokens, with questions of "
         f"{MAX_QUESTION_TOKENS}; auto: the calibration's; off: none (default: %(default)s)",
     )
-    parser.add_argument("--kv-memory", default="4GiB", help="default: %(default)s")
+    parser.add_argument(
+        "--kv-memory",
+        help=f"default: {_KV_MEMORY}; with --fleet: what weights leave of the accelerator's memory",
+    )
     parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, WEIGHT_OPTIONS)
+    add_fleet_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -64,7 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
     keep = read_value("keep", arguments.keep, read_keep)
     max_tokens = _read_count("max_tokens", arguments.max_tokens)
     wanted = read_value("window", arguments.window, read_window)
-    memory = read_value("kv_memory", arguments.kv_memory, read_bytes)
+    if not arguments.fleet:
+        check_no_fleet_options(arguments)
+    kv_memory = arguments.kv_memory or _KV_MEMORY
+    memory = read_value("kv_memory", kv_memory, read_bytes)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
     hf, dtype, source = model_from_config(model)
@@ -73,16 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
     layer = calibration.layer
     kept = kept_count(keep, num_tokens)
     window = find_window(wanted, calibration)
-    rows = plan_methods(
-        shape,
-        methods=SERVED_METHODS,
-        num_tokens=num_tokens,
-        keep=kept,
-        max_tokens=max_tokens,
-        layer=layer,
-        memory_bytes=memory,
-        window=window,
-    )
     offloaded = find_offload_layers(engine.offload_layers, shape.num_layers, layer)
     precision = engine.filter_precision
     weights = weights_of(
@@ -90,9 +98,39 @@ def run(arguments: argparse.Namespace) -> int:
     )
     context_tokens = hf.config.max_position_embeddings
     _warn_beyond(num_tokens, context_tokens, window)
-    _print_table(rows, shape, num_tokens, kept, layer, arguments.kv_memory)
-    print(calibration.describe())
     dtype_name = str(dtype).removeprefix("torch.")
+    rows: list[MethodPlan] = []
+    fleet: dict[str, Any] = {}
+    if arguments.fleet:
+        if offloaded:
+            raise ConfigError(
+                f"offload_layers={offloaded}: must be 0 with --fleet, which does not know how fast "
+                "weights come from the host"
+            )
+        planned = PlannedRequest(
+            shape=shape,
+            num_tokens=num_tokens,
+            keep=kept,
+            max_tokens=max_tokens,
+            layer=layer,
+            window=window,
+            weight_bytes=weights.device,
+            kv_bytes=memory if arguments.kv_memory else None,
+        )
+        fleet = plan_fleet(arguments, planned)
+    else:
+        rows = plan_methods(
+            shape,
+            methods=SERVED_METHODS,
+            num_tokens=num_tokens,
+            keep=kept,
+            max_tokens=max_tokens,
+            layer=layer,
+            memory_bytes=memory,
+            window=window,
+        )
+        _print_table(rows, shape, num_tokens, kept, layer, kv_memory)
+    print(calibration.describe())
     _print_weights(weights, dtype_name)
     if arguments.json:
         settings = {
@@ -107,7 +145,10 @@ def run(arguments: argparse.Namespace) -> int:
             "context_tokens": context_tokens,
             "kv_memory_bytes": memory,
         }
-        _print_json(settings, dtype_name, weights, rows)
+        if arguments.fleet:
+            print(json.dumps({**settings, **fleet, "dtype": dtype_name}))
+        else:
+            _print_json(settings, dtype_name, weights, rows)
     return 0
 
 

@@ -1,0 +1,124 @@
+"""What a router knows of its replicas: their reports, and what it has sent there since. No Ray.
+
+A report is always older than the router's last choice. So the router adds the work of each request
+that it sends to a replica's queue, and takes it back when a report counts that request. It believes
+of a cache only what the replica has said.
+
+Everything here belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gemserve.replicas.routing import ReplicaState, Route
+
+# A request that so many reports have not counted was lost on its way.
+_MOST_REPORTS = 3
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request that the replica has not counted yet. `reports`: those that did not."""
+
+    work_tokens: float
+    reports: int = 0
+
+
+@dataclass(slots=True)
+class _Replica:
+    queued_tokens: float = 0.0  # as it was last reported
+    is_healthy: bool = True
+    is_draining: bool = False
+    cached: set[bytes] = field(default_factory=set)
+    last_event: int | None = None  # None: events are missing, and a list is needed
+    sent: dict[int, _Sent] = field(default_factory=dict)
+
+
+class ReplicaReports:
+    """Keeps one state for each replica that the fleet has now."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, _Replica] = {}
+        self._num_sent = 0
+
+    def set_replicas(self, names: Iterable[str]) -> None:
+        """Take new replicas as idle and empty until they report. Forget those that are gone."""
+        self._replicas = {name: self._replicas.get(name, _Replica()) for name in names}
+
+    def states(self) -> list[ReplicaState]:
+        """All replicas, with what was sent to them since they reported."""
+        return [
+            ReplicaState(
+                name=name,
+                queued_tokens=one.queued_tokens
+                + sum(sent.work_tokens for sent in one.sent.values()),
+                cached=one.cached,
+                is_healthy=one.is_healthy,
+                is_draining=one.is_draining,
+            )
+            for name, one in self._replicas.items()
+        ]
+
+    def sent(self, route: Route) -> int:
+        """Note that a request goes there. Return its number, which goes with it."""
+        self._num_sent += 1
+        if route.name in self._replicas:
+            self._replicas[route.name].sent[self._num_sent] = _Sent(route.work_tokens)
+        return self._num_sent
+
+    def failed(self, name: str, number: int) -> None:
+        """Take back a request that did not reach the replica. Idempotent."""
+        if name in self._replicas:
+            self._replicas[name].sent.pop(number, None)
+
+    def reported(
+        self,
+        name: str,
+        *,
+        queued_tokens: float,
+        last_received: int | None,
+        is_healthy: bool = True,
+        is_draining: bool = False,
+    ) -> None:
+        """Take a replica's report in place of the earlier one.
+
+        `last_received`: the largest of this router's numbers that the replica had received when it
+        counted; None if it does not count them: then all that was sent counts as received.
+        """
+        one = self._replicas.get(name)
+        if one is None:
+            return
+        one.queued_tokens = queued_tokens
+        one.is_healthy, one.is_draining = is_healthy, is_draining
+        for number, sent in list(one.sent.items()):
+            sent.reports += 1
+            is_counted = last_received is None or number <= last_received
+            if is_counted or sent.reports >= _MOST_REPORTS:
+                del one.sent[number]
+
+    def cache_listed(self, name: str, event: int, keys: Iterable[bytes]) -> None:
+        """Take `keys` as all chunks that the replica has. Changes go on behind number `event`."""
+        one = self._replicas.get(name)
+        if one is not None:
+            one.cached, one.last_event = set(keys), event
+
+    def cache_changed(
+        self, name: str, event: int, *, stored: Iterable[bytes] = (), dropped: Iterable[bytes] = ()
+    ) -> bool:
+        """Take one change of the replica's cache. Changes are numbered one by one.
+
+        False: numbers are missing, as after a restart. Nothing counts as cached there until
+        `cache_listed`.
+        """
+        one = self._replicas.get(name)
+        if one is None:
+            return False
+        if one.last_event is None or event != one.last_event + 1:
+            one.cached, one.last_event = set(), None
+            return False
+        one.last_event = event
+        one.cached.update(stored)
+        one.cached.difference_update(dropped)
+        return True

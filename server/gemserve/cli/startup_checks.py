@@ -14,6 +14,7 @@ from gemserve.adapters.find_folder import find_folder
 from gemserve.api.access.keys import KeyFile
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import AdapterError, ConfigError
+from gemserve.replicas.cluster import check_ray_is_installed
 
 # where the limit of a container's memory is, in versions 2 and 1 of control groups
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -62,6 +63,34 @@ def check_settings(
         _check_memory(model, engine)
     with problems.noted():
         _check_free(server)
+
+
+def check_replicas(
+    problems: Problems,
+    num_replicas: int,
+    model: ModelConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+) -> None:
+    """Note settings that make no sense with several replicas, and what is not installed."""
+    if engine.cache_dir is not None:
+        problems.note(
+            f"cache_dir={engine.cache_dir}: only one engine can use a folder; leave it out with "
+            f"replicas={num_replicas}"
+        )
+    if model.device.startswith("cuda:"):
+        problems.note(
+            f"device={model.device}: names one GPU, and each of {num_replicas} replicas needs its "
+            "own; use cuda, and CUDA_VISIBLE_DEVICES to choose"
+        )
+    if server.watchdog_exit:
+        problems.note(
+            "watchdog_exit=True: with replicas a stuck one is always replaced; leave it out"
+        )
+    if not server.port:
+        problems.note("port=0: must be a port from 1 to 65535 with replicas")
+    with problems.noted():
+        check_ray_is_installed()
 
 
 def check_adapters(config: ServerConfig) -> None:

@@ -47,6 +47,7 @@ PROBE_TIMEOUT_S = 2.0  # in which a replica must answer what all are asked
 _LEAVE_TIMEOUT_S = 10.0  # in which a replica must end a request whose client has left
 _PROBES = frozenset({"/health", "/ping", "/ready"})
 _BYTES_PER_TOKEN = 4  # about, in English
+_ANSWER_TOKENS = 128  # of an answer, until the replica knows more
 # what of a scope can be pickled, and matters to the application
 _SCOPE_KEYS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
 
@@ -292,7 +293,7 @@ class Ingress:
         largest = max(named, key=lambda copy: copy.num_tokens, default=None)
         is_about = path.startswith(DOCUMENTS_PATH)
         return RoutingHints(
-            num_tokens=len(request.body) // _BYTES_PER_TOKEN,
+            num_tokens=len(request.body) // _BYTES_PER_TOKEN + _ANSWER_TOKENS,
             tenant=request.tenant,
             avoid=avoid,
             home=None if largest is None else largest.home,
@@ -302,14 +303,26 @@ class Ingress:
     async def _ask_all(self, scope: Scope) -> AsyncGenerator[WholeReply, None]:
         """The replies of all replicas, as they come; none of those that do not answer in time."""
         request = self._request_of(scope)
-        calls = [
-            self._replicas.call(state.id, "answer_whole", request)
-            for state in self._replicas.states()
+        asking = [
+            asyncio.create_task(self._ask(state.id, request)) for state in self._replicas.states()
         ]
-        with suppress(TimeoutError):
-            for done in asyncio.as_completed(calls, timeout=PROBE_TIMEOUT_S):
-                with suppress(ReplicaLost):
-                    yield await done
+        try:
+            for next_reply in asyncio.as_completed(asking):
+                reply = await next_reply
+                if reply is not None:
+                    yield reply
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _ask(self, replica: str, request: RelayedRequest) -> WholeReply | None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                reply: WholeReply = await self._replicas.call(replica, "answer_whole", request)
+                return reply
+        except (ReplicaLost, ReplicaFailed, ReplicaUnavailable, TimeoutError) as error:
+            log.debug("replica %s: %s", replica, error)
+            return None
 
     async def _probe(self, scope: Scope) -> Response:
         """A replica's reply that is good, or else one that is not."""

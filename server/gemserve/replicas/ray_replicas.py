@@ -54,6 +54,8 @@ class RayReplicas:
                     batches.cancel()
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        if all(state.id != replica for state in self.states()):
+            raise ReplicaLost(f"replica {replica} does not run any more")
         with _ray_failures():
             reply = self._calls.remote(RoutingHints(only=replica), method, *arguments)
             try:

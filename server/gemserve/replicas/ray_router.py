@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -26,50 +27,65 @@ class TokenRouter(RequestRouter):
     """Orders replicas by a rule. Requests are sent with their `RoutingHints` as first argument."""
 
     def initialize_state(self, **_: Any) -> None:
-        # by replica and request, when it was sent and its tokens
-        self._sent: dict[str, dict[str, tuple[float, int]]] = {}
+        # by request: when it was sent, where to, and its tokens; the oldest first
+        self._sent: dict[str, tuple[float, str, int]] = {}
         router_link.ROUTER_LINK.states = self.states
 
     def states(self) -> list[ReplicaState]:
         """The replicas that run. Any thread may call this."""
-        return [self._state_of(replica) for replica in list(self.curr_replicas.values())]
+        sent = list(self._sent.values())
+        return [_state_of(replica, sent) for replica in list(self.curr_replicas.values())]
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        hints = RoutingHints()
-        if pending_request is not None and pending_request.args:
-            hints = pending_request.args[0]
+        assert pending_request is not None
+        # If there is no replica for the request, Ray asks again. Without this it would do so at
+        # once and for ever, and its event loop would do nothing else.
+        pending_request.routing_context.should_backoff = True
+        hints: RoutingHints = pending_request.args[0]
+        self._forget_old()
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        states = [self._state_of(replica) for replica in candidate_replicas]
-        ordered = order_replicas(hints, states, router_link.ROUTER_LINK.rule, self._note_failure)
+        sent = list(self._sent.values())
+        states = [_state_of(replica, sent) for replica in candidate_replicas]
+        rule = router_link.ROUTER_LINK.rule
+        ordered = order_replicas(hints, states, rule, self._note_failure)
+        if ordered:
+            self._note_sent(pending_request, ordered[0])
         return [[by_id[each]] for each in ordered]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        hints, number = pending_request.args[0], pending_request.metadata.internal_request_id
-        sent = self._sent.setdefault(replica_id.unique_id, {})
-        sent[number] = time.monotonic(), hints.num_tokens
+        self._note_sent(pending_request, replica_id.unique_id)  # maybe not to the best one
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        running = {each.unique_id for each in self.curr_replicas}
-        self._sent = {each: sent for each, sent in self._sent.items() if each in running}
-        self._sent.get(replica_id.unique_id, {}).pop(internal_request_id, None)
+        self._sent.pop(internal_request_id, None)
 
-    def _state_of(self, replica: RunningReplica) -> ReplicaState:
-        name, statistics = replica.replica_id.unique_id, replica.routing_stats
+    def _note_sent(self, pending_request: PendingRequest, replica: str) -> None:
+        number, hints = pending_request.metadata.internal_request_id, pending_request.args[0]
+        self._sent.pop(number, None)
+        self._sent[number] = time.monotonic(), replica, hints.num_tokens
+
+    def _forget_old(self) -> None:
         since_s = time.monotonic() - _STATISTICS_AGE_S
-        sent = list(self._sent.get(name, {}).values())
-        return ReplicaState(
-            id=name,
-            queued_tokens=int(statistics.get(QUEUED_TOKENS, 0)),
-            sent_tokens=sum(tokens for sent_s, tokens in sent if sent_s >= since_s),
-            statistics=statistics,
-        )
+        for number, (sent_s, *_) in list(self._sent.items()):
+            if sent_s >= since_s:
+                break
+            del self._sent[number]
 
     def _note_failure(self) -> None:
         log.exception("the rule that chooses a replica has failed; the least loaded one is taken")
         router_link.ROUTER_LINK.on_failure()
+
+
+def _state_of(replica: RunningReplica, sent: Iterable[tuple[float, str, int]]) -> ReplicaState:
+    name, statistics = replica.replica_id.unique_id, replica.routing_stats
+    return ReplicaState(
+        id=name,
+        queued_tokens=int(statistics.get(QUEUED_TOKENS, 0)),
+        sent_tokens=sum(tokens for _, where, tokens in sent if where == name),
+        statistics=statistics,
+    )

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gemserve.api.access.body_limit import BodyLimit
+from gemserve.api.access.head_requests import HeadRequests
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.outer_middleware import Counts, add_outer_middleware
 from gemserve.config import ServerConfig
@@ -87,6 +88,7 @@ def create_ingress(replicas: Replicas, config: ServerConfig, metrics: IngressMet
     app = Starlette()
     app.state.ingress = ingress
     app.router.default = ingress
+    app.add_middleware(HeadRequests)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
@@ -94,7 +96,7 @@ def create_ingress(replicas: Replicas, config: ServerConfig, metrics: IngressMet
         timeout_s=config.body_timeout_s,
     )
     counts = Counts(
-        refusal=lambda code: metrics.refusals.labels(code).inc(),
+        refusal=metrics.count_refusal,
         reply=lambda status: metrics.replies.labels(status).inc(),
         error=metrics.errors.inc,
     )
@@ -139,16 +141,16 @@ class Ingress:
         try:
             if path in _PROBES:
                 await (await self._probe(scope))(scope, receive, send)
-            elif path == "/metrics" and method in ("GET", "HEAD"):
+            elif path == "/metrics" and method == "GET":
                 await (await self._tell_metrics(scope))(scope, receive, send)
-            elif path == "/load" and method in ("GET", "HEAD"):
+            elif path == "/load" and method == "GET":
                 await (await self._tell_load(scope))(scope, receive, send)
             elif path.startswith("/v1/adapters") and method in ("POST", "DELETE"):
                 await _refuse_adapters()(scope, receive, send)
             else:
                 await self._relay(scope, receive, send)
         except (ReplicaUnavailable, EngineDead, QuotaExceeded) as error:
-            self._metrics.refusals.labels(getattr(error, "code", "engine_dead")).inc()
+            self._metrics.count_refusal(getattr(error, "code", "engine_dead"))
             await error_response(error)(scope, receive, send)
         except GemserveError as error:
             await error_response(error)(scope, receive, send)
@@ -196,7 +198,7 @@ class Ingress:
                         "The replica that was to answer is lost.", code="replica_lost"
                     ) from lost
                 self._metrics.retries.inc()
-            except ReplicaFailed:
+            except Exception:  # the replica's application has failed, or there is a bug here
                 if not relaying.has_begun or relaying.is_over:
                     raise
                 log.exception("request %s", relaying.request_id)
@@ -467,7 +469,7 @@ async def _read_body(receive: Receive) -> bytes | None:
 def _is_repeatable(request: RelayedRequest) -> bool:
     """May the request be sent again after a replica had it? Storing a document may not."""
     method, path = request.scope["method"], request.scope["path"]
-    return method in ("GET", "HEAD") or (method == "POST" and path != DOCUMENTS_PATH)
+    return method == "GET" or (method == "POST" and path != DOCUMENTS_PATH)
 
 
 def _response_of(reply: WholeReply) -> Response:

@@ -17,7 +17,12 @@ class IngressMetrics:
 
     def __init__(self, num_replicas: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
-        self.refusals = self._counter("refusals", "Requests refused by the ingress", ["reason"])
+        self._refusals = Counter(
+            "gemserve_admission_rejections",
+            "Requests refused before they ran",
+            ["reason", "replica"],
+            registry=self._registry,
+        )
         self.replies = self._counter("replies", "Replies to any path", ["status"])
         self.errors = self._counter("internal_errors", "Failures of the ingress itself")
         self.retries = self._counter(
@@ -34,7 +39,7 @@ class IngressMetrics:
 
     def text(self, replies: Sequence[WholeReply]) -> bytes:
         """The ingress's metrics, and those of `replies`, which are of `/metrics` of replicas."""
-        families: dict[str, Metric] = {}
+        families = {family.name: family for family in self._registry.collect()}
         for reply in replies:
             for family in text_string_to_metric_families(reply.body.decode()):
                 joined = families.setdefault(
@@ -45,7 +50,10 @@ class IngressMetrics:
                     joined.samples.append(sample._replace(labels=labels))
         registry = CollectorRegistry()
         registry.register(_Families(list(families.values())))
-        return generate_latest(self._registry) + generate_latest(registry)
+        return generate_latest(registry)
+
+    def count_refusal(self, code: str) -> None:
+        self._refusals.labels(code, "ingress").inc()
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"gemserve_ingress_{name}", text, labels, registry=self._registry)

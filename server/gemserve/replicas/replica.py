@@ -44,7 +44,7 @@ class Replica:
         from gemserve.replicas.relayed_app import RelayedApp
 
         switch_threads_often()
-        _log_to_stderr()
+        log_to_stderr()
         model, server = settings.model, settings.server
         core = call_in_new_thread(lambda: build_calibrated_core(model, settings.engine))
         name = server.served_model_name or model.model
@@ -91,7 +91,7 @@ class Replica:
             self._traces.shut_down()
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Write the logs of gemserve to the process's standard error, which Ray passes on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

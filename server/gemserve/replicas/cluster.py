@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gemserve.errors import ConfigError
+from gemserve.replicas.descendants import adopt_orphans, end_processes, find_descendants
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -31,6 +35,8 @@ HEALTH_CHECK_TIMEOUT_S = 5.0  # three in a row end a replica
 STOP_TIMEOUT_S = 10.0  # for a replica to stop, after its requests have ended
 # Bodies and parts of replies that pass between processes and are too large for a message.
 OBJECT_STORE_BYTES = 512 << 20
+_MOST_FAILURE_CHARS = 4000
+_END_TIMEOUT_S = 3.0  # in which Ray's processes end by themselves
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # listen on the loopback address: Ray does so where it supports no clusters of machines
@@ -70,6 +76,8 @@ def local_cluster(num_replicas: int, num_gpus: int) -> Iterator[None]:
     import ray
     from ray import serve
 
+    others = find_descendants()
+    adopt_orphans()
     # sockets' paths must be short
     folder = tempfile.mkdtemp(prefix="gemserve-ray-")
     try:
@@ -83,14 +91,25 @@ def local_cluster(num_replicas: int, num_gpus: int) -> Iterator[None]:
             log_to_driver=True,
             _temp_dir=folder,
         )
+        signal.signal(signal.SIGTERM, _exit)  # Ray has set its own
         serve.start(proxy_location="Disabled", logging_config=_logging())
         yield
+    except SystemExit as end:
+        # Ray's handler for SIGTERM, which is there until ours is, ends with the signal's number
+        raise SystemExit(143 if end.code == signal.SIGTERM else end.code) from end
     finally:
         try:
             serve.shutdown()
         finally:
             ray.shutdown()
+            # Ray's agents may notice only after a minute that nothing else is left
+            end_processes(find_descendants() - others, _END_TIMEOUT_S)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _exit(*_: object) -> None:
+    """End in order: what was started is stopped on the way out."""
+    sys.exit(143)
 
 
 def deploy(settings: ReplicaSettings, num_replicas: int, has_gpu: bool) -> DeploymentHandle[Any]:
@@ -143,7 +162,9 @@ def find_failure() -> str | None:
     if status is None or status.status != "DEPLOY_FAILED":
         return None
     texts = [deployment.message for deployment in status.deployments.values()]
-    return "\n".join([status.message, *texts]).strip()
+    whole = "\n".join([status.message, *texts]).strip()
+    ours = re.findall(r"^gemserve\.errors\.\w+: (.*)", whole, re.MULTILINE)  # of a traceback
+    return ours[-1] if ours else whole[-_MOST_FAILURE_CHARS:]
 
 
 def _logging() -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gemserve.loading")
 _POLL_S = 0.2
-_MOST_FAILURE_CHARS = 4000
 
 
 def serve_replicas(
@@ -48,7 +45,6 @@ def serve_replicas(
         num_threads=_num_threads(num_replicas), model=model, engine=engine, server=server
     )
     with local_cluster(num_replicas, num_gpus):
-        signal.signal(signal.SIGTERM, _exit)  # Ray has set its own, which stops nothing in order
         with LoadingProbe(server.host, server.port):
             log.info("loading %s in %d replicas …", model.model, num_replicas)
             replicas = RayReplicas(deploy(settings, num_replicas, bool(num_gpus)))
@@ -61,17 +57,13 @@ def serve_replicas(
     return 0
 
 
-def _exit(*_: object) -> None:
-    sys.exit(143)
-
-
 def _wait_until_ready(replicas: RayReplicas) -> None:
     """Return when one replica is ready. Raises `ModelError` if none can be started."""
     while not replicas.states():
         time.sleep(_POLL_S)
         failure = find_failure()
         if failure is not None:
-            raise ModelError(f"no replica could be started: {failure[-_MOST_FAILURE_CHARS:]}")
+            raise ModelError(f"no replica could be started: {failure}")
 
 
 def _num_gpus(model: ModelConfig, num_replicas: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemserve.config import ServerConfig
 from gemserve.replicas.cluster import (
@@ -36,10 +36,25 @@ class IngressDeployment:
         self._server = server
         self._replicas = RayReplicas(replicas)
 
-    def __serve_build_asgi_app__(self) -> Starlette:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         metrics = IngressMetrics(lambda: len(self._replicas.states()))
         ROUTER_LINK.on_failure = metrics.router_failures.inc
-        return create_ingress(self._replicas, self._server, metrics)
+        return _without_request_id(create_ingress(self._replicas, self._server, metrics))
+
+
+def _without_request_id(app: ASGIApp) -> ASGIApp:
+    """Ray's proxy gives requests their ids, and puts the header of the reply itself."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await app(scope, receive, send_without_id)
+
+    return answer
 
 
 def application(settings: ReplicaSettings, num_replicas: int, *, has_gpu: bool) -> Any:

@@ -308,7 +308,8 @@ async def test_a_deleted_document_is_gone_everywhere(tokenizer: Any, keys: dict[
                 await fleet.client.post(CHAT, json=naming(document_id), headers=ALICE)
             ).is_success
         assert (await fleet.client.delete(path, headers=ALICE)).status_code == 200
-        assert all(document_id in each.core.forgotten for each in fleet.replicas.all.values())
+        cores = [each.core for each in fleet.replicas.all.values()]
+        await wait_for_async(lambda: all(document_id in core.forgotten for core in cores))
         for busy, free in (("r0", "r1"), ("r1", "r0")):
             fleet[busy].load, fleet[free].load = 10**6, 0
             asked = await fleet.client.post(CHAT, json=naming(document_id), headers=ALICE)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gemserve.cli.main import main
+from gemserve.cli.startup_checks import total_memory
 from gemserve.errors import ConfigError
 from gemserve.replicas.cluster import check_ray_is_installed, prepare_environment
 
@@ -38,6 +39,12 @@ def test_the_environment_sets_it_too(
 ) -> None:
     monkeypatch.setenv("GEMSERVE_REPLICAS", "2")
     assert "port=0" in refused(capsys, "--port=0")
+
+
+def test_each_replica_has_a_kv_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    share = total_memory() // 3
+    words = ["--replicas=4", "--device=cpu", f"--kv-memory={share}", "--port=0"]
+    assert f"kv_memory={share}: 4 times as much, with " in refused(capsys, *words)
 
 
 def test_a_missing_ray_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def _read_settings(
         refuse_unknown_variables()
     if num_replicas > 1:
         check_replicas(problems, num_replicas, model, engine, server)
-    check_settings(problems, model, engine, server)
+    check_settings(problems, model, engine, server, num_replicas)
     traces = None
     with problems.noted():
         traces = open_traces(server.otel)

@@ -44,7 +44,11 @@ class Problems:
 
 
 def check_settings(
-    problems: Problems, model: ModelConfig, engine: EngineConfig, server: ServerConfig
+    problems: Problems,
+    model: ModelConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+    num_engines: int = 1,
 ) -> None:
     """Note what this machine does not have: files, folders, the port, memory."""
     for file in (server.api_key_file, server.admin_key_file):
@@ -60,7 +64,7 @@ def check_settings(
     with problems.noted():
         _check_cache_folder(engine)
     with problems.noted():
-        _check_memory(model, engine)
+        _check_memory(model, engine, num_engines)
     with problems.noted():
         _check_free(server)
 
@@ -151,7 +155,7 @@ def _check_cache_folder(engine: EngineConfig) -> None:
         raise ConfigError(f"{given}: cannot be written: {error.strerror}") from error
 
 
-def _check_memory(model: ModelConfig, engine: EngineConfig) -> None:
+def _check_memory(model: ModelConfig, engine: EngineConfig, num_engines: int) -> None:
     """Refuse a KV memory that cannot fit into the host's memory, where a CPU computes.
 
     The default is not refused: its pages are taken only when requests need them. On a GPU, memory
@@ -162,10 +166,11 @@ def _check_memory(model: ModelConfig, engine: EngineConfig) -> None:
     if model.device.startswith("cuda") or has_gpu or is_default:
         return
     weights, total = _file_bytes(Path(model.model).expanduser()), total_memory()
-    if engine.kv_memory_bytes + weights > total:
+    if num_engines * (engine.kv_memory_bytes + weights) > total:
+        times = "" if num_engines == 1 else f"{num_engines} times as much, "
         raise ConfigError(
-            f"kv_memory={engine.kv_memory_bytes}: with {weights} bytes of model files more than "
-            f"the {total} bytes of memory that there are here; lower --kv-memory"
+            f"kv_memory={engine.kv_memory_bytes}: {times}with {weights} bytes of model files more "
+            f"than the {total} bytes of memory that there are here; lower --kv-memory"
         )
 
 

@@ -46,6 +46,8 @@ _ENVIRONMENT = {
     # a replica that fails its health checks would drain first, for which it may be too stuck
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_enable_metrics_collection": "false",
+    "RAY_DEDUP_LOGS": "0",  # lines of different requests look alike to Ray
+    "RAY_COLOR_PREFIX": "0",
     "AUTOSCALER_METRIC_PORT": "0",
     "DASHBOARD_METRIC_PORT": "0",
 }

@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     if num_replicas > 1:
         from gemserve.replicas.server import serve_replicas
 
+        if traces is not None:  # each replica opens its own
+            traces.shut_down()
         return serve_replicas(num_replicas, model, engine, server, log_config)
     with LoadingProbe(server.host, server.port) as probe:
         core = _load(model, engine, probe)

@@ -231,7 +231,7 @@ class Ingress:
         await relaying.client_left()
         limit.reschedule(asyncio.get_running_loop().time() + _LEAVE_TIMEOUT_S)
         if relaying.replica is not None:
-            with suppress(ReplicaLost):
+            with suppress(ReplicaLost, ReplicaFailed, ReplicaUnavailable):
                 await self._replicas.call(relaying.replica, "leave", request.number)
 
     async def _take(

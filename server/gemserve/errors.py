@@ -268,6 +268,16 @@ class PdfsBusy(GemserveError):
         super().__init__(f"A PDF could not be read: {cause}. Try again later.")
 
 
+class ReplicaUnavailable(GemserveError):
+    """No replica can answer now. `code` says why; it may be tried again."""
+
+    retry_after_s = 5
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class EngineDead(GemserveError):
     def __init__(self, cause: str) -> None:
         super().__init__(f"The engine has stopped: {cause}")

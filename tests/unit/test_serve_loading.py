@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gemserve.cli.serve import call_in_new_thread
+from gemserve.engine.new_thread import call_in_new_thread
 from gemserve.errors import ConfigError
 
 # in a process of its own, because the number of OpenMP threads is set once
@@ -14,7 +14,7 @@ COUNT_THREADS = """
 import os
 import time
 import torch
-from gemserve.cli.serve import call_in_new_thread
+from gemserve.engine.new_thread import call_in_new_thread
 
 count = lambda: len(os.listdir("/proc/self/task"))
 before = count()

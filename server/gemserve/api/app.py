@@ -11,34 +11,21 @@ from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 
 import gemserve
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.body_limit import BodyLimit
-from gemserve.api.access.gate import Gate
 from gemserve.api.access.head_requests import HeadRequests
-from gemserve.api.access.host_check import HostCheck, allowed_hosts
-from gemserve.api.access.keys import open_keys
 from gemserve.api.access.logprob_limit import LogprobLimit
-from gemserve.api.access.quota import Quota
-from gemserve.api.access.request_id import RequestId
-from gemserve.api.anthropic.errors import AnthropicErrors
 from gemserve.api.anthropic.routes import anthropic_routes
 from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
-from gemserve.api.ollama.errors import OllamaErrors
 from gemserve.api.ollama.routes import ollama_routes
 from gemserve.api.openai_responses.routes import openai_responses_routes
 from gemserve.api.openapi import write_document
-from gemserve.api.replies.token_counts import (
-    FILTER_HEADER,
-    KEPT_TOKENS_HEADER,
-    MAX_TOKENS_HEADER,
-    PROMPT_TOKENS_HEADER,
-)
+from gemserve.api.outer_middleware import Counts, add_outer_middleware, add_request_id
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
@@ -61,24 +48,20 @@ from gemserve.api.telemetry.traces import Traces
 from gemserve.config import ServerConfig
 from gemserve.errors import GemserveError
 
-# the reply's headers that a page of another origin may read
-EXPOSED_HEADERS = (
-    "Retry-After",
-    "X-Request-Id",
-    PROMPT_TOKENS_HEADER,
-    KEPT_TOKENS_HEADER,
-    MAX_TOKENS_HEADER,
-    FILTER_HEADER,
-)
 
-
-def create_app(serving: Serving, traces: Traces | None = None) -> FastAPI:
+def create_app(
+    serving: Serving, traces: Traces | None = None, *, is_replica: bool = False
+) -> FastAPI:
     """The application over one engine. Tests use it in process, through an ASGI transport.
 
     It stops the engine and the export of `traces` when it shuts down. Raises `ConfigError` if its
-    key files are wrong.
+    key files are wrong. `is_replica`: requests have passed the outer middleware of an ingress,
+    which has put the caller into their state. The state of the application has what a replica
+    shows its ingress: `backlog` and `documents`.
     """
     config = serving.config
+    backlog = Backlog(max_tokens=config.max_queued_tokens)
+    documents = DocumentStore(config, serving.engine.forget_documents)
     metrics = Metrics(serving.engine, serving.adapters, serving.model_name, serving.backend)
 
     @asynccontextmanager
@@ -97,7 +80,7 @@ def create_app(serving: Serving, traces: Traces | None = None) -> FastAPI:
         redirect_slashes=False,  # a path that is not in the document is a 404
     )
     operations: dict[str, Operation] = {}
-    for routes in _all_routes(serving, metrics, traces):
+    for routes in _all_routes(serving, metrics, traces, backlog, documents):
         app.include_router(routes)
         operations |= routes.operations
     app.include_router(inspector_routes())
@@ -107,16 +90,22 @@ def create_app(serving: Serving, traces: Traces | None = None) -> FastAPI:
         return write_document(operations, config, serving.model_name)
 
     app.openapi = document  # type: ignore[method-assign]
-    _add_middleware(app, config, metrics)
+    app.state.backlog, app.state.documents = backlog, documents
+    _add_middleware(app, config, metrics, is_replica=is_replica)
     _add_error_replies(app, document)
     return app
 
 
-def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> list[Routes]:
+def _all_routes(
+    serving: Serving,
+    metrics: Metrics,
+    traces: Traces | None,
+    backlog: Backlog,
+    documents: DocumentStore,
+) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
     models = ModelNames(serving.model_name, serving.adapters)
-    documents = DocumentStore(config, engine.forget_documents)
     submitter = Submitter(
         engine=engine,
         models=models,
@@ -126,7 +115,7 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
         keep_alive_s=config.keep_alive_s,
         max_wait_s=config.max_wait_s,
         timeout_s=config.request_timeout_s,
-        backlog=Backlog(max_tokens=config.max_queued_tokens),
+        backlog=backlog,
         traces=traces,
     )
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
@@ -153,12 +142,10 @@ def _all_routes(serving: Serving, metrics: Metrics, traces: Traces | None) -> li
     ]
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
+def _add_middleware(
+    app: FastAPI, config: ServerConfig, metrics: Metrics, *, is_replica: bool
+) -> None:
     """The last one added sees a request first and its reply last."""
-
-    def count_refusal(code: str) -> None:
-        metrics.rejections.labels(code).inc()
-
     app.add_middleware(HeadRequests)
     app.add_middleware(LogprobLimit, memory_bytes=config.logprobs_memory_bytes)
     app.add_middleware(
@@ -167,32 +154,15 @@ def _add_middleware(app: FastAPI, config: ServerConfig, metrics: Metrics) -> Non
         memory_bytes=config.body_memory_bytes,
         timeout_s=config.body_timeout_s,
     )
-    keys = open_keys(config)
-    if keys is not None:
-        quota = Quota(
-            requests_per_minute=config.requests_per_minute,
-            concurrency_per_key=config.concurrency_per_key,
-            tokens_per_minute=config.tokens_per_minute,
-        )
-        app.add_middleware(Gate, keys=keys, quota=quota, on_refusal=count_refusal)
-    if config.cors_origins:  # outside the gate: a browser's preflight carries no key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.cors_origins,
-            allow_methods=("GET", "HEAD", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
-        )
-    hosts = allowed_hosts(config)
-    if hosts is not None:
-        app.add_middleware(HostCheck, names=hosts, on_refusal=count_refusal)
-    app.add_middleware(
-        RequestId,
-        on_reply=lambda status: metrics.http_responses.labels(status).inc(),
-        on_error=partial(metrics.internal_errors.count, "request"),
+    counts = Counts(
+        refusal=lambda code: metrics.rejections.labels(code).inc(),
+        reply=lambda status: metrics.http_responses.labels(status).inc(),
+        error=partial(metrics.internal_errors.count, "request"),
     )
-    app.add_middleware(AnthropicErrors)
-    app.add_middleware(OllamaErrors)
+    if is_replica:
+        add_request_id(app, counts)
+    else:
+        add_outer_middleware(app, config, counts)
 
 
 def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:

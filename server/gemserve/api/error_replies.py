@@ -21,6 +21,7 @@ from gemserve.errors import (
     PermissionDenied,
     QueueFull,
     QuotaExceeded,
+    ReplicaUnavailable,
     RequestError,
     SchemasBusy,
 )
@@ -64,7 +65,7 @@ def error_response(error: GemserveError) -> JSONResponse:
         body = error_body(str(error), kind="requests", code=error.code)
         headers = {"Retry-After": str(error.retry_after_s)}
         return JSONResponse(body, status_code=429, headers=headers)
-    if isinstance(error, (QueueFull, AdapterBusy, SchemasBusy, PdfsBusy)):
+    if isinstance(error, (QueueFull, AdapterBusy, SchemasBusy, PdfsBusy, ReplicaUnavailable)):
         body = error_body(str(error), kind="overloaded_error", code=error.code)
         headers = {"Retry-After": str(error.retry_after_s)}
         return JSONResponse(body, status_code=503, headers=headers)

@@ -427,7 +427,7 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
     known = {option.variable for option in tables}
     # A shell may also hold the client's variables. GEMSERVE_API_KEY is refused, because whoever
     # gives it to a server expects that clients need it.
-    known.add("GEMSERVE_URL")
+    known |= {"GEMSERVE_URL", "GEMSERVE_REPLICAS"}
     if "GEMSERVE_API_KEY" in environment:
         raise ConfigError(
             "GEMSERVE_API_KEY: this is the client's; a server's keys are in --api-key-file"

@@ -7,9 +7,8 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.logs import set_up_logs
 from gemserve.cli.options import (
@@ -17,10 +16,13 @@ from gemserve.cli.options import (
     MODEL_OPTIONS,
     SERVER_OPTIONS,
     add_options,
+    number,
     read_good_options,
+    read_value,
     refuse_unknown_variables,
 )
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig, find_window
+from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
 from gemserve.http_server.loading_probe import LoadingProbe
 
 if TYPE_CHECKING:
@@ -28,26 +30,36 @@ if TYPE_CHECKING:
     from gemserve.engine.core import Core
 
 log = logging.getLogger("gemserve.loading")
-T = TypeVar("T")
-
-# After each operation on tensors the engine waits this long for the interpreter lock, if a thread
-# of the API prepares a long prompt meanwhile. Python's 5 ms are seconds for a decode step.
-_SWITCH_S = 0.0005
+MOST_REPLICAS = 64
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve a model over OpenAI-style HTTP")
     add_options(parser, MODEL_OPTIONS, SERVER_OPTIONS, ENGINE_OPTIONS)
+    parser.add_argument(
+        "--replicas",
+        default="1",
+        metavar="REPLICAS",
+        help="engines behind one address, each with the model in a process of its own; more than "
+        "1 need the packages of gemserve[ray] (default: 1; GEMSERVE_REPLICAS)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     # as process 1 of a container, Python would ignore SIGTERM until the server has started
     signal.signal(signal.SIGTERM, _end_at_once)
-    sys.setswitchinterval(_SWITCH_S)
+    switch_threads_often()
     # what can be wrong is found early: importing torch takes seconds, loading a model minutes
-    model, engine, server, traces = _read_settings(arguments)
+    num_replicas = read_value("--replicas", arguments.replicas, number(1, MOST_REPLICAS))
+    model, engine, server, traces = _read_settings(arguments, num_replicas)
     log_config = set_up_logs(server.log_format)
+    if num_replicas > 1:
+        from gemserve.replicas.server import serve_replicas
+
+        if traces is not None:  # each replica opens its own
+            traces.shut_down()
+        return serve_replicas(num_replicas, model, engine, server, log_config)
     with LoadingProbe(server.host, server.port) as probe:
         core = _load(model, engine, probe)
         name = server.served_model_name or model.model
@@ -76,11 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_settings(
-    arguments: argparse.Namespace,
+    arguments: argparse.Namespace, num_replicas: int
 ) -> tuple[ModelConfig, EngineConfig, ServerConfig, Traces | None]:
     """Raises one `ConfigError` for all that is wrong, with the settings or on this machine."""
     from gemserve.api.telemetry.traces import open_traces
-    from gemserve.cli.startup_checks import Problems, check_settings
+    from gemserve.cli.startup_checks import Problems, check_replicas, check_settings
 
     problems = Problems()
     model, wrong_of_model = read_good_options(arguments, MODEL_OPTIONS, ModelConfig)
@@ -89,7 +101,9 @@ def _read_settings(
     problems.note(*wrong_of_model, *wrong_of_engine, *wrong_of_server)
     with problems.noted():
         refuse_unknown_variables()
-    check_settings(problems, model, engine, server)
+    if num_replicas > 1:
+        check_replicas(problems, num_replicas, model, engine, server)
+    check_settings(problems, model, engine, server, num_replicas)
     traces = None
     with problems.noted():
         traces = open_traces(server.otel)
@@ -112,31 +126,6 @@ def _end_at_once(*_: object) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(143)
-
-
-def call_in_new_thread(function: Callable[[], T]) -> T:
-    """Call `function` in a thread that ends when it returns. Raises what it raises.
-
-    Each thread that computes gets OpenMP threads of its own, which live as long as it does. If
-    loading left some behind, the process would have more of them than the machine has cores. Then
-    GNU OpenMP lets threads that wait for each other sleep at once, and the engine's steps take
-    twice as long.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="gemserve-loading", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def _print(text: str) -> None:

@@ -14,6 +14,7 @@ from gemserve.adapters.find_folder import find_folder
 from gemserve.api.access.keys import KeyFile
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import AdapterError, ConfigError
+from gemserve.replicas.cluster import check_ray_is_installed
 
 # where the limit of a container's memory is, in versions 2 and 1 of control groups
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -43,7 +44,11 @@ class Problems:
 
 
 def check_settings(
-    problems: Problems, model: ModelConfig, engine: EngineConfig, server: ServerConfig
+    problems: Problems,
+    model: ModelConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+    num_engines: int = 1,
 ) -> None:
     """Note what this machine does not have: files, folders, the port, memory."""
     for file in (server.api_key_file, server.admin_key_file):
@@ -59,9 +64,37 @@ def check_settings(
     with problems.noted():
         _check_cache_folder(engine)
     with problems.noted():
-        _check_memory(model, engine)
+        _check_memory(model, engine, num_engines)
     with problems.noted():
         _check_free(server)
+
+
+def check_replicas(
+    problems: Problems,
+    num_replicas: int,
+    model: ModelConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+) -> None:
+    """Note settings that make no sense with several replicas, and what is not installed."""
+    if engine.cache_dir is not None:
+        problems.note(
+            f"cache_dir={engine.cache_dir}: only one engine can use a folder; leave it out with "
+            f"replicas={num_replicas}"
+        )
+    if model.device.startswith("cuda:"):
+        problems.note(
+            f"device={model.device}: names one GPU, and each of {num_replicas} replicas needs its "
+            "own; use cuda, and CUDA_VISIBLE_DEVICES to choose"
+        )
+    if server.watchdog_exit:
+        problems.note(
+            "watchdog_exit=True: with replicas a stuck one is always replaced; leave it out"
+        )
+    if not server.port:
+        problems.note("port=0: must be a port from 1 to 65535 with replicas")
+    with problems.noted():
+        check_ray_is_installed()
 
 
 def check_adapters(config: ServerConfig) -> None:
@@ -122,7 +155,7 @@ def _check_cache_folder(engine: EngineConfig) -> None:
         raise ConfigError(f"{given}: cannot be written: {error.strerror}") from error
 
 
-def _check_memory(model: ModelConfig, engine: EngineConfig) -> None:
+def _check_memory(model: ModelConfig, engine: EngineConfig, num_engines: int) -> None:
     """Refuse a KV memory that cannot fit into the host's memory, where a CPU computes.
 
     The default is not refused: its pages are taken only when requests need them. On a GPU, memory
@@ -133,10 +166,11 @@ def _check_memory(model: ModelConfig, engine: EngineConfig) -> None:
     if model.device.startswith("cuda") or has_gpu or is_default:
         return
     weights, total = _file_bytes(Path(model.model).expanduser()), total_memory()
-    if engine.kv_memory_bytes + weights > total:
+    if num_engines * (engine.kv_memory_bytes + weights) > total:
+        times = "" if num_engines == 1 else f"{num_engines} times as much, "
         raise ConfigError(
-            f"kv_memory={engine.kv_memory_bytes}: with {weights} bytes of model files more than "
-            f"the {total} bytes of memory that there are here; lower --kv-memory"
+            f"kv_memory={engine.kv_memory_bytes}: {times}with {weights} bytes of model files more "
+            f"than the {total} bytes of memory that there are here; lower --kv-memory"
         )
 
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from gemserve.config import ServerConfig
-from gemserve.engine.worker import Engine
 from gemserve.http_server.connections import MAX_HEAD_BYTES, connection_limits, limited_protocol
 
 DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
+
+
+class Stoppable(Protocol):
+    """What has the running requests: an engine, or what stands in front of several."""
+
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and stop after `timeout_s`."""
+        ...
+
+    def stop(self, timeout_s: float = ...) -> None:
+        """End all requests, each with its last event."""
+        ...
 
 
 class HttpServer(uvicorn.Server):
@@ -24,7 +35,7 @@ class HttpServer(uvicorn.Server):
     all requests, each with its last event. The third one ends the connections as they are.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Stoppable) -> None:
         super().__init__(config)
         self._engine = engine
         self._drains_until_s: float | None = None
@@ -47,7 +58,9 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def http_server(app: ASGIApp, engine: Engine, config: ServerConfig, **options: Any) -> HttpServer:
+def http_server(
+    app: ASGIApp, engine: Stoppable, config: ServerConfig, **options: Any
+) -> HttpServer:
     """A server for the application. `options` are uvicorn's."""
     settings = {
         "host": config.host,
@@ -59,6 +72,7 @@ def http_server(app: ASGIApp, engine: Engine, config: ServerConfig, **options: A
         "h11_max_incomplete_event_size": MAX_HEAD_BYTES,
         "http": limited_protocol(connection_limits(config)),
         "ws": "none",
+        "loop": "asyncio",  # else uvloop, where another package has brought it along
         **options,
     }
     return HttpServer(uvicorn.Config(app, **settings), engine)

@@ -1,0 +1,1 @@
+"""Several engines behind one address: an ingress relays each request to a replica."""

@@ -51,6 +51,12 @@ class Backlog:
         if waiting and waiting + num_tokens > self._max_tokens:
             raise QueueFull(waiting=waiting, limit=self._max_tokens, kind="tokens of prompts")
 
+    @property
+    def tokens_left(self) -> int:
+        """About how many tokens are still to be read and drawn."""
+        expected = self._answer_tokens if self._answers else 0.0
+        return round(sum(job.tokens_left(expected) for job in self._jobs))
+
     def retry_after_s(self) -> int:
         """When what is queued and running now will probably be done: 1 to 60 seconds."""
         seconds = sum(self._seconds_left().values())

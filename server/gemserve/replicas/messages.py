@@ -1,0 +1,100 @@
+"""What an ingress and a replica say to each other. All of it can be pickled.
+
+A replica answers a `RelayedRequest` with batches of messages: the ASGI messages of its application
+as they are, and between them what only the ingress needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemserve.api.access.keys import Caller
+
+AsgiMessage = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedRequest:
+    """A request whose body is whole. `number` is the ingress's, and of no other request.
+
+    `scope`: the part of its ASGI scope that can be pickled. `documents`: ids that the replica must
+    know before the application sees the request. `gone`: ids that it must not know any more.
+    """
+
+    number: str
+    scope: Mapping[str, Any]
+    body: bytes
+    caller: Caller | None
+    documents: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+    @property
+    def tenant(self) -> bytes:
+        return b"" if self.caller is None else self.caller.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentCopy:
+    """A stored document, for replicas that do not have it. `home`: the replica that has read it."""
+
+    id: str
+    text: str = field(repr=False)
+    num_bytes: int
+    num_tokens: int
+    name: str | None
+    created_s: int
+    expires_s: int
+    is_pinned: bool
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The first message: which replica has the request."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesAdded:
+    """The request has so many choices more than one."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokensUsed:
+    """The request's key has used so many tokens more."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsStored:
+    """The request has stored these."""
+
+    copies: tuple[DocumentCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsMissing:
+    """The replica waits for these, which it does not have."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReply:
+    """A reply that is no stream."""
+
+    replica: str
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+FromReplica = (
+    AsgiMessage | Accepted | ChoicesAdded | TokensUsed | DocumentsStored | DocumentsMissing
+)

@@ -1,0 +1,87 @@
+"""Reaches replicas through Ray Serve, and turns its failures into those that the ingress knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from gemserve.errors import ReplicaUnavailable
+from gemserve.replicas.ingress import ReplicaFailed, ReplicaLost
+from gemserve.replicas.messages import FromReplica, RelayedRequest
+from gemserve.replicas.replica_choice import ReplicaState, RoutingHints
+from gemserve.replicas.router_link import ROUTER_LINK
+
+# In which a replica takes a request. Ray itself would wait for ever where no replica can.
+_ACCEPT_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_S = 10.0
+
+
+class RayReplicas:
+    """The replicas behind a handle of Ray Serve. See `Replicas`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._answers = handle.options(method_name="answer", stream=True)
+        self._calls = handle.options(method_name="call")
+
+    def states(self) -> Sequence[ReplicaState]:
+        return ROUTER_LINK.states()
+
+    async def answer(
+        self, hints: RoutingHints, request: RelayedRequest
+    ) -> AsyncGenerator[list[FromReplica], None]:
+        with _ray_failures():
+            batches = self._answers.remote(hints, request)
+            has_ended = False
+            try:
+                async with asyncio.timeout(_ACCEPT_TIMEOUT_S):
+                    batch = await anext(batches)
+                while True:
+                    yield batch
+                    batch = await anext(batches)
+            except StopAsyncIteration:
+                has_ended = True
+            except TimeoutError:
+                text = f"No replica has taken the request within {_ACCEPT_TIMEOUT_S:g} s."
+                raise ReplicaUnavailable(text, code="no_replica") from None
+            finally:
+                if not has_ended:
+                    batches.cancel()
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        if all(state.id != replica for state in self.states()):
+            raise ReplicaLost(f"replica {replica} does not run any more")
+        with _ray_failures():
+            reply = self._calls.remote(RoutingHints(only=replica), method, *arguments)
+            try:
+                async with asyncio.timeout(_CALL_TIMEOUT_S):
+                    return await reply
+            except TimeoutError:
+                text = f"replica {replica} has not answered within {_CALL_TIMEOUT_S:g} s"
+                raise ReplicaLost(text) from None
+            finally:
+                reply.cancel()
+
+
+@contextmanager
+def _ray_failures() -> Iterator[None]:
+    """Raise what the ingress knows instead of Ray's exceptions."""
+    try:
+        yield
+    except BackPressureError as error:
+        raise ReplicaUnavailable("All replicas are busy.", code="queue_full") from error
+    except RayTaskError as error:  # a subclass of RayError, raised by the application
+        raise ReplicaFailed(str(error)) from error
+    except (RayActorError, TaskCancelledError, RayError) as error:
+        raise ReplicaLost(_first_line(error)) from error
+    except RayServeException as error:
+        raise ReplicaUnavailable(_first_line(error), code="no_replica") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -1,0 +1,101 @@
+"""A replica: a model, its engine and the application, in a process that Ray Serve has started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.replicas.messages import FromReplica, RelayedRequest
+from gemserve.replicas.ray_router import QUEUED_TOKENS
+from gemserve.replicas.replica_choice import RoutingHints
+
+log = logging.getLogger("gemserve.replicas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """All that a replica is told at its start. `num_threads`: that its engine computes with."""
+
+    num_threads: int
+    model: ModelConfig
+    engine: EngineConfig
+    server: ServerConfig
+
+
+class Replica:
+    """The deployment's class. Its methods run on one event loop, beside the engine's thread."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        # Ray has set it by the CPUs that it counts, and torch reads it when it is imported
+        os.environ["OMP_NUM_THREADS"] = str(settings.num_threads)
+        # the model's libraries are imported here, and not where the deployment is defined
+        from gemserve.api.app import create_app
+        from gemserve.api.serving import build_serving
+        from gemserve.api.telemetry.traces import open_traces
+        from gemserve.calibration.search.calibrated_core import build_calibrated_core
+        from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
+        from gemserve.replicas.relayed_app import RelayedApp
+
+        switch_threads_often()
+        log_to_stderr()
+        model, server = settings.model, settings.server
+        core = call_in_new_thread(lambda: build_calibrated_core(model, settings.engine))
+        name = server.served_model_name or model.model
+        self._serving = build_serving(core, model_name=name, config=server)
+        self._traces = open_traces(server.otel)
+        self._app = create_app(self._serving, self._traces, is_replica=True)
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._relayed = RelayedApp(self._app, self._app.state.documents, self._name)
+        log.info("replica %s is ready, process %d", self._name, os.getpid())
+
+    async def answer(
+        self, hints: RoutingHints, request: RelayedRequest
+    ) -> AsyncGenerator[list[FromReplica], None]:
+        """See `RelayedApp.answer`. The router has read the hints."""
+        async for batch in self._relayed.answer(request):
+            yield batch
+
+    async def call(self, hints: RoutingHints, method: str, *arguments: Any) -> Any:
+        """Call another method of `RelayedApp`."""
+        result = getattr(self._relayed, method)(*arguments)
+        return await result if method == "answer_whole" else result
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the router learns of this replica, every second."""
+        return {QUEUED_TOKENS: self._app.state.backlog.tokens_left}
+
+    def check_health(self) -> None:
+        """Raise if the engine is dead or stuck. After the third time Ray ends the process."""
+        engine, watchdog = self._serving.engine, self._serving.watchdog
+        if engine.death is not None:
+            raise RuntimeError(f"the engine is dead: {engine.death}")
+        if watchdog is not None and watchdog.is_stuck:
+            raise RuntimeError(watchdog.complaint)
+
+    def __del__(self) -> None:
+        """Ray calls this when the replica is stopped and its requests have ended."""
+        serving = getattr(self, "_serving", None)
+        if serving is None:  # the model could not be loaded
+            return
+        if serving.watchdog is not None:
+            serving.watchdog.stop()
+        serving.engine.stop()
+        if self._traces is not None:
+            self._traces.shut_down()
+
+
+def log_to_stderr() -> None:
+    """Write the logs of gemserve to the process's standard error, which Ray passes on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.getLogger("gemserve")
+    logger.setLevel(logging.INFO)
+    logger.handlers[:] = [handler]
+    logger.propagate = False

@@ -1,0 +1,71 @@
+"""Which documents the ingress gives to a replica for a request."""
+
+from __future__ import annotations
+
+import json
+
+from gemserve.replicas.document_copies import DocumentCopies
+from gemserve.replicas.messages import DocumentCopy
+from tests.fakes import Clock
+
+ALICE, BOB = b"alice", b"bob"
+ONE, TWO = f"doc-{'1' * 32}", f"doc-{'2' * 32}"
+CHAT = "/v1/chat/completions"
+
+
+def copy_of(document_id: str, expires_s: int = 1000) -> DocumentCopy:
+    return DocumentCopy(
+        id=document_id,
+        text="text",
+        num_bytes=4,
+        num_tokens=1,
+        name=None,
+        created_s=0,
+        expires_s=expires_s,
+        is_pinned=False,
+        home="r0",
+    )
+
+
+def needed(copies: DocumentCopies, tenant: bytes, path: str, body: bytes = b"") -> list[str]:
+    return [copy.id for copy in copies.needed(tenant, path, body)]
+
+
+def test_a_request_needs_what_it_names_and_only_of_its_own_key() -> None:
+    copies = DocumentCopies(Clock())
+    copies.add(ALICE, [copy_of(ONE), copy_of(TWO)])
+    body = json.dumps({"content": [ONE, ONE, f"doc-{'3' * 32}"]}).encode()
+    assert needed(copies, ALICE, CHAT, body) == [ONE]
+    assert needed(copies, BOB, CHAT, body) == []
+    assert needed(copies, ALICE, CHAT, b"{}") == []
+
+
+def test_an_id_is_found_however_json_writes_it() -> None:
+    copies = DocumentCopies(Clock())
+    copies.add(ALICE, [copy_of(ONE)])
+    escaped = "".join(f"\\u{ord(character):04X}" for character in ONE)
+    assert json.loads(f'"{escaped}"') == ONE
+    assert needed(copies, ALICE, CHAT, f'{{"id": "{escaped}"}}'.encode()) == [ONE]
+
+
+def test_lists_and_limits_are_about_all_documents() -> None:
+    copies = DocumentCopies(Clock())
+    copies.add(ALICE, [copy_of(ONE), copy_of(TWO)])
+    for path in ("/v1/documents", f"/v1/documents/{ONE}"):
+        assert needed(copies, ALICE, path) == [ONE, TWO]
+
+
+def test_documents_expire_and_deleted_ones_are_remembered_until_then() -> None:
+    clock = Clock()
+    copies = DocumentCopies(clock)
+    now_s = int(clock())
+    copies.add(ALICE, [copy_of(ONE, now_s + 10), copy_of(TWO, now_s + 100)])
+    copies.remove(ALICE, TWO)
+    copies.add(ALICE, [copy_of(TWO, now_s + 100)])  # a late message must not bring it back
+    assert needed(copies, ALICE, "/v1/documents") == [ONE]
+    assert copies.gone(ALICE) == (TWO,)
+    clock.now_s += 50
+    assert needed(copies, ALICE, "/v1/documents") == []
+    assert copies.gone(ALICE) == (TWO,)
+    clock.now_s += 100
+    assert copies.gone(ALICE) == ()

@@ -1,0 +1,35 @@
+"""The application of `deploy/ray_app.py`: its arguments. The rest is as with `gemserve serve`."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemserve.errors import ConfigError
+
+pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
+
+from deploy.ray_app import build
+
+
+def test_arguments_are_the_options_of_serve() -> None:
+    built = build({"model": "builtin", "replicas": 3, "kv_memory": "64MiB", "max-queue": 7})
+    ingress = built._bound_deployment
+    server, replicas = ingress.init_args
+    assert (ingress.name, ingress.num_replicas) == ("ingress", 1)
+    assert (replicas._bound_deployment.name, replicas._bound_deployment.num_replicas) == (
+        "replica",
+        3,
+    )
+    (settings,) = replicas._bound_deployment.init_args
+    assert settings.server == server
+    assert (settings.engine.kv_memory_bytes, settings.engine.max_queue) == (64 << 20, 7)
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"port": 8000, "nonsense": 1, "max-queue": "many"})
+    assert "port=8000: no such option here" in caught.value.problems
+    assert "nonsense=1: no such option here" in caught.value.problems
+    assert any("MAX_QUEUE=many" in problem for problem in caught.value.problems)
+    with pytest.raises(ConfigError, match="replicas=0"):
+        build({"replicas": 0})

@@ -36,7 +36,7 @@ DEPS := .venv-deps/.installed
 DEPS_BIN := .venv-deps/bin
 DEPS_TOOLS ?= "uv>=0.9,<1" "pip-audit>=2.9,<3" "cyclonedx-bom>=7,<8"
 
-.PHONY: setup demo test test-all test-browser test-clients test-deploy check serve bench peers clean
+.PHONY: setup demo test test-all test-browser test-clients test-deploy test-replicas check serve bench peers clean
 .PHONY: lock check-deps fuzz
 
 setup: $(STAMP)
@@ -80,6 +80,10 @@ test-all: setup $(NODE)
 # `make test-clients TABLE=1` also writes the table of docs/clients.md.
 test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT) $(CODING_AGENTS)
 	$(BIN)/python -m pytest -q -rs $(if $(TABLE),--write-table) tests/clients tests/contract/test_openai_node.py
+
+# Real replicas on Ray Serve: a minute on a machine that does nothing else.
+test-replicas: setup
+	GEMSERVE_TEST_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/replicas/test_cluster.py
 
 # Alerts and dashboard, with the prometheus that is installed; skipped where there is none.
 test-deploy: setup

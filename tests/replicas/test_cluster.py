@@ -1,7 +1,6 @@
 """`gemserve serve --replicas 2` as a whole: real processes of Ray, the built-in model, one kill -9.
 
-It is one test, because a cluster takes half a minute to start, and because `pytest -n` may give the
-tests of one file to several processes.
+It is one test, because a cluster takes half a minute to start.
 """
 
 from __future__ import annotations
@@ -27,7 +26,13 @@ import pytest
 from tests.fakes import CHAT, COMPLETIONS
 
 pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
+# A cluster is a dozen processes: beside other tests, what it waits for takes too long.
+WANTED = "GEMSERVE_TEST_CLUSTER"
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(WANTED not in os.environ, reason="only in `make test-replicas`"),
+]
 MARK = "REPLICAS_TEST"
 START_S, PATIENCE_S = 240.0, 60.0  # for machines that are busy
 PER_MINUTE = 12

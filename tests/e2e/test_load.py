@@ -150,18 +150,23 @@ def test_server_that_refuses_or_is_absent(stub):
 
 def test_files_and_comparison(stub, tmp_path):
     folders = {name: tmp_path / name for name in ("fast", "slow", "both")}
+    measured = {}
     for name, timetable in (("fast", "60,0,10"), ("slow", "120,0,10")):
         rows, _ = run("--url", stub.url + "/v1/", "--model", timetable, "--requests", 8,
                       "--concurrency", "2,4", "--max-tokens", 5, "--label", name,
                       "--api-key", "s3cret", "--out", folders[name])  # fmt: skip
         assert [row["concurrency"] for row in rows] == [2, 4]
+        measured[name] = rows
     rows, printed = run("--compare", folders["fast"] / "result.json", folders["slow"],
                         "--out", folders["both"])  # fmt: skip
     assert [row["concurrency"] for row in rows] == [2, 4]
-    for row in rows:
-        assert row["ttft_ms"]["p50"] == pytest.approx(2, rel=0.1)
-        assert row["tpot_ms"]["p50"] == pytest.approx(1, rel=0.1)
-        assert row["requests_per_s"] == pytest.approx(100 / 160, rel=0.1)
+    for row, fast, slow in zip(rows, measured["fast"], measured["slow"], strict=True):
+        assert slow["ttft_ms"]["p50"] > fast["ttft_ms"]["p50"]
+        for name in ("ttft_ms", "tpot_ms"):
+            ratio = slow[name]["p50"] / fast[name]["p50"]
+            assert row[name]["p50"] == pytest.approx(ratio, rel=0.01)
+        ratio = slow["requests_per_s"] / fast["requests_per_s"]
+        assert row["requests_per_s"] == pytest.approx(ratio, rel=0.01)
     assert "slow / fast" in printed
     pictures = {"latency_cdf.png", "throughput_latency.png"}
     assert {path.name for path in folders["both"].iterdir()} == {*pictures, "report.html"}

@@ -49,10 +49,15 @@ class JsonFormatter(logging.Formatter):
         request_id = current_request_id.get()
         if request_id is not None:
             line["request_id"] = request_id
-        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+        line |= {name: value for name, value in vars(record).items() if _is_added(name)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def _is_added(name: str) -> bool:
+    # ray adds private attributes to every record once it is imported
+    return name not in _USUAL and not name.startswith("_")
 
 
 def set_up_logs(log_format: LogFormat) -> dict[str, Any] | None:

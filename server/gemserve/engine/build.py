@@ -20,7 +20,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
 from gemserve.model import fp8
-from gemserve.model.base_model import hash_weights
+from gemserve.model.base_model import hash_of
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_filter_pass
 from gemserve.model.cpu_step import with_cpu_step
@@ -106,9 +106,7 @@ def calibration_path(loaded: LoadedModel, engine: EngineConfig) -> Path | None:
         return None
     if engine.calibrate != "auto":
         return Path(engine.calibrate)
-    return find_calibration(
-        loaded.source, model=loaded.name, weights=hash_weights(loaded.model.hf, rounded=True)
-    )
+    return find_calibration(loaded.source, model=loaded.name, weights=hash_of(loaded.model))
 
 
 def planned_weights(model: CausalModel, config: ResolvedEngineConfig) -> WeightPlan:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial, merge
 from gemserve_kernels.attention import reference_attention
 
@@ -67,6 +68,10 @@ class Adapter:
     def shift(self, layer: int) -> torch.Tensor | None:
         """The vector that is added to the input of `layer`: [hidden_size]."""
         return None
+
+    def of_rank(self, shard: RankShard, rank: int) -> Adapter:
+        """What a rank needs of it. By default all; kinds with numbers of each head override it."""
+        return self
 
 
 NO_ADAPTER = Adapter()

@@ -51,10 +51,7 @@ class GgufCheckpoint:
         return load_tokenizer(self._file)
 
     def load_weights(self, dtype: torch.dtype, num_ranks: int = 1) -> Any:
-        if num_ranks > 1:
-            raise ModelError(
-                f"tensor_parallel={num_ranks}: not for GGUF files; serve the model's own folder"
-            )
+        assert num_ranks == 1, "refused by `loader.check_ranks`"
         return gguf.load_weights(self._file, self.config, dtype)
 
 

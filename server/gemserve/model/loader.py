@@ -16,7 +16,7 @@ from gemserve.errors import ConfigError, GemserveError, ModelError
 from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
-from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.checkpoint import GgufCheckpoint, open_checkpoint
 from gemserve.model.compatibility import check_servable
 from gemserve.model.offload import HostLayers
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
@@ -62,8 +62,6 @@ def load(
         dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
         with _backend_errors():  # fail before minutes are spent on loading
             select_backend(device, name=config.attention_backend, dtype=dtype)
-        if num_ranks > 1:
-            check_divisible(checkpoint.config, num_ranks)
         tokenizer = checkpoint.load_tokenizer()
         weights = checkpoint.load_weights(dtype, num_ranks)
         shard = None
@@ -89,6 +87,20 @@ def load(
         source=checkpoint.source,
         name=config.model,
     )
+
+
+def check_ranks(config: ModelConfig, num_ranks: int) -> None:
+    """Raise `ConfigError` or `ModelError` if that many ranks cannot have the model together.
+
+    Only its config is read.
+    """
+    with _load_errors(f"cannot read the config of model {config.model!r}"):
+        checkpoint = open_checkpoint(config)
+        if isinstance(checkpoint, GgufCheckpoint):
+            raise ConfigError(
+                f"tensor_parallel={num_ranks}: not for GGUF files; serve the model's own folder"
+            )
+        check_divisible(checkpoint.config, num_ranks)
 
 
 def place(

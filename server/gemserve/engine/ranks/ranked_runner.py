@@ -57,14 +57,15 @@ class RankedRunner:
         return self._runner.copies
 
     def begin(self, task: Task, adapter: Adapter = NO_ADAPTER) -> None:
-        number, of_rank = self._known(adapter)
-        self._runner.begin(task, of_rank)
-        # the other ranks draw no tokens
-        request = replace(task.request, grammar=None)
-        self._ranks.send("begin", replace(task, request=request), number)
+        with self._ranks.together():
+            number, of_rank = self._known(adapter)
+            self._runner.begin(task, of_rank)
+            # the other ranks draw no tokens
+            request = replace(task.request, grammar=None)
+            self._ranks.send("begin", replace(task, request=request), number)
 
     def run(self, plan: StepPlan, limits: StepLimits) -> RunOutput:
-        with self._ranks.step():
+        with self._ranks.together():
             self._ranks.send("run", plan, limits)
             out = self._runner.run(plan, limits)
             self._ranks.compare(summary_of(out))
@@ -74,11 +75,14 @@ class RankedRunner:
         raise AssertionError("refused: see `Core.check`")
 
     def forget(self, numbers: Collection[int]) -> None:
-        self._ranks.send("forget", tuple(numbers))
-        self._runner.forget(numbers)
+        with self._ranks.together():
+            self._ranks.send("forget", tuple(numbers))
+            self._runner.forget(numbers)
 
     def change_memory(self, changes: Collection[Change]) -> None:
-        if changes:
+        if not changes:
+            return
+        with self._ranks.together():
             self._ranks.send("change_memory", tuple(changes))
             self._runner.change_memory(changes)
 

@@ -29,7 +29,7 @@ from gemserve.errors import RankFailed
 
 log = logging.getLogger("gemserve.engine")
 EXIT_STATUS = 70  # as the watchdog's
-STUCK_S = 60.0  # the longest that a step may take; one usually takes less than one second
+STUCK_S = 60.0  # the longest that ranks may need for a step, which usually takes a quarter second
 _LAST_WORDS_S = 3.0  # in which clients get their last events, and /health says why
 _TICK_S = 0.2
 
@@ -89,8 +89,8 @@ class Ranks:
                 raise self._failed(f"rank {rank} came to {found}, rank 0 to {leader}")
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around what all ranks do together, so that it is noticed if they hang."""
+    def together(self) -> Iterator[None]:
+        """Around all that needs other ranks, so that it is noticed if they hang."""
         self._step_started_s = time.monotonic()
         try:
             yield
@@ -151,5 +151,5 @@ class Ranks:
                 return f"rank {rank} has ended with status {status}"
         started_s = self._step_started_s
         if started_s is not None and time.monotonic() - started_s > STUCK_S:
-            return f"a step of {self.num_ranks} ranks has not ended for {STUCK_S:.0f} s"
+            return f"the {self.num_ranks} ranks have not ended a step for {STUCK_S:.0f} s"
         return self._fault

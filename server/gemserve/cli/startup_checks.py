@@ -164,6 +164,8 @@ def _check_ranks(model: ModelConfig, engine: EngineConfig, num_ranks: int) -> No
         for name, is_wrong in wrong.items()
         if is_wrong
     ]
+    if model.device not in ("auto", "cpu", "cuda"):
+        found.append(f"device={model.device}: with ranks must be auto, cpu or cuda")
     if model.model.endswith(".gguf"):
         found.append(f"model={model.model}: GGUF files not with tensor_parallel={num_ranks}")
     if found:

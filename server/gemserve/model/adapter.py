@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,14 @@ class Adapter:
     def of_rank(self, shard: RankShard, rank: int) -> Adapter:
         """What a rank needs of it. By default all; kinds with numbers of each head override it."""
         return self
+
+    def moved(self, device: torch.device) -> Adapter:
+        """The same adapter with its tensors on `device`."""
+        clone = copy.copy(self)
+        tensors = {name: t for name, t in vars(self).items() if isinstance(t, torch.Tensor)}
+        for name, tensor in tensors.items():
+            setattr(clone, name, tensor.to(device))
+        return clone
 
 
 NO_ADAPTER = Adapter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -10,6 +11,8 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from transformers.utils import logging as transformers_logging
 
 from gemserve.decoding.grammar import Grammars
 from gemserve.engine.ranks.group import join_group
@@ -26,6 +29,7 @@ def main(pipe_file: int, lifeline: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_rank_0, args=(lifeline,), daemon=True).start()
+    logging.disable(logging.WARNING)  # rank 0 says it
     pipe = Connection(pipe_file)
     status = 1
     try:
@@ -46,6 +50,7 @@ def _end_with_rank_0(lifeline: int) -> None:
 
 
 def _serve(pipe: Connection) -> None:
+    transformers_logging.disable_progress_bar()  # rank 0 shows one
     config, store, rank, num_ranks = receive(pipe)
     join_group(Path(store), rank, num_ranks, resolve_device(config.device))
     loaded = load(config, rank=rank, num_ranks=num_ranks)
@@ -81,7 +86,7 @@ def _note(runner: Runner, adapters: dict[int, Adapter], name: str, *arguments: A
         runner.change_memory(*arguments)
     elif name == "keep_adapter":
         number, adapter = arguments
-        adapters[number] = adapter
+        adapters[number] = adapter.moved(runner.memory.rows.device)
     else:
         assert name == "drop_adapter"
         (number,) = arguments

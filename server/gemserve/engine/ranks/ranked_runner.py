@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import torch
+
 from gemserve.decoding.grammar import Grammars
 from gemserve.engine.memory import Change
 from gemserve.engine.ranks.lockstep import Leader
@@ -19,6 +21,8 @@ from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.scores import AnswerAttention
 from gemserve.types import Switch
+
+_HOST = torch.device("cpu")
 
 
 class RankedRunner:
@@ -97,8 +101,11 @@ class RankedRunner:
             self._num_adapters += 1
             number = self._num_adapters
             self._ranks.send_each(
-                lambda rank: ("keep_adapter", number, adapter.of_rank(self._shard, rank))
+                lambda rank: ("keep_adapter", number, self._part(adapter, rank).moved(_HOST))
             )
-            known = self._adapters[adapter] = number, adapter.of_rank(self._shard, 0)
+            known = self._adapters[adapter] = number, self._part(adapter, 0)
             weakref.finalize(adapter, self._dropped.append, number)
         return known
+
+    def _part(self, adapter: Adapter, rank: int) -> Adapter:
+        return adapter.of_rank(self._shard, rank)

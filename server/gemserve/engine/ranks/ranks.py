@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -100,9 +99,9 @@ class Ranks:
     def stop(self) -> None:
         """End all other ranks. Idempotent."""
         self._stopped.set()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)  # which ends them, unless they are stopped
-            self._lifeline = -1
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)  # which ends them, unless they are stopped
         for process in self._processes:
             try:
                 process.wait(2.0)
@@ -115,16 +114,15 @@ class Ranks:
 
     def _start(self, rank: int, lifeline: int) -> None:
         ours, theirs = Pipe()
-        command = [sys.executable, "-m", "gemserve.engine.ranks.rank_process"]
+        # -P: what is in the working directory is not imported
+        command = [sys.executable, "-P", "-m", "gemserve.engine.ranks.rank_process"]
         files = (theirs.fileno(), lifeline)
         self._processes.append(
             subprocess.Popen([*command, *map(str, files)], pass_fds=files, stdin=subprocess.DEVNULL)
         )
         theirs.close()
         self._pipes.append(ours)
-        device = self.model.device
-        model = replace(self.model, device=f"cuda:{rank}" if device.startswith("cuda") else device)
-        send(ours, model, str(self.store), rank, self.num_ranks)
+        send(ours, self.model, str(self.store), rank, self.num_ranks)
 
     def _failed(self, cause: str) -> RankFailed:
         self._fault = self._fault or cause
@@ -133,7 +131,7 @@ class Ranks:
     def _watch(self) -> None:
         while not self._stopped.wait(_TICK_S):
             cause = self._find_fault()
-            if cause is None:
+            if cause is None or self._stopped.is_set():
                 continue
             log.critical("%s; this process ends with status %d", cause, EXIT_STATUS)
             with suppress(Exception):

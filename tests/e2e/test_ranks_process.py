@@ -63,6 +63,22 @@ class Replica:
         assert end == "data: [DONE]"
         return last
 
+    def answer_to_schema(self) -> object:
+        """An answer whose tokens a grammar allows, which only rank 0 has."""
+        schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+        body = {
+            "model": "builtin",
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 60,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}},
+            },
+        }
+        reply = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return json.loads(reply.json()["choices"][0]["message"]["content"])
+
     def health(self) -> int:
         return httpx.get(f"{self.url}/health", timeout=10).status_code
 
@@ -143,6 +159,9 @@ def test_a_lost_rank_ends_requests_and_then_the_server(number: int, within_s: fl
 @pytest.mark.timeout(600)
 def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
     with replica() as two:
+        answer = two.answer_to_schema()
+        assert isinstance(answer, dict)
+        assert answer.keys() == {"a"}
         os.kill(two.rank, signal.SIGKILL)
         wait_for(lambda: two.health() == 503, 5)
         two.assert_nothing_is_left(70)

@@ -105,8 +105,8 @@ def _serve(
 def _ranks(model: ModelConfig, num_ranks: int) -> Iterator[Ranks]:
     """The processes of the other ranks. Raises `ConfigError` if the model cannot be divided."""
     # each rank computes with its share of the cores; torch reads this when it is imported
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_ranks)))
+    share = (os.cpu_count() or 1) // num_ranks
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     from gemserve.engine.ranks.ranks import Ranks
     from gemserve.model.loader import check_ranks
 

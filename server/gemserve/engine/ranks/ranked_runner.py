@@ -41,7 +41,7 @@ class RankedRunner:
         cuda_graphs: Switch,
     ) -> None:
         assert model.shard is not None
-        self._ranks, self._shard = ranks, model.shard
+        self._ranks, self._shard, self._device = ranks, model.shard, model.device
         ranks.send("start", num_units)
         self._runner = Runner(
             model,
@@ -103,7 +103,8 @@ class RankedRunner:
             self._ranks.send_each(
                 lambda rank: ("keep_adapter", number, self._part(adapter, rank).moved(_HOST))
             )
-            known = self._adapters[adapter] = number, self._part(adapter, 0)
+            # a copy, because an entry must not hold its own key
+            known = self._adapters[adapter] = number, self._part(adapter, 0).moved(self._device)
             weakref.finalize(adapter, self._dropped.append, number)
         return known
 

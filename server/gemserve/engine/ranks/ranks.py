@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,7 +48,9 @@ class Ranks:
         self._folder = tempfile.mkdtemp(prefix="gemserve-ranks-")  # of this user alone
         self.store = Path(self._folder) / "store"
         self._fault: str | None = None
-        self._step_started_s: float | None = None
+        self._step: int | None = None  # the number of what the ranks do together now, if anything
+        self._steps = count()
+        self._held_s = 0.0
         self._pipes: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         lifeline, self._lifeline = os.pipe()
@@ -85,16 +88,17 @@ class Ranks:
             except (EOFError, OSError) as error:
                 raise self._failed(f"rank {rank} has ended") from error
             if not found.fits(leader):
-                raise self._failed(f"rank {rank} came to {found}, rank 0 to {leader}")
+                log.error("rank %d came to %s, rank 0 to %s", rank, found, leader)
+                raise self._failed(f"rank {rank} has not done what rank 0 has done")
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Around all that needs other ranks, so that it is noticed if they hang."""
-        self._step_started_s = time.monotonic()
+        self._step = next(self._steps)
         try:
             yield
         finally:
-            self._step_started_s = None
+            self._step = None
 
     def stop(self) -> None:
         """End all other ranks. Idempotent."""
@@ -129,7 +133,11 @@ class Ranks:
         return RankFailed(cause)
 
     def _watch(self) -> None:
+        step = None
         while not self._stopped.wait(_TICK_S):
+            # ticks are counted, so that time in which all was stopped does not count
+            is_same = self._step is not None and self._step == step
+            step, self._held_s = self._step, self._held_s + _TICK_S if is_same else 0.0
             cause = self._find_fault()
             if cause is None or self._stopped.is_set():
                 continue
@@ -147,7 +155,6 @@ class Ranks:
             status = process.poll()
             if status is not None:
                 return f"rank {rank} has ended with status {status}"
-        started_s = self._step_started_s
-        if started_s is not None and time.monotonic() - started_s > STUCK_S:
+        if self._held_s > STUCK_S:
             return f"the {self.num_ranks} ranks have not ended a step for {STUCK_S:.0f} s"
         return self._fault

@@ -141,7 +141,8 @@ class ServerConfig:
     request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not read
     yet. `max_wait_s`: requests that would wait longer for their first token are refused; None: only
     the queue's length counts. `watchdog_s`: after which an engine that makes no progress counts as
-    stuck; 0: never. `watchdog_exit`: whether the process then ends. `api_key_file` None: no key is
+    stuck; 0: never. `watchdog_exit`: whether the process then ends.
+    `tensor_parallel`: how many processes have the model together. `api_key_file` None: no key is
     needed. `requests_per_minute`, `tokens_per_minute`, `concurrency_per_key`: of each key.
     `cors_origins`: the web pages whose scripts may read replies; "*" for all. `allowed_hosts`:
     names by which the server may be reached, beside those of this machine; "*": any. Empty: any,
@@ -167,6 +168,7 @@ class ServerConfig:
     keep_alive_s: float = 10.0
     watchdog_s: float = 600.0
     watchdog_exit: bool = False
+    tensor_parallel: int = 1
     max_wait_s: float | None = None
     api_key_file: str | None = None
     admin_key_file: str | None = None

@@ -19,7 +19,8 @@
     ├── QueueFull            (503)
     ├── SchemasBusy          too many schemas are being tried (503)
     ├── PdfsBusy             too many PDFs are being read (503)
-    └── EngineDead           (503)
+    ├── EngineDead           (503)
+    └── RankFailed           a process that has a part of the model is gone
 
 Messages name the field, the value and the limit. `param` is the request field at fault.
 """
@@ -281,3 +282,7 @@ class ReplicaUnavailable(GemserveError):
 class EngineDead(GemserveError):
     def __init__(self, cause: str) -> None:
         super().__init__(f"The engine has stopped: {cause}")
+
+
+class RankFailed(GemserveError):
+    """A rank has ended, does not answer, or has not done what rank 0 has done."""

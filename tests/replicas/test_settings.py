@@ -29,8 +29,9 @@ def test_options_that_make_no_sense_are_named_together(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["--replicas=2", "--port=0", "--device=cuda:1", "--watchdog-exit=true"]
-    said = refused(capsys, *words, f"--cache-dir={tmp_path}")
-    for name in ("port=0", "device=cuda:1", "watchdog_exit=True", f"cache_dir={tmp_path}"):
+    said = refused(capsys, *words, "--tensor-parallel=2", f"--cache-dir={tmp_path}")
+    named = ("port=0", "device=cuda:1", "watchdog_exit=True", "tensor_parallel=2")
+    for name in (*named, f"cache_dir={tmp_path}"):
         assert f"gemserve: {name}: " in said
 
 

@@ -70,6 +70,11 @@ def build(
 
     Raises `AdapterError` if PEFT is missing or rejects the file for this model.
     """
+    if model.shard is not None:
+        raise AdapterError(
+            f"type 'peft LORA': not with tensor_parallel={model.shard.num_ranks}: it changes "
+            "weights that are divided among the ranks"
+        )
     try:
         from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
     except ImportError as error:

@@ -11,6 +11,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial, ntk_part
 
 _TRIED = 7  # random queries for which a term is computed when it is loaded
@@ -61,6 +62,11 @@ class NTK(Adapter):
     ) -> torch.Tensor:
         z_a, z_b, k = self.z_a[layer], self.z_b[layer], self.k[layer]
         return backend.merge_ntk(parts, query, z_a, z_b, k)
+
+    def of_rank(self, shard: RankShard, rank: int) -> NTK:
+        heads = shard.heads_of(rank)
+        z_a, z_b, k = (t[:, heads].clone() for t in (self.z_a, self.z_b, self.k))
+        return NTK(self.name, self.version, z_a=z_a, z_b=z_b, k=k, num_positions=self.num_positions)
 
 
 def shapes(shape: ModelShape, r: int, s: int) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial
 
 
@@ -40,6 +41,11 @@ class Prefix(Adapter):
         backend: Backend,
     ) -> Partial:
         return attend_all(query, self.keys[layer], self.values[layer], options, backend)
+
+    def of_rank(self, shard: RankShard, rank: int) -> Prefix:
+        heads = shard.kv_heads_of(rank)
+        keys, values = (tensors[:, heads].clone() for tensors in (self.keys, self.values))
+        return Prefix(self.name, self.version, keys=keys, values=values)
 
 
 def shapes(shape: ModelShape, length: int) -> dict[str, tuple[int, ...]]:

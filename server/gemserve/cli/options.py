@@ -305,6 +305,12 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "seconds in which a client must read 64 KiB of a reply, or all that is left of it",
     ),
     Option(
+        "--tensor-parallel",
+        "tensor_parallel",
+        number(1, 64),
+        "processes (ranks) that share the model's heads, one for each GPU or share of the cores",
+    ),
+    Option(
         "--watchdog",
         "watchdog_s",
         number(0, 86400, float),

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.logs import set_up_logs
@@ -28,6 +29,7 @@ from gemserve.http_server.loading_probe import LoadingProbe
 if TYPE_CHECKING:
     from gemserve.api.telemetry.traces import Traces
     from gemserve.engine.core import Core
+    from gemserve.engine.ranks.ranks import Ranks
 
 log = logging.getLogger("gemserve.loading")
 MOST_REPLICAS = 64
@@ -60,11 +62,34 @@ def run(arguments: argparse.Namespace) -> int:
         if traces is not None:  # each replica opens its own
             traces.shut_down()
         return serve_replicas(num_replicas, model, engine, server, log_config)
+    with ExitStack() as at_end:
+        _serve(model, engine, server, traces, log_config, at_end)
+    return 0
+
+
+def _serve(
+    model: ModelConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+    traces: Traces | None,
+    log_config: dict[str, Any] | None,
+    at_end: ExitStack,
+) -> None:
+    """Load the model and serve until a signal comes. `at_end`: what ends with the server."""
     with LoadingProbe(server.host, server.port) as probe:
-        core = _load(model, engine, probe)
+        ranks = None
+        if server.tensor_parallel > 1:
+            ranks = at_end.enter_context(_ranks(model, server.tensor_parallel))
+        core = _load(model, engine, probe, ranks)
         name = server.served_model_name or model.model
         say: Callable[[str], None] = log.info if server.log_format == "json" else _print
         _tell_settings(core, name, say)
+        if ranks is not None:
+            say(
+                f"{ranks.num_ranks} ranks share the model's heads; processes of the others: "
+                f"{', '.join(map(str, ranks.pids))}. Packed weights, the compiled decode step and "
+                "CUDA graphs are off with ranks"
+            )
         from gemserve.api.app import create_app
         from gemserve.api.serving import build_serving
         from gemserve.http_server.server import http_server
@@ -75,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
                 f"adapter {adapter.name} ({adapter.kind}, version {adapter.version}), "
                 f"{adapter.num_bytes:,} bytes"
             )
+        if ranks is not None:
+            ranks.on_fault = serving.engine.abandon
         app = create_app(serving, traces)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is raised when all has ended
     http_server(
@@ -84,7 +111,23 @@ def run(arguments: argparse.Namespace) -> int:
         log_config=log_config,
         access_log=False,  # its lines have no request id: see gemserve.api.access.request_id
     ).run()
-    return 0
+
+
+@contextmanager
+def _ranks(model: ModelConfig, num_ranks: int) -> Iterator[Ranks]:
+    """The processes of the other ranks. Raises `ConfigError` if the model cannot be divided."""
+    # each rank computes with its share of the cores; torch reads this when it is imported
+    share = (os.cpu_count() or 1) // num_ranks
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+    from gemserve.engine.ranks.ranks import Ranks
+    from gemserve.model.loader import check_ranks
+
+    check_ranks(model, num_ranks)
+    ranks = Ranks(model, num_ranks)
+    try:
+        yield ranks
+    finally:
+        ranks.stop()
 
 
 def _read_settings(
@@ -111,7 +154,14 @@ def _read_settings(
     return model, engine, server, traces
 
 
-def _load(model: ModelConfig, engine: EngineConfig, probe: LoadingProbe) -> Core:
+def _load(
+    model: ModelConfig, engine: EngineConfig, probe: LoadingProbe, ranks: Ranks | None
+) -> Core:
+    if ranks is not None:
+        from gemserve.engine.build import build_ranked_core
+
+        log.info("loading %s in %d ranks …", model.model, ranks.num_ranks)
+        return call_in_new_thread(lambda: build_ranked_core(engine, ranks))
     from gemserve.calibration.search.calibrated_core import build_calibrated_core
 
     def calibrates() -> None:

@@ -66,6 +66,8 @@ def check_settings(
     with problems.noted():
         _check_memory(model, engine, num_engines)
     with problems.noted():
+        _check_ranks(model, engine, server.tensor_parallel)
+    with problems.noted():
         _check_free(server)
 
 
@@ -90,6 +92,11 @@ def check_replicas(
     if server.watchdog_exit:
         problems.note(
             "watchdog_exit=True: with replicas a stuck one is always replaced; leave it out"
+        )
+    if server.tensor_parallel > 1:
+        problems.note(
+            f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out with "
+            f"replicas={num_replicas}"
         )
     if not server.port:
         problems.note("port=0: must be a port from 1 to 65535 with replicas")
@@ -178,6 +185,30 @@ def _file_bytes(path: Path) -> int:
     """Bytes of a model's weights on disk. They may take more in memory. 0: it is no path."""
     files = [path] if path.is_file() else path.glob("*.safetensors") if path.is_dir() else []
     return sum(file.stat().st_size for file in files)
+
+
+def _check_ranks(model: ModelConfig, engine: EngineConfig, num_ranks: int) -> None:
+    """Refuse settings for whole weights, and for steps of one process."""
+    if num_ranks == 1:
+        return
+    wrong = {
+        "offload_layers": engine.offload_layers != 0,
+        "filter_precision": engine.filter_precision != "model",
+        "cuda_graphs": engine.cuda_graphs == "on",
+        "cpu_step": engine.cpu_step == "on",
+        "cache_dir": engine.cache_dir is not None,
+    }
+    found = [
+        f"{name}={getattr(engine, name)}: not with tensor_parallel={num_ranks}"
+        for name, is_wrong in wrong.items()
+        if is_wrong
+    ]
+    if model.device not in ("auto", "cpu", "cuda"):
+        found.append(f"device={model.device}: with ranks must be auto, cpu or cuda")
+    if model.model.endswith(".gguf"):
+        found.append(f"model={model.model}: GGUF files not with tensor_parallel={num_ranks}")
+    if found:
+        raise ConfigError(*found)
 
 
 def _check_free(server: ServerConfig) -> None:

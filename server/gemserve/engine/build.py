@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,11 +20,12 @@ from gemserve.config import (
     resolve_engine,
 )
 from gemserve.cost import WeightPlan, check_device_memory
-from gemserve.engine.core import Core
+from gemserve.engine.core import Core, StepRunner
+from gemserve.engine.running.runner import Runner
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
 from gemserve.model import fp8
-from gemserve.model.base_model import hash_weights
+from gemserve.model.base_model import hash_of
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_filter_pass
 from gemserve.model.cpu_step import with_cpu_step
@@ -29,6 +34,9 @@ from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_
 from gemserve.model.packed_linear import can_pack, with_packed_linears
 from gemserve.model.weight_memory import weights_of
 from gemserve_kernels.fp8 import scaled_product
+
+if TYPE_CHECKING:
+    from gemserve.engine.ranks.ranks import Ranks
 
 
 def build_core(model: ModelConfig, engine: EngineConfig) -> Core:
@@ -44,10 +52,30 @@ def load_for(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     return load(model, _offload_layers(model, engine, device))
 
 
+def build_ranked_core(engine: EngineConfig, ranks: Ranks) -> Core:
+    """A core over a model that several ranks have together; this process is rank 0.
+
+    A model without a calibration file is not calibrated. Raises `ModelError` or `ConfigError`.
+    """
+    from gemserve.engine.ranks.group import join_group
+    from gemserve.engine.ranks.ranked_runner import RankedRunner
+
+    config, num_ranks = ranks.model, ranks.num_ranks
+    join_group(ranks.store, 0, num_ranks, resolve_device(config.device))
+    loaded = load(config, num_ranks=num_ranks)
+    return assemble(loaded, engine, new_runner=partial(RankedRunner, ranks))
+
+
 def assemble(
-    loaded: LoadedModel, engine: EngineConfig, calibration: Calibration | None = None
+    loaded: LoadedModel,
+    engine: EngineConfig,
+    calibration: Calibration | None = None,
+    new_runner: Callable[..., StepRunner] = Runner,
 ) -> Core:
-    """A core over a loaded model. Without a `calibration` it uses the one it finds, or a guess."""
+    """A core over a loaded model. Without a `calibration` it uses the one it finds, or a guess.
+
+    `new_runner`: see `Core`.
+    """
     causal = loaded.model
     if calibration is None:
         calibration = calibration_for(loaded, engine)
@@ -65,11 +93,14 @@ def assemble(
         raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
     if causal.device.type == "cuda":
         total = torch.cuda.get_device_properties(causal.device).total_memory
+        total *= 1 if causal.shard is None else causal.shard.num_ranks
         check_device_memory(total, planned_weights(causal, resolved), resolved.kv_memory_bytes)
     if resolved.filter_precision == "fp8":
         fp8.check_device(causal.device)
         causal = with_fp8_filter(causal, resolved)
-    if can_pack(causal.device, causal.dtype):
+    if causal.shard is not None:  # all of these want whole weights, or steps of one process
+        resolved = replace(resolved, cuda_graphs="off", cpu_step="off")
+    elif can_pack(causal.device, causal.dtype):
         causal = causal.variant(with_packed_linears(causal.hf))
     causal = with_cpu_step(causal, resolved.cpu_step)
     return Core(
@@ -78,6 +109,7 @@ def assemble(
         config=resolved,
         eos_ids=loaded.eos_ids,
         calibration=calibration,
+        new_runner=new_runner,
     )
 
 
@@ -106,9 +138,7 @@ def calibration_path(loaded: LoadedModel, engine: EngineConfig) -> Path | None:
         return None
     if engine.calibrate != "auto":
         return Path(engine.calibrate)
-    return find_calibration(
-        loaded.source, model=loaded.name, weights=hash_weights(loaded.model.hf, rounded=True)
-    )
+    return find_calibration(loaded.source, model=loaded.name, weights=hash_of(loaded.model))
 
 
 def planned_weights(model: CausalModel, config: ResolvedEngineConfig) -> WeightPlan:

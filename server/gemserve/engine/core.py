@@ -32,7 +32,7 @@ from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
 from gemserve.engine.sequence.sequence import Sequence, State, check_capacity
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
-from gemserve.errors import CapacityExceeded
+from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
@@ -238,8 +238,14 @@ class Core:
         """Raise if a planned request could not run. Any thread may call this: it is arithmetic.
 
         Raises `CapacityExceeded` if it could not run even alone, and `RequestError` if its prompt
-        is too long to be pinned.
+        is too long to be pinned, or it asks for what several ranks do not have.
         """
+        if self.model.shard is not None and request.filter.return_attention:
+            raise RequestError(
+                "filter.return_attention=true: not on this server, whose model is divided among "
+                f"{self.model.shard.num_ranks} ranks (--tensor-parallel)",
+                param="filter.return_attention",
+            )
         sequence = Sequence(request=request, order=0)
         check_capacity(sequence, self.num_units, self.model.shape)
         if request.pin:

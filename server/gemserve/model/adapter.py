@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial, merge
 from gemserve_kernels.attention import reference_attention
 
@@ -67,6 +69,18 @@ class Adapter:
     def shift(self, layer: int) -> torch.Tensor | None:
         """The vector that is added to the input of `layer`: [hidden_size]."""
         return None
+
+    def of_rank(self, shard: RankShard, rank: int) -> Adapter:
+        """What a rank needs of it. By default all; kinds with numbers of each head override it."""
+        return self
+
+    def moved(self, device: torch.device) -> Adapter:
+        """The same adapter with its tensors on `device`."""
+        clone = copy.copy(self)
+        tensors = {name: t for name, t in vars(self).items() if isinstance(t, torch.Tensor)}
+        for name, tensor in tensors.items():
+            setattr(clone, name, tensor.to(device))
+        return clone
 
 
 NO_ADAPTER = Adapter()

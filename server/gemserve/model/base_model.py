@@ -43,8 +43,13 @@ def base_of(model: CausalModel) -> BaseModel:
         head_dim=shape.head_dim,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        weights=hash_weights(model.hf, rounded=True),
+        weights=hash_of(model),
     )
+
+
+def hash_of(model: CausalModel) -> str:
+    """The hash by which calibrations and adapters name a model's weights."""
+    return hash_weights(model.hf, rounded=True) if model.shard is None else model.shard.weights
 
 
 def hash_weights(hf: Any, *, rounded: bool = False) -> str:
@@ -55,6 +60,8 @@ def hash_weights(hf: Any, *, rounded: bool = False) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):
         weight = parameter.to_dense() if parameter.is_mkldnn else parameter  # packed for the CPU
+        if hasattr(weight, "full_tensor"):  # a part of it; all ranks put theirs together
+            weight = weight.full_tensor()
         numbers = weight.detach().flatten()
         some = numbers[:: max(1, len(numbers) // 64)]
         if rounded:

@@ -28,6 +28,7 @@ from gemserve.model.attention import (
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
 from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
+from gemserve.model.rank_shard import RankShard
 from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve.model.shared_tree import with_modules
@@ -41,7 +42,9 @@ class CausalModel:
     """Weights, geometry and three passes: `filter_chunk`, `prefill_chunk` and `decode`.
 
     There is no state between calls: a sequence's state is in its `KVSpan` and `QueryTap`. `host`:
-    the upper layers whose weights are in host memory, if any.
+    the upper layers whose weights are in host memory, if any. `shard`: which heads this process has
+    of a model that several hold together; None: it has them all. `shape` is that of the whole model
+    either way.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class CausalModel:
         *,
         host: HostLayers | None = None,
         attention_backend: str | None = None,
+        shard: RankShard | None = None,
     ) -> None:
         """Raises `ValueError` if the backend of that name cannot be used with this model."""
         register()
@@ -65,6 +69,8 @@ class CausalModel:
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.shape: ModelShape = shape_of(model, self.dtype)
+        self.shard = shard
+        self._local_shape = self.shape if shard is None else shard.local(self.shape)
         self.backend = select_backend(
             self.device,
             name=attention_backend,
@@ -196,11 +202,12 @@ class CausalModel:
 
     def new_memory(self, num_units: int) -> Memory:
         """Memory for keys and values; one unit holds one token's K or V in one layer."""
-        return Memory(num_units, self.shape, self.dtype, self.device)
+        return Memory(num_units, self._local_shape, self.dtype, self.device)
 
     def new_query_tap(self, layers: Sequence[int], rows: Sequence[int]) -> QueryTap:
         """Room for the queries of the tokens at positions `rows`, in each of `layers`."""
-        size = (len(layers), self.shape.num_heads, len(rows), self.shape.head_dim)
+        shape = self._local_shape
+        size = (len(layers), shape.num_heads, len(rows), shape.head_dim)
         queries = torch.empty(size, dtype=self.dtype, device=self.device)
         return QueryTap(layers=tuple(layers), rows=tuple(rows), queries=queries)
 

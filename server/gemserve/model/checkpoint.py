@@ -28,8 +28,11 @@ class Checkpoint(Protocol):
 
     def load_tokenizer(self) -> Any: ...
 
-    def load_weights(self, dtype: torch.dtype) -> Any:
-        """A transformers model on the host. All of its weights have `dtype`."""
+    def load_weights(self, dtype: torch.dtype, num_ranks: int = 1) -> Any:
+        """A transformers model on the host. All of its weights have `dtype`.
+
+        With several ranks it is this process's part of one, on the process's device.
+        """
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
@@ -47,7 +50,8 @@ class GgufCheckpoint:
     def load_tokenizer(self) -> Any:
         return load_tokenizer(self._file)
 
-    def load_weights(self, dtype: torch.dtype) -> Any:
+    def load_weights(self, dtype: torch.dtype, num_ranks: int = 1) -> Any:
+        assert num_ranks == 1, "refused by `loader.check_ranks`"
         return gguf.load_weights(self._file, self.config, dtype)
 
 
@@ -69,11 +73,16 @@ class HubCheckpoint:
 
         return AutoTokenizer.from_pretrained(self.source, **self._options)
 
-    def load_weights(self, dtype: torch.dtype) -> Any:
+    def load_weights(self, dtype: torch.dtype, num_ranks: int = 1) -> Any:
         from transformers import AutoModelForCausalLM
 
+        options: dict[str, Any] = dict(self._options)
+        if num_ranks > 1:
+            from transformers import DistributedConfig
+
+            options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
         return AutoModelForCausalLM.from_pretrained(
-            self.source, config=self.config, dtype=dtype, use_safetensors=True, **self._options
+            self.source, config=self.config, dtype=dtype, use_safetensors=True, **options
         )
 
 

@@ -13,11 +13,13 @@ import torch
 from gemserve.config import ModelConfig
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, GemserveError, ModelError
+from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
-from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.checkpoint import GgufCheckpoint, open_checkpoint
 from gemserve.model.compatibility import check_servable
 from gemserve.model.offload import HostLayers
+from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
 
@@ -38,10 +40,13 @@ class LoadedModel:
     name: str
 
 
-def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
+def load(
+    config: ModelConfig, offload_layers: int = 0, *, rank: int = 0, num_ranks: int = 1
+) -> LoadedModel:
     """Load weights and tokenizer, then check that gemserve computes this architecture correctly.
 
-    The upper `offload_layers` stay on the host; the device never holds all of them at once. Raises
+    The upper `offload_layers` stay on the host; the device never holds all of them at once. With
+    several ranks this is one of `num_ranks` processes, which call this at the same time. Raises
     `ModelError` naming what is missing, broken or unsupported, and `ConfigError` for a device or an
     attention backend that cannot be used.
     """
@@ -58,9 +63,13 @@ def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
         with _backend_errors():  # fail before minutes are spent on loading
             select_backend(device, name=config.attention_backend, dtype=dtype)
         tokenizer = checkpoint.load_tokenizer()
-        weights = checkpoint.load_weights(dtype)
+        weights = checkpoint.load_weights(dtype, num_ranks)
+        shard = None
+        if num_ranks > 1:
+            whole = hash_weights(weights, rounded=True)
+            shard = shard_of(weights, rank=rank, num_ranks=num_ranks, weights=whole)
     with _backend_errors():
-        model = place(weights, device, offload_layers, config.attention_backend)
+        model = place(weights, device, offload_layers, config.attention_backend, shard)
     try:
         check_servable(model)
     except ModelError as error:
@@ -80,15 +89,33 @@ def load(config: ModelConfig, offload_layers: int = 0) -> LoadedModel:
     )
 
 
+def check_ranks(config: ModelConfig, num_ranks: int) -> None:
+    """Raise `ConfigError` or `ModelError` if that many ranks cannot have the model together.
+
+    Only its config is read.
+    """
+    with _load_errors(f"cannot read the config of model {config.model!r}"):
+        checkpoint = open_checkpoint(config)
+        if isinstance(checkpoint, GgufCheckpoint):
+            raise ConfigError(
+                f"tensor_parallel={num_ranks}: not for GGUF files; serve the model's own folder"
+            )
+        check_divisible(checkpoint.config, num_ranks)
+
+
 def place(
-    weights: Any, device: torch.device, offload_layers: int, attention_backend: str | None = None
+    weights: Any,
+    device: torch.device,
+    offload_layers: int,
+    attention_backend: str | None = None,
+    shard: RankShard | None = None,
 ) -> CausalModel:
     """Move a transformers model from the host to `device`, except for its upper layers.
 
     Raises `ValueError` if the backend of that name cannot be used with this model.
     """
     if offload_layers == 0:
-        return CausalModel(weights.to(device), attention_backend=attention_backend)
+        return CausalModel(weights.to(device), attention_backend=attention_backend, shard=shard)
     decoder = follow(weights, decoder_path(weights, weights.config.num_hidden_layers))
     layers = list(decoder.layers)
     first = len(layers) - offload_layers

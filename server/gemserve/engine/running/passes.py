@@ -14,13 +14,14 @@ from collections.abc import Callable
 import torch
 from greenlet import getcurrent, greenlet
 
+from gemserve.engine.running.lockstep import ALONE, Lockstep
 from gemserve.model.attention import Breaks
 
 
 class Pass:
     """Runs `forward(breaks)` in slices, all in one thread. `spent_s`: time taken so far.
 
-    `piece`: see `ForwardContext`. `catch_up`: see `device_queue`.
+    `piece`: see `ForwardContext`. `catch_up`: see `device_queue`. `lockstep`: ranks pause together.
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class Pass:
         forward: Callable[[Breaks], torch.Tensor | None],
         piece: int,
         catch_up: Callable[[], None],
+        lockstep: Lockstep = ALONE,
     ) -> None:
         self._greenlet = greenlet(lambda: forward(Breaks(self._pause, piece)))
-        self._catch_up = catch_up
+        self._catch_up, self._lockstep = catch_up, lockstep
         self._stop_s = 0.0
         self._piece_started_s = 0.0
         self.spent_s = 0.0
@@ -59,13 +61,16 @@ class Pass:
     def _pause(self) -> None:
         """Hand back control if another piece, as long as the last one, would end too late."""
         self._catch_up()
-        now = time.perf_counter()
-        piece_s = now - self._piece_started_s
-        self._piece_started_s = now
-        if now + piece_s / 2 >= self._stop_s:
+        if self._lockstep.decide(self._is_time_up):
             parent = getcurrent().parent
             assert parent is not None
             parent.switch()
+
+    def _is_time_up(self) -> bool:
+        now = time.perf_counter()
+        piece_s = now - self._piece_started_s
+        self._piece_started_s = now
+        return now + piece_s / 2 >= self._stop_s
 
 
 def device_queue(device: torch.device) -> Callable[[], None]:

@@ -22,10 +22,16 @@ from gemserve.decoding.sampling import SamplerState, score_tokens
 from gemserve.engine.memory import Change, KVPlace, Move
 from gemserve.engine.running.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.running.draws import Logits, draw_tokens
+from gemserve.engine.running.lockstep import ALONE, Lockstep
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_tokens, pass_kv
 from gemserve.engine.running.second_look import SecondLook
-from gemserve.engine.running.selection import LookFirst, choose_from_windows, choose_positions
+from gemserve.engine.running.selection import (
+    LookFirst,
+    choose_from_windows,
+    choose_positions,
+    prompt_evidence,
+)
 from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.engine.running.window_reading import WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
@@ -112,8 +118,10 @@ class Runner:
         grammars: Grammars,
         end_ids: frozenset[int],
         cuda_graphs: Switch,
+        lockstep: Lockstep = ALONE,
     ) -> None:
         """Raises `ConfigError` if `cuda_graphs` is "on" and graphs cannot be used."""
+        self._lockstep = lockstep
         self._model, self._grammars, self._end_ids = model, grammars, end_ids
         self.memory = model.new_memory(num_units)
         self.copies = PoolCopies(self.memory, model.dtype)
@@ -155,7 +163,7 @@ class Runner:
             self._try(chunk.sequence, out, self._read, chunk, state, limits, logits, out)
             if chunk.is_filter and state.plan.fails_open:
                 self._keep_all_after_failure(chunk.sequence, state, out)
-        if logits:
+        if logits and self._lockstep.draws_tokens:
             numbers = [number for some, _ in logits for number in some]
             draw_tokens(logits, [self._states[number].sampler for number in numbers], out)
         for number, drawn in out.drawn.items():
@@ -297,10 +305,11 @@ class Runner:
         catch_up = device_queue(self._model.device)
         if chunk.windows:
             group = WindowGroup(state.request, chunk, state.model, self.memory, state.adapter)
-            return ChunkPass(Pass(group.forward, piece, catch_up), windows=group)
+            forward = Pass(group.forward, piece, catch_up, self._lockstep)
+            return ChunkPass(forward, windows=group)
         if chunk.filter_layer is None:
             kv = self._kept_kv(state, chunk.place)
-            forward = self._prefilling(chunk, state, kv)
+            run = self._prefilling(chunk, state, kv)
         else:
             # made anew for each chunk, because memory may move between chunks
             kv = pass_kv(chunk.place, filter_units(chunk.filter_layer), self.memory)
@@ -310,8 +319,9 @@ class Runner:
             tap = FilterTap(
                 layer=chunk.filter_layer, queries=state.query_tap, num_tokens=state.request.num_read
             )
-            forward = self._filtering(chunk, state, kv, tap)
-        return ChunkPass(Pass(lambda breaks: forward(breaks=breaks), piece, catch_up), kv, tap)
+            run = self._filtering(chunk, state, kv, tap)
+        paused = Pass(lambda breaks: run(breaks=breaks), piece, catch_up, self._lockstep)
+        return ChunkPass(paused, kv, tap)
 
     def _prefilling(self, chunk: Chunk, state: RunnerState, kv: KVSpan) -> Forward:
         if state.plan.evicts and state.query_tap is None:
@@ -349,13 +359,16 @@ class Runner:
     ) -> None:
         """Note what a group of windows showed. Choose after the last chunk, or look again first."""
         if chunk_pass.windows is not None and chunk_pass.look is None:
-            state.windows += chunk_pass.windows.summaries()
+            evidence = chunk_pass.windows.evidence(self._lockstep)
+            summaries = chunk_pass.windows.summaries
+            self._lockstep.decide(lambda: state.windows.extend(summaries(evidence)))
         if not chunk.is_last:
             return
         kept = self._choose(chunk, state, chunk_pass)
         if isinstance(kept, LookFirst):
             look = SecondLook(state.request, kept.passages, state.model, state.adapter)
-            forward = Pass(look.forward, limits.piece, device_queue(self._model.device))
+            catch_up = device_queue(self._model.device)
+            forward = Pass(look.forward, limits.piece, catch_up, self._lockstep)
             state.chunk_pass = replace(chunk_pass, forward=forward, look=look)
             out.is_chunk_done = False
             return
@@ -366,11 +379,16 @@ class Runner:
         request, model = state.request, self._model
         seen = () if chunk_pass.look is None else tuple(chunk_pass.look.likelihoods)
         if chunk_pass.windows is not None:
-            return choose_from_windows(request, state.windows, chunk, model, seen)
+            return self._lockstep.decide(
+                lambda: choose_from_windows(request, state.windows, chunk, model, seen)
+            )
         kv, tap = chunk_pass.kv, chunk_pass.filter_tap
         assert tap is not None
         assert kv is not None
-        return choose_positions(request, kv, tap, chunk.num_cached, model, seen)
+        evidence = prompt_evidence(request, kv, tap, model, self._lockstep, seen)
+        return self._lockstep.decide(
+            lambda: choose_positions(request, evidence, tap, chunk.num_cached, model)
+        )
 
     def _evict(self, chunk: Chunk, state: RunnerState, query_tap: QueryTap) -> None:
         """Pack each layer's kept keys and values without gaps."""

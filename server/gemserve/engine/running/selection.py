@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.cost import ModelShape
+from gemserve.engine.running.lockstep import Lockstep
 from gemserve.engine.sequence.step_plan import Chunk, Kept
 from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.joined_text import join_text
@@ -33,29 +34,28 @@ class LookFirst:
     passages: tuple[tuple[int, int], ...]
 
 
-def choose_positions(
+def prompt_evidence(
     request: Request,
     kv: KVSpan,
     tap: FilterTap,
-    num_cached: int,
     model: CausalModel,
+    lockstep: Lockstep,
     likelihoods: tuple[float, ...] = (),
-) -> Kept | LookFirst:
-    """The positions that the request's method keeps. Raises `ValueError` for a bad choice.
+) -> Evidence:
+    """What a filter pass has collected in `kv` and `tap`. With ranks, only rank 0 has all heads.
 
-    `kv` and `tap` are those of the filter pass, which has taken over `num_cached` tokens.
-    `likelihoods`: what a second look has shown, of the passages that the first call wanted.
+    `likelihoods`: what a second look has shown, of the passages that the first choice wanted.
     """
     plan = request.plan
     assert plan is not None
     queries, num_read = tap.queries, tap.num_tokens
     rope_tokens = num_read + request.adapter_positions
-    evidence = Evidence(
+    return Evidence(
         num_tokens=len(request.prompt_ids),
         layers={
             layer: LayerEvidence(
-                queries=queries.of(layer),
-                keys=kv.keys(layer, num_read),
+                queries=lockstep.all_heads(queries.of(layer)),
+                keys=lockstep.all_heads(kv.keys(layer, num_read)),
                 scale=queries.scales[layer],
                 softcap=queries.softcaps[layer],
                 move_keys=model.key_mover(layer, rope_tokens),
@@ -74,7 +74,16 @@ def choose_positions(
         looks_twice=_looks_twice(plan, model),
         likelihoods=likelihoods,
     )
-    reading = model.shape.filter_chunk(num_cached, num_read - num_cached, tap.layer)
+
+
+def choose_positions(
+    request: Request, evidence: Evidence, tap: FilterTap, num_cached: int, model: CausalModel
+) -> Kept | LookFirst:
+    """The positions that the request's method keeps. Raises `ValueError` for a bad choice.
+
+    `tap` is that of the filter pass, which has taken over `num_cached` tokens.
+    """
+    reading = model.shape.filter_chunk(num_cached, tap.num_tokens - num_cached, tap.layer)
     return _chosen(request, evidence, reading, model.shape)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gemserve.cost import filter_units
 from gemserve.engine.memory import KVPlace
+from gemserve.engine.running.lockstep import Lockstep
 from gemserve.engine.running.pool_bytes import pass_kv
 from gemserve.engine.sequence.step_plan import Chunk
 from gemserve.engine.sequence.window_pass import WindowRead
@@ -70,17 +73,19 @@ class WindowGroup:
             breaks=breaks,
         )
 
-    def summaries(self) -> list[WindowSummary]:
-        """What the choice needs to know of each window, once the pass has ended."""
+    def evidence(self, lockstep: Lockstep) -> list[Evidence]:
+        """What the pass has shown of each window. With ranks, only rank 0 has all heads."""
+        return [self._evidence(i, read, lockstep) for i, read in enumerate(self._reads)]
+
+    def summaries(self, evidence: Sequence[Evidence]) -> list[WindowSummary]:
+        """What the choice needs to know of each window."""
         selector, num_sinks = selector_of(self._request.filter.method), len(self._windows.anchor)
         return [
-            selector.summarize_window(
-                self._evidence(number, read), num_sinks, self._windows.windows[read.index].start
-            )
-            for number, read in enumerate(self._reads)
+            selector.summarize_window(of_window, num_sinks, self._windows.windows[read.index].start)
+            for of_window, read in zip(evidence, self._reads, strict=True)
         ]
 
-    def _evidence(self, number: int, read: WindowRead) -> Evidence:
+    def _evidence(self, number: int, read: WindowRead, lockstep: Lockstep) -> Evidence:
         queries, kv, count = self._tap.queries, self._asked_kv(read), len(self._plan.rows)
         of_window = slice(number * count, (number + 1) * count)
         return Evidence(
@@ -88,8 +93,8 @@ class WindowGroup:
             protected=(),
             layers={
                 layer: LayerEvidence(
-                    queries=queries.of(layer)[:, of_window],
-                    keys=kv.keys(layer, read.text.count),
+                    queries=lockstep.all_heads(queries.of(layer)[:, of_window]),
+                    keys=lockstep.all_heads(kv.keys(layer, read.text.count)),
                     scale=queries.scales[layer],
                     softcap=queries.softcaps[layer],
                 )

@@ -95,8 +95,8 @@ def check_replicas(
         )
     if server.tensor_parallel > 1:
         problems.note(
-            f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out with "
-            f"replicas={num_replicas}"
+            f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out "
+            f"with replicas={num_replicas}"
         )
     if not server.port:
         problems.note("port=0: must be a port from 1 to 65535 with replicas")

@@ -397,6 +397,34 @@ class AdapterName:
     num_positions: int
 
 
+@dataclass(slots=True, eq=False)
+class CacheEntry:
+    """Something that the document cache holds. Its thread sets `is_dropped` once; any may read."""
+
+    is_dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A part of a prompt that the document cache holds: the shares `start` to `stop` of it."""
+
+    entry: CacheEntry
+    start: float
+    stop: float
+
+
+@dataclass(slots=True, eq=False)
+class ReadingNotes:
+    """What is noted about one request for whoever relays it.
+
+    `is_queued`: the engine has it. `held`: the engine's thread appends to it whenever the document
+    cache has stored a part of the prompt, or has found it there.
+    """
+
+    is_queued: bool = False
+    held: list[HeldPart] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
@@ -419,6 +447,8 @@ class Request:
     `documents`: ids of the stored documents that the prompt contains. An id is never used for
     another document, and never again once the engine was told to forget it. `pin`: what the
     document cache keeps of the prompt stays until then, if pinned documents have room for it.
+
+    `notes`: where the engine notes which parts of the prompt the document cache holds, if anywhere.
     """
 
     request_id: str
@@ -443,6 +473,7 @@ class Request:
     plan: FilterPlan | None = None
     documents: tuple[str, ...] = ()
     pin: bool = False
+    notes: ReadingNotes | None = field(default=None, repr=False, compare=False)
     _array: tuple[Sequence[int], TokenArray] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -13,16 +13,13 @@ import httpx
 
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving
+from gemserve.replicas.cached_chunks import split_keys
 from gemserve.replicas.ingress import Ingress, ReplicaFailed, ReplicaLost, create_ingress
 from gemserve.replicas.ingress_metrics import IngressMetrics
 from gemserve.replicas.messages import FromReplica, RelayedRequest
 from gemserve.replicas.relayed_app import RelayedApp
-from gemserve.replicas.replica_choice import (
-    ReplicaState,
-    RoutingHints,
-    least_loaded,
-    order_replicas,
-)
+from gemserve.replicas.replica_choice import RoutingHints, by_cost, order_replicas
+from gemserve.replicas.routing import ReplicaState
 from tests.fakes import FakeCore, serving_over
 
 
@@ -46,17 +43,28 @@ class InProcessReplicas:
         self.all = {replica.name: replica for replica in replicas}
         self.failures = 0
 
+    def names(self) -> list[str]:
+        return [name for name, replica in self.all.items() if not replica.is_lost.is_set()]
+
     def states(self) -> list[ReplicaState]:
-        running = (replica for replica in self.all.values() if not replica.is_lost.is_set())
-        return [ReplicaState(id=each.name, queued_tokens=each.load) for each in running]
+        running = [self.all[name] for name in self.names()]
+        return [
+            ReplicaState(
+                name=each.name,
+                queued_tokens=each.load,
+                cached=frozenset(split_keys(each.relayed.cached_keys())),
+            )
+            for each in running
+        ]
 
     async def answer(
         self, hints: RoutingHints, request: RelayedRequest
     ) -> AsyncGenerator[list[FromReplica], None]:
-        ordered = order_replicas(hints, self.states(), least_loaded, self._note_failure)
+        ordered = order_replicas(hints, self.states(), by_cost, self._note_failure)
         replica = self.all[ordered[0]]
         replica.numbers.append(request.number)
-        async with aclosing(replica.relayed.answer(_pickled(request))) as batches:
+        answering = replica.relayed.answer(_pickled(request), hints.chunks, hints.prompt_tokens)
+        async with aclosing(answering) as batches:
             while True:
                 batch = asyncio.ensure_future(anext(batches))
                 lost = asyncio.ensure_future(replica.is_lost.wait())
@@ -114,7 +122,7 @@ async def fleet_of(tokenizer: Any, *cores: FakeCore, **settings: Any) -> AsyncIt
         relayed = RelayedApp(app, app.state.documents, f"r{number}")
         made.append(InProcessReplica(f"r{number}", core, serving, relayed))
     replicas = InProcessReplicas(made)
-    metrics = IngressMetrics(lambda: len(replicas.states()))
+    metrics = IngressMetrics(lambda: len(replicas.names()))
     ingress = create_ingress(replicas, made[0].serving.config, metrics)
     transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
     try:

@@ -18,6 +18,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -94,7 +95,7 @@ async def cluster(tmp_path: Path) -> Any:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = ["serve", "--replicas", "2", "--port", str(port), "--kv-memory", "64MiB"]
+    words = ["serve", "--replicas", "2", "--port", str(port), "--kv-memory", "256MiB"]
     words += ["--device", "cpu", "--filter", "none", "--api-key-file", str(keys)]
     words += ["--requests-per-minute", str(PER_MINUTE), "--allowed-host", "*", "--cpu-step", "off"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GEMSERVE_", "RAY_"))}
@@ -126,6 +127,7 @@ async def test_two_replicas_from_start_to_end(cluster: Cluster) -> None:
     await both_replicas_are_used(cluster)
     await a_quota_holds_over_both(cluster)
     await a_document_is_known_on_both(cluster)
+    await a_text_goes_where_it_is_cached(cluster)
     await a_client_that_leaves_ends_its_work(cluster)
     await a_kill_ends_only_the_streams_of_its_replica(cluster)
     await it_drains_and_leaves_nothing(cluster)
@@ -204,6 +206,52 @@ async def a_document_is_known_on_both(cluster: Cluster) -> None:
     path = f"/v1/documents/{document_id}"
     assert (await cluster.client.delete(path, headers=bearer("key3"))).status_code == 200
     assert (await cluster.client.get(path, headers=bearer("key3"))).status_code == 404
+
+
+async def a_text_goes_where_it_is_cached(cluster: Cluster) -> None:
+    async def ask(text: str, question: str) -> tuple[str, int]:
+        """Which replica has answered, and how many tokens it had."""
+        before = await cluster.metric("request_success_total")
+        messages = [{"role": "user", "content": f"{text} {question}"}]
+        reply = await cluster.post(CHAT, "key8", messages=messages, max_tokens=4)
+        assert reply.status_code == 200, reply.text
+        after = await cluster.metric("request_success_total")
+        (name,) = (name for name in after if after[name] > before[name])
+        details = reply.json()["usage"]["prompt_tokens_details"]
+        return name, details["cached_tokens"]
+
+    await asyncio.sleep(2.5)  # until the router knows that all other work has ended
+    first, second = (numbered_lines(place) for place in ("harbour", "station"))
+    home, num_cached = await ask(first, "Where is line 5?")
+    assert num_cached == 0
+    await asyncio.sleep(6.0)  # until the replica has told what it has, on a busy machine, too
+    for question in ("Where is line 6?", "Where is line 7?"):
+        name, num_cached = await ask(first, question)
+        assert name == home
+        assert num_cached > 500
+    # when that replica is busy, a document that is on neither goes to the other one
+    busy = asyncio.create_task(ask_all_day(cluster, first))
+    await asyncio.sleep(0.5)
+    before = await cluster.metric("request_success_total")
+    messages = [{"role": "user", "content": f"{second} Where is line 5?"}]
+    reply = await cluster.post(CHAT, "key8", messages=messages, max_tokens=4)
+    assert reply.status_code == 200, reply.text
+    after = await cluster.metric("request_success_total")
+    assert [name for name in after if after[name] > before[name] and name != home]
+    assert not busy.done()
+    assert (await busy).status_code == 200
+
+
+def numbered_lines(place: str) -> str:
+    numbers = Random(place)
+    lines = (f"Line {n} is at {place} {numbers.getrandbits(30)}." for n in range(300))
+    return "\n".join(lines)
+
+
+async def ask_all_day(cluster: Cluster, text: str) -> httpx.Response:
+    messages = [{"role": "user", "content": f"{text} Where is line 8?"}]
+    fields = {"max_tokens": 1000, "ignore_eos": True}
+    return await cluster.post(CHAT, "key9", messages=messages, **fields)
 
 
 async def a_client_that_leaves_ends_its_work(cluster: Cluster) -> None:

@@ -212,7 +212,7 @@ async def test_a_key_has_one_quota_for_all_replicas(tokenizer: Any, keys: dict[s
     async with fleet_of(tokenizer, FakeCore(), FakeCore(), **settings) as fleet:
         statuses = []
         for busy in ("r0", "r1", "r0", "r1"):  # each replica is used
-            fleet["r0"].load, fleet["r1"].load = (9, 0) if busy == "r0" else (0, 9)
+            fleet["r0"].load, fleet["r1"].load = (90_000, 0) if busy == "r0" else (0, 90_000)
             reply = await fleet.client.post(CHAT, json=BODIES[CHAT], headers=ALICE)
             statuses.append(reply.status_code)
         assert statuses == [200, 200, 200, 429]
@@ -281,7 +281,7 @@ async def test_a_document_is_known_wherever_a_request_lands(
     tokenizer: Any, keys: dict[str, str]
 ) -> None:
     async with fleet_of(tokenizer, FakeCore(), FakeCore(), **keys) as fleet:
-        fleet["r1"].load = 1
+        fleet["r1"].load = 10_000
         document_id = await store(fleet, ALICE)
         (home,) = (name for name, each in fleet.replicas.all.items() if each.core.requests)
         assert home == "r0"

@@ -37,7 +37,7 @@ class IngressDeployment:
         self._replicas = RayReplicas(replicas)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        metrics = IngressMetrics(lambda: len(self._replicas.states()))
+        metrics = IngressMetrics(lambda: len(self._replicas.names()))
         ROUTER_LINK.on_failure = metrics.router_failures.inc
         return _without_request_id(create_ingress(self._replicas, self._server, metrics))
 

@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from gemserve.errors import ReplicaUnavailable
 from gemserve.replicas.ingress import ReplicaFailed, ReplicaLost
 from gemserve.replicas.messages import FromReplica, RelayedRequest
-from gemserve.replicas.replica_choice import ReplicaState, RoutingHints
+from gemserve.replicas.replica_choice import RoutingHints
 from gemserve.replicas.router_link import ROUTER_LINK
 
 # In which a replica takes a request. Ray itself would wait for ever where no replica can.
@@ -29,8 +29,8 @@ class RayReplicas:
         self._answers = handle.options(method_name="answer", stream=True)
         self._calls = handle.options(method_name="call")
 
-    def states(self) -> Sequence[ReplicaState]:
-        return ROUTER_LINK.states()
+    def names(self) -> Sequence[str]:
+        return ROUTER_LINK.names()
 
     async def answer(
         self, hints: RoutingHints, request: RelayedRequest
@@ -54,7 +54,7 @@ class RayReplicas:
                     batches.cancel()
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        if all(state.id != replica for state in self.states()):
+        if replica not in self.names():
             raise ReplicaLost(f"replica {replica} does not run any more")
         with _ray_failures():
             reply = self._calls.remote(RoutingHints(only=replica), method, *arguments)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message
 
 from gemserve.api.documents.store import Document, DocumentStore
 from gemserve.errors import DocumentNotFound
+from gemserve.replicas.cached_chunks import CachedChunks
 from gemserve.replicas.messages import (
     Accepted,
     ChoicesAdded,
@@ -22,6 +23,8 @@ from gemserve.replicas.messages import (
     TokensUsed,
     WholeReply,
 )
+from gemserve.replicas.text_chunks import TextChunk
+from gemserve.types import ReadingNotes
 
 _COPIES_TIMEOUT_S = 60.0  # in which the ingress must send copies of documents
 _LEAVE_TIMEOUT_S = 10.0  # in which the application ends when its client has left
@@ -38,20 +41,38 @@ class RelayedApp:
         self._documents = documents
         self._replica = replica
         self._running: dict[str, _Answering] = {}
+        self._cached = CachedChunks()
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
-    async def answer(self, request: RelayedRequest) -> AsyncGenerator[list[FromReplica], None]:
+    @property
+    def arriving_tokens(self) -> int:
+        """About how many tokens the requests have that have come, and are not queued yet."""
+        return sum(a.prompt_tokens for a in self._running.values() if not a.notes.is_queued)
+
+    def cached_keys(self) -> bytes:
+        """See `CachedChunks.keys`."""
+        return self._cached.keys()
+
+    async def answer(
+        self,
+        request: RelayedRequest,
+        chunks: Sequence[TextChunk] = (),
+        prompt_tokens: int = 0,
+    ) -> AsyncGenerator[list[FromReplica], None]:
         """The messages, in batches of what has come by then.
+
+        `chunks`: of the request's text. `prompt_tokens`: an estimate.
 
         It ends when the application has ended, and the work that goes on after its reply, too. If
         the generator is closed, the application sees that its client has left. Raises what the
         application raises.
         """
-        answering = _Answering(request, self._replica)
+        answering = _Answering(request, self._replica, prompt_tokens)
         self._running[request.number] = answering
+        self._cached.watch(answering.notes, chunks)
         try:
             yield [Accepted(self._replica)]
             self.forget(request.tenant, request.gone)
@@ -72,6 +93,7 @@ class RelayedApp:
                     task.cancel()
             task.result()
         finally:
+            self._cached.end(answering.notes)
             del self._running[request.number]
 
     async def answer_whole(self, request: RelayedRequest) -> WholeReply:
@@ -156,7 +178,9 @@ class _HandedOver:
 class _Answering:
     """One relayed request while the application answers it."""
 
-    def __init__(self, request: RelayedRequest, replica: str) -> None:
+    def __init__(self, request: RelayedRequest, replica: str, prompt_tokens: int) -> None:
+        self.notes = ReadingNotes()
+        self.prompt_tokens = prompt_tokens
         self.has_copies = asyncio.Event()
         self._request = request
         self._replica = replica
@@ -171,9 +195,9 @@ class _Answering:
 
     def _state(self) -> dict[str, Any]:
         if self._request.caller is None:
-            return {}
+            return {"notes": self.notes}
         place = RelayedPlace(self) if self._request.scope["method"] == "POST" else None
-        return {"caller": self._request.caller, "place": place}
+        return {"caller": self._request.caller, "place": place, "notes": self.notes}
 
     def watch(self, task: asyncio.Task[None], store: DocumentStore) -> None:
         """The batches end when `task` has ended. They tell which documents it has stored."""

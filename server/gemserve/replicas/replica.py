@@ -13,8 +13,8 @@ from ray import serve
 
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.replicas.messages import FromReplica, RelayedRequest
-from gemserve.replicas.ray_router import QUEUED_TOKENS
 from gemserve.replicas.replica_choice import RoutingHints
+from gemserve.replicas.replica_reports import report_of
 
 log = logging.getLogger("gemserve.replicas")
 
@@ -41,25 +41,29 @@ class Replica:
         from gemserve.api.telemetry.traces import open_traces
         from gemserve.calibration.search.calibrated_core import build_calibrated_core
         from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
+        from gemserve.replicas.model_reading import model_reading
         from gemserve.replicas.relayed_app import RelayedApp
 
         switch_threads_often()
         log_to_stderr()
         model, server = settings.model, settings.server
         core = call_in_new_thread(lambda: build_calibrated_core(model, settings.engine))
+        self._model = model_reading(core.config, core.calibration, core.model.shape)
         name = server.served_model_name or model.model
         self._serving = build_serving(core, model_name=name, config=server)
         self._traces = open_traces(server.otel)
         self._app = create_app(self._serving, self._traces, is_replica=True)
         self._name = serve.get_replica_context().replica_id.unique_id
         self._relayed = RelayedApp(self._app, self._app.state.documents, self._name)
+        self._num_reports = self._last_received = 0
         log.info("replica %s is ready, process %d", self._name, os.getpid())
 
     async def answer(
         self, hints: RoutingHints, request: RelayedRequest
     ) -> AsyncGenerator[list[FromReplica], None]:
         """See `RelayedApp.answer`. The router has read the hints."""
-        async for batch in self._relayed.answer(request):
+        self._last_received = max(self._last_received, hints.number)
+        async for batch in self._relayed.answer(request, hints.chunks, hints.prompt_tokens):
             yield batch
 
     async def call(self, hints: RoutingHints, method: str, *arguments: Any) -> Any:
@@ -69,7 +73,14 @@ class Replica:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the router learns of this replica, every second."""
-        return {QUEUED_TOKENS: self._app.state.backlog.tokens_left}
+        self._num_reports += 1
+        return report_of(
+            self._num_reports,
+            queued_tokens=self._app.state.backlog.tokens_left + self._relayed.arriving_tokens,
+            last_received=self._last_received,
+            cached=self._relayed.cached_keys(),
+            model=self._model,
+        )
 
     def check_health(self) -> None:
         """Raise if the engine is dead or stuck. After the third time Ray ends the process."""

@@ -9,10 +9,18 @@ Everything here belongs to one event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from gemserve.replicas.routing import ReplicaState, Route
+from gemserve.replicas.cached_chunks import split_keys
+from gemserve.replicas.routing import (
+    UNKNOWN_READING,
+    ModelReading,
+    ReplicaState,
+    Route,
+    TokenCosts,
+)
 
 # A request that so many reports have not counted was lost on its way.
 _MOST_REPORTS = 3
@@ -34,6 +42,9 @@ class _Replica:
     cached: set[bytes] = field(default_factory=set)
     last_event: int | None = None  # None: events are missing, and a list is needed
     sent: dict[int, _Sent] = field(default_factory=dict)
+    model: ModelReading = UNKNOWN_READING
+    last_report: int | None = None
+    keys: bytes = b""
 
 
 class ReplicaReports:
@@ -57,13 +68,17 @@ class ReplicaReports:
                 cached=one.cached,
                 is_healthy=one.is_healthy,
                 is_draining=one.is_draining,
+                model=one.model,
             )
             for name, one in self._replicas.items()
         ]
 
-    def sent(self, route: Route) -> int:
-        """Note that a request goes there. Return its number, which goes with it."""
-        self._num_sent += 1
+    def sent(self, route: Route, number: int | None = None) -> int:
+        """Note that a request goes there. Return its number, which goes with it.
+
+        `number`: if the request has one already, from whoever numbers them in their order.
+        """
+        self._num_sent = self._num_sent + 1 if number is None else number
         if route.name in self._replicas:
             self._replicas[route.name].sent[self._num_sent] = _Sent(route.work_tokens)
         return self._num_sent
@@ -98,6 +113,23 @@ class ReplicaReports:
             if is_counted or sent.reports >= _MOST_REPORTS:
                 del one.sent[number]
 
+    def take(self, name: str, statistics: Mapping[str, Any]) -> None:
+        """Take what `report_of` has made, once for each report. Nothing at all counts as none."""
+        one = self._replicas.get(name)
+        if one is None or not statistics or statistics["report"] == one.last_report:
+            return
+        model = statistics["model"]
+        one.last_report = statistics["report"]
+        one.model = ModelReading(**{**model, "costs": TokenCosts(**model["costs"])})
+        self.reported(
+            name,
+            queued_tokens=statistics["queued_tokens"],
+            last_received=statistics["last_received"],
+        )
+        if statistics["cached"] != one.keys:
+            one.keys = statistics["cached"]
+            self.cache_listed(name, one.last_report or 0, split_keys(one.keys))
+
     def cache_listed(self, name: str, event: int, keys: Iterable[bytes]) -> None:
         """Take `keys` as all chunks that the replica has. Changes go on behind number `event`."""
         one = self._replicas.get(name)
@@ -122,3 +154,19 @@ class ReplicaReports:
         one.cached.update(stored)
         one.cached.difference_update(dropped)
         return True
+
+
+def report_of(
+    number: int, *, queued_tokens: float, last_received: int, cached: bytes, model: ModelReading
+) -> dict[str, Any]:
+    """What a replica reports. `number`: of the report. `cached`: all keys, joined.
+
+    It has the whole list, because Ray passes on the latest report, and may leave out others.
+    """
+    return {
+        "report": number,
+        "queued_tokens": queued_tokens,
+        "last_received": last_received,
+        "cached": cached,
+        "model": asdict(model),  # plain data: Ray's controller passes it on
+    }

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gemserve.replicas.replica_choice import OrderReplicas, ReplicaState, least_loaded
+from gemserve.replicas.replica_choice import OrderReplicas, by_cost
 
 
 class RouterLink:
-    """`rule` and `on_failure` are the ingress's to set, `states` is the router's."""
+    """`rule` and `on_failure` are the ingress's to set, `names` is the router's."""
 
     def __init__(self) -> None:
-        self.rule: OrderReplicas = least_loaded
+        self.rule: OrderReplicas = by_cost
         self.on_failure: Callable[[], None] = lambda: None
-        self.states: Callable[[], Sequence[ReplicaState]] = list
+        self.names: Callable[[], Sequence[str]] = list
 
 
 ROUTER_LINK = RouterLink()

@@ -78,19 +78,33 @@ class RoutedRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReading:
+    """How a replica's model reads long prompts. `kept_tokens`: of a filtered one, by all layers."""
+
+    reading: Reading
+    costs: TokenCosts
+    kept_tokens: int = 0
+
+
+# until a replica has said it; all of a fleet have the same model
+UNKNOWN_READING = ModelReading(reading="windows", costs=TokenCosts(full=1.0, answered=1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaState:
     """What is known of a replica.
 
     `queued_tokens`: the work that waits or runs there, in tokens of a filter pass. `cached`: the
     chunk keys that the replica itself has said to have stored, without those that it has dropped.
-    `is_draining`: it finishes what it has and takes nothing new.
+    `is_draining`: it finishes what it has and takes nothing new. `model`: how it reads.
     """
 
     name: str
     queued_tokens: float
-    cached: Container[bytes]
+    cached: Container[bytes] = frozenset()
     is_healthy: bool = True
     is_draining: bool = False
+    model: ModelReading = UNKNOWN_READING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +144,7 @@ def choose_replica(
         (state.queued_tokens + route.work_tokens, route)
         for state in usable
         if state.queued_tokens <= longest
-        for route in [_route(request, state, costs)]
+        for route in [route_to(request, state, costs)]
     ]
     least, best = min(routes, key=lambda pair: pair[0])
     bound = least + _EQUAL * best.work_tokens
@@ -138,7 +152,8 @@ def choose_replica(
     return _spread(request, equals, random)
 
 
-def _route(request: RoutedRequest, state: ReplicaState, costs: TokenCosts) -> Route:
+def route_to(request: RoutedRequest, state: ReplicaState, costs: TokenCosts) -> Route:
+    """The route to this replica, whatever others there are."""
     num_cached = _cached_tokens(request, state.cached)
     num_uncached = sum(chunk.tokens for chunk in request.chunks) - num_cached
     read = request.beside_tokens + num_uncached
@@ -183,10 +198,11 @@ def _is_consistent(
         costs.cached,
     ]
     names = {state.name for state in states}
-    return len(names) == len(states) and all(_is_count(number) for number in numbers)
+    return len(names) == len(states) and all(is_count(number) for number in numbers)
 
 
-def _is_count(number: float) -> bool:
+def is_count(number: float) -> bool:
+    """Can this be a number of tokens?"""
     return isfinite(number) and number >= 0
 
 
@@ -194,14 +210,14 @@ def _least_loaded(
     request: RoutedRequest, states: Sequence[ReplicaState], costs: TokenCosts, random: Random
 ) -> Route:
     """Any of the shortest queues. A number that cannot be right counts as the largest."""
-    queues = [s.queued_tokens if _is_count(s.queued_tokens) else inf for s in states]
+    queues = [s.queued_tokens if is_count(s.queued_tokens) else inf for s in states]
     shortest = min(queues)
     state = random.choice([s for s, queue in zip(states, queues, strict=True) if queue == shortest])
-    work = _route(request, replace(state, cached=()), costs).work_tokens
+    work = route_to(request, replace(state, cached=()), costs).work_tokens
     return Route(
         name=state.name,
         reason="least_loaded",
-        work_tokens=work if _is_count(work) else 0.0,
+        work_tokens=work if is_count(work) else 0.0,
         cached_tokens=0,
     )
 

@@ -50,7 +50,7 @@ def serve_replicas(
             replicas = RayReplicas(deploy(settings, num_replicas, bool(num_gpus)))
             _wait_until_ready(replicas)
         log.info("the first replica is ready")
-        metrics = IngressMetrics(lambda: len(replicas.states()))
+        metrics = IngressMetrics(lambda: len(replicas.names()))
         ROUTER_LINK.on_failure = metrics.router_failures.inc
         app = create_ingress(replicas, server, metrics)
         http_server(app, app.state.ingress, server, log_config=log_config, access_log=False).run()
@@ -59,7 +59,7 @@ def serve_replicas(
 
 def _wait_until_ready(replicas: RayReplicas) -> None:
     """Return when one replica is ready. Raises `ModelError` if none can be started."""
-    while not replicas.states():
+    while not replicas.names():
         time.sleep(_POLL_S)
         failure = find_failure()
         if failure is not None:

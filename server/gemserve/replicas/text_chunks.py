@@ -22,7 +22,7 @@ _SEEN = 8  # bytes in front of a place, by which it is chosen
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _LIMIT = np.uint64((1 << 64) // (MEAN_CHUNK - LEAST_CHUNK))
 _AT_ONCE = 1 << 16  # places; so that what is computed of them stays in the processor's cache
-_KEY_BYTES = 16
+KEY_BYTES = 16
 _ASCII_PER_TOKEN = 4.0
 _OTHER_PER_TOKEN = 3.0  # a Chinese character has three bytes
 
@@ -56,7 +56,7 @@ def text_chunks(text: str, salt: bytes) -> tuple[TextChunk, ...]:
     chunks: list[TextChunk] = []
     start = 0
     for stop in _cuts(data):
-        key = hashlib.blake2b(view[start:stop], key=salt, digest_size=_KEY_BYTES).digest()
+        key = hashlib.blake2b(view[start:stop], key=salt, digest_size=KEY_BYTES).digest()
         chunks.append(TextChunk(key, _estimate_tokens(values[start:stop])))
         start = stop
     return tuple(chunks)

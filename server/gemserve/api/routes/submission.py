@@ -128,14 +128,19 @@ class Submitter:
             if caller is not None:
                 place = http.scope["state"]["place"]
                 place.add_choices(len(requests.requests) - 1)
+            notes = http.scope["state"].get("notes")
+            # of several prompts, none can be told from the text as a whole
+            of_prompt = notes if len(requests.requests) == requests.n else None
             streams = self.engine.submit_all(
                 [
-                    replace(request, tenant=tenant, documents=finder.ids)
+                    replace(request, tenant=tenant, documents=finder.ids, notes=of_prompt)
                     for request in requests.requests
                 ]
             )
         sent = [stream.request for stream in streams]
         observers = [self.observers(request, arrived_s) for request in sent]
+        if notes is not None:
+            notes.is_queued = True
         if caller is not None:
             place.charge(num_tokens)
             for some in observers:

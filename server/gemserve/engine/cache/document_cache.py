@@ -19,12 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, num_common
 from gemserve.engine.cache.state import CacheCounts, StoredDocument
 from gemserve.engine.memory import MemoryPool, Share, Span
+from gemserve.types import CacheEntry
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
@@ -66,11 +67,15 @@ class CachedDocument:
     ids: frozenset[str] = frozenset()
     is_pinned: bool = False
     is_saved: bool = False  # on the disk, as far as it should be
-    is_dropped: bool = False
+    entry: CacheEntry = field(default_factory=CacheEntry)  # outlives the document
     name: bytes | None = None  # of a window
     num_stable: int = 0  # of a part that was chosen: see `add`
     last_used: int = 0
     used_s: float = 0.0
+
+    @property
+    def is_dropped(self) -> bool:
+        return self.entry.is_dropped
 
     @property
     def spans(self) -> list[Span]:
@@ -461,7 +466,7 @@ class DocumentCache:
             self.num_changes += 1
 
     def _drop(self, document: CachedDocument) -> None:
-        document.is_dropped = True
+        document.entry.is_dropped = True
         self._documents.remove(document)
         if self.find_window(document.key, document.name or b"") is document:
             del self._windows[document.key, document.name or b""]

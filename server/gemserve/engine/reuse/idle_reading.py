@@ -77,6 +77,7 @@ class IdleReading:
                 question=(),
                 messages=None,
                 grammar=None,
+                notes=None,
                 plan=FilterPlan(
                     reason="disabled",
                     num_kept=count,

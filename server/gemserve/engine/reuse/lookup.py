@@ -24,6 +24,7 @@ from gemserve.engine.memory import MemoryPool, Share, first_tokens
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.errors import RequestError
+from gemserve.types import HeldPart
 
 # Once this many later requests have overtaken a waiting request, no further one may.
 MAX_TIMES_PASSED = 64
@@ -177,6 +178,16 @@ def leave_whole_prompt(
     share = Share(span, len(tokens), len(tokens))
     num_stable = sequence.plan.num_stable if sequence.begins_alike else 0
     cache.add(key, tokens, (share,), ids, is_pinned, num_stable=num_stable)
+
+
+def note_held(cache: DocumentCache, sequence: Sequence, key: CacheKey, tokens: Tokens) -> None:
+    """Note how much of the prompt, which begins with `tokens`, the cache holds now."""
+    notes = sequence.request.notes
+    if notes is not None:
+        document, count = cache.find(key, tokens, len(tokens))
+        if document is not None:
+            share = min(1.0, count / sequence.num_prompt)
+            notes.held.append(HeldPart(document.entry, 0.0, share))
 
 
 def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> None:

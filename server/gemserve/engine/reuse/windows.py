@@ -18,6 +18,7 @@ from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.window_pass import WindowPass, WindowRead, length
+from gemserve.types import HeldPart
 
 
 def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> None:
@@ -68,8 +69,22 @@ def leave_windows(
                 key, window.name, tokens, share, request.documents, request.pin
             )
             reading.used.add(document)
+    _note_held(cache, sequence, reads)
     release_windows(pool, sequence)
     reading.next_group += 1
+
+
+def _note_held(cache: DocumentCache, sequence: Sequence, reads: Iterable[WindowRead]) -> None:
+    """Note which windows of a group the cache holds now."""
+    key, notes = window_key(sequence), sequence.request.notes
+    if key is None or notes is None:
+        return
+    for read in reads:
+        window = _reading(sequence).plan.windows[read.index]
+        document = cache.find_window(key, window.name)
+        if document is not None:
+            start, stop = window.start / sequence.num_prompt, window.stop / sequence.num_prompt
+            notes.held.append(HeldPart(document.entry, start, stop))
 
 
 def release_windows(pool: MemoryPool, sequence: Sequence) -> None:

@@ -24,6 +24,7 @@ from gemserve.engine.reuse.lookup import (
     find_source,
     leave_filter_pass,
     leave_whole_prompt,
+    note_held,
 )
 from gemserve.engine.reuse.windows import (
     awaits_windows,
@@ -134,6 +135,10 @@ class Scheduler:
         is_read = sequence.state is State.DECODING or self._is_idle_reading(sequence)
         if is_read and not has_failed:
             leave_whole_prompt(self.cache, self.pool, sequence, self._num_layers)
+            is_prompt = sequence.filter_layer is None or sequence.is_read_from_cache
+            key = sequence.cache_key
+            if is_prompt and key is not None and key.layer is None:
+                note_held(self.cache, sequence, key, sequence.tokens)
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -411,6 +416,7 @@ class Scheduler:
                 pass_units=pass_units,
                 needed=needed if is_fitting else None,
             )
+            note_held(self.cache, sequence, key, tokens)
         if is_fitting:
             self._release_shared(sequence)
             sequence.state = State.PREFILLING

@@ -1,0 +1,35 @@
+"""What a replica's settings say about how it reads long prompts, for the router."""
+
+from __future__ import annotations
+
+from gemserve.calibration.files import Calibration
+from gemserve.config import ResolvedEngineConfig, find_window
+from gemserve.cost import ModelShape
+from gemserve.filtering.methods import METHODS
+from gemserve.replicas.routing import ModelReading, Reading, TokenCosts
+from gemserve.types import kept_count
+
+_TYPICAL_TOKENS = 8_192  # of a prompt, where a share of it is kept
+# A queue counts each token of an answer as one, whatever it costs.
+_ANSWERED = 1.0
+
+
+def model_reading(
+    config: ResolvedEngineConfig, calibration: Calibration, shape: ModelShape
+) -> ModelReading:
+    """How prompts are read that name no filter of their own. Costs are by counted FLOPs."""
+    method = METHODS[config.filter_method]
+    if method.keeps_everything or method.selector is None:
+        # the unit is then a token that all layers read, of which queues consist
+        return ModelReading(reading="whole", costs=TokenCosts(full=1.0, answered=_ANSWERED))
+    window = find_window(config.filter_window, calibration) if method.reads_windows else None
+    kept = min(_TYPICAL_TOKENS, kept_count(config.filter_keep, _TYPICAL_TOKENS))
+    costs = TokenCosts.of_shape(
+        shape,
+        layer=config.filter_layer,
+        window=_TYPICAL_TOKENS if window is None else window,
+        kept=kept,
+        answered=_ANSWERED,
+    )
+    reading: Reading = "one_pass" if window is None else "windows"
+    return ModelReading(reading=reading, costs=costs, kept_tokens=kept)

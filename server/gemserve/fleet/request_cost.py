@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from gemserve.config import DEFAULT_METHOD
 from gemserve.cost import ModelShape
 from gemserve.filtering.method_cost import reading_bytes
 from gemserve.filtering.methods import METHODS
@@ -12,7 +13,6 @@ from gemserve.fleet.device import Device
 from gemserve.replicas.routing import Reading, TokenCosts
 from gemserve.types import MAX_QUESTION_TOKENS
 
-_METHOD = "sieve"
 # Among so many answers a router divides a decode step, to say what a token of an answer costs. The
 # replica counts as full, because another answer adds little to a step. Divided among 8, a few
 # answers look like a queue, and documents are sent away from it (docs/log/fleet.md).
@@ -134,7 +134,7 @@ def request_cost(
         decoding
         if is_whole
         else reading_bytes(
-            shape, _METHOD, num_tokens, layer, window if reading == "windows" else None
+            shape, DEFAULT_METHOD, num_tokens, layer, window if reading == "windows" else None
         )
     )
     return RequestCost(
@@ -162,7 +162,7 @@ def _piece_seconds(
     if reading == "whole":
         whole = shape.prefill_chunk(0, piece)
         return whole / device.flops, shape.prefill_chunk(piece - question, question) / device.flops
-    selector = METHODS[_METHOD].selector
+    selector = METHODS[DEFAULT_METHOD].selector
     assert selector is not None
     if reading == "windows":  # the question follows each
         before, read = piece, piece + question

@@ -50,6 +50,7 @@ def leave_group() -> None:
     """Idempotent."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    os.environ.pop("LOCAL_RANK", None)  # training would wait for other ranks
 
 
 def gather_heads(of_rank: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@
 #
 # - Without `serve --model …` it serves the small built-in model. `--build-arg SMOLLM2=1` adds a
 #   chat model of 135 million parameters, `serve --model smollm2`.
+# - `--build-arg RAY=1` adds Ray, for `--replicas` and for clusters (deploy/kubernetes).
 # - The server runs as uid 10001, which must be able to read the models.
 # - It is offline; `-e HF_HUB_OFFLINE=0` lets --model be a hub id, kept in the volume /cache.
 # - The health check reads GEMSERVE_PORT: change the port by that variable, not by --port.
@@ -86,6 +87,8 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 # A stage above, so there is no tag to give.
 # hadolint ignore=DL3006
 FROM flash-${FLASH_ATTN} AS builder
+# 1 adds Ray Serve, 370 MB
+ARG RAY=0
 # 1 adds SmolLM2-135M-Instruct, a file of 98 MB, for --model smollm2
 ARG SMOLLM2=0
 ARG SMOLLM2_VERSION=0.1.2
@@ -95,6 +98,11 @@ COPY deploy/image.lock deploy/image.lock
 # torch has brought along was not compared with any hash.
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --require-hashes --no-deps --force-reinstall --requirement deploy/image.lock
+COPY deploy/ray.lock deploy/ray.lock
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ "${RAY}" = 1 ]; then \
+        pip install --require-hashes --no-deps --requirement deploy/ray.lock; \
+    fi
 COPY --from=wheel /wheels /wheels
 # The check finds a torch that is not of the releases that the project accepts.
 RUN pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
@@ -127,6 +135,8 @@ ENV PATH=/opt/venv/bin:$PATH \
     TRITON_CACHE_DIR=/cache/triton
 USER 10001:10001
 WORKDIR /home/gemserve
+# For `serve run` and KubeRay, with PYTHONPATH=/home/gemserve.
+COPY deploy/ray_app.py deploy/ray_app.py
 VOLUME ["/models", "/cache"]
 EXPOSE 8000
 # A large model loads for minutes before it listens. Proxies are off: they would get the request.

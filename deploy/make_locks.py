@@ -19,11 +19,17 @@ OLDEST_PYTHON = "3.11"
 IMAGE_EXTRAS = ("server", "client", "gguf", "otel", "pdf")
 CUDA = r"torch|triton|nvidia-.*|cuda-.*"
 HEADER = "# Written by `make lock`: do not edit. {about}\n"
-# lock → what it is for, what it has, and the names that are left out
+# lock → what it is for, what it has, and the names that are left out. "ray" comes after "image",
+# which has the rest of what it needs.
 LOCKS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "image": (
         "What the image has beside torch.",
         tuple(f"--extra={extra}" for extra in IMAGE_EXTRAS),
+        CUDA,
+    ),
+    "ray": (
+        "What the image has beside that with RAY=1.",
+        tuple(f"--extra={extra}" for extra in (*IMAGE_EXTRAS, "ray")),
         CUDA,
     ),
     "dev": (
@@ -72,6 +78,9 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     for name, (about, _, left_out) in LOCKS.items():
+        if name == "ray":
+            image = [package for package, _ in entries(lock_path("image").read_text("utf-8"))]
+            left_out = "|".join([left_out, *map(re.escape, image)])
         found = entries(resolved(name))
         lines = [entry for package, entry in found if not re.fullmatch(left_out, package)]
         lock_path(name).write_text(HEADER.format(about=about) + "".join(lines), "utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ import pytest
 import yaml
 
 from deploy import make_dashboard
+from gemserve.cli import serve
+from gemserve.http_server.server import DRAIN_S
+from gemserve.replicas.cluster import OBJECT_STORE_BYTES
 from tests.fakes import Api
 from tests.unit.test_docs import anchors
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+COMPOSE_FILES = [DEPLOY / "compose.yaml", DEPLOY / "compose.replicas.yaml"]
 OPERATIONS = ROOT / "docs/operations.md"
 RULES: list[dict[str, Any]] = [
     rule
@@ -79,3 +84,31 @@ def test_containers_can_change_nothing_but_their_volumes() -> None:
         assert service["pids_limit"] > 0
         assert "privileged" not in service
         assert "cap_add" not in service
+
+
+def test_replicas_in_compose_change_only_what_they_must() -> None:
+    """The rest is compose.yaml's: the second file comes after it."""
+    one, several = (yaml.safe_load(path.read_text("utf-8"))["services"] for path in COMPOSE_FILES)
+    assert list(several) == ["gemserve"]
+    service = several["gemserve"]
+    assert service.keys() == {"build", "command", "shm_size", "stop_grace_period"}
+    assert service["build"] == {"args": {"RAY": 1}}
+    assert service["command"] == [
+        *one["gemserve"]["command"][:3],
+        *("--replicas", "${REPLICAS:-2}"),
+        *one["gemserve"]["command"][3:],
+    ]
+    assert int(service["shm_size"].removesuffix("gb")) << 30 > OBJECT_STORE_BYTES
+
+
+@pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
+def test_what_compose_starts_has_options_of_the_command_line(path: Path) -> None:
+    service = yaml.safe_load(path.read_text("utf-8"))["services"]["gemserve"]
+    words = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in service["command"]]
+    parser = argparse.ArgumentParser()
+    serve.add_command(parser.add_subparsers())
+    assert parser.parse_args(words).model == "builtin"
+    arguments = re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(service["build"]["args"]) <= set(arguments)
+    grace_s = int(service["stop_grace_period"].removesuffix("s"))
+    assert grace_s >= DRAIN_S + 10

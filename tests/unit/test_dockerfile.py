@@ -60,7 +60,7 @@ def test_packages_are_compared_with_the_hashes_of_a_lock() -> None:
     """torch and what compiles flash-attn are pinned otherwise: see the Dockerfile's comments."""
     installs = [part for rest in _named("RUN") for part in re.findall(r"pip install [^&;]*", rest)]
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
-    for name in ("build", "image"):
+    for name in ("build", "image", "ray"):
         (locked,) = (line for line in installs if f"--requirement deploy/{name}.lock" in line)
         assert {"--require-hashes", "--no-deps"} <= set(locked.split())
         assert f"!deploy/{name}.lock" in allowed

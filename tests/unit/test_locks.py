@@ -36,6 +36,8 @@ def wanted(name: str) -> list[Requirement]:
     if name == "build":
         return [Requirement(text) for text in described["build-system"]["requires"]]
     extras = described["project"]["optional-dependencies"]
+    if name == "ray":
+        return [Requirement(text) for text in extras["ray"]]
     names = list(IMAGE_EXTRAS) if name == "image" else ["dev"]
     texts = list(described["project"]["dependencies"])
     for extra in names:
@@ -80,5 +82,7 @@ def test_a_lock_names_neither_torch_nor_a_place(name: str) -> None:
 def test_the_image_s_packages_are_those_that_are_tested() -> None:
     """Two releases of one package would mean that the image's was never tested."""
     tested = pins("dev")
-    for package, versions in pins("image").items():
+    image, ray = pins("image"), pins("ray")
+    for package, versions in {**image, **ray}.items():
         assert tested.get(package, versions) == versions
+    assert not image.keys() & ray.keys()  # the second one would replace what the first installed

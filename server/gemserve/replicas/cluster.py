@@ -94,7 +94,7 @@ def local_cluster(num_replicas: int, num_gpus: int) -> Iterator[None]:
             _temp_dir=folder,
         )
         signal.signal(signal.SIGTERM, _exit)  # Ray has set its own
-        serve.start(proxy_location="Disabled", logging_config=_logging())
+        serve.start(proxy_location="Disabled", logging_config=serve_logging())
         yield
     except SystemExit as end:
         # Ray's handler for SIGTERM, which is there until ours is, ends with the signal's number
@@ -143,7 +143,7 @@ def replica_deployment(num_replicas: int, has_gpu: bool) -> Any:
         graceful_shutdown_timeout_s=STOP_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.2,
         max_constructor_retry_count=1,  # a model that cannot be loaded cannot be loaded later
-        logging_config=_logging(),
+        logging_config=serve_logging(),
         ray_actor_options={
             "num_cpus": 1,
             "num_gpus": int(has_gpu),
@@ -169,6 +169,6 @@ def find_failure() -> str | None:
     return ours[-1] if ours else whole[-_MOST_FAILURE_CHARS:]
 
 
-def _logging() -> dict[str, Any]:
+def serve_logging() -> dict[str, Any]:
     """Ray Serve writes a line for each call otherwise; the application has its own log."""
     return {"log_level": "WARNING", "enable_access_log": False}

@@ -18,6 +18,7 @@ from gemserve.replicas.cluster import (
     HEALTH_CHECK_PERIOD_S,
     HEALTH_CHECK_TIMEOUT_S,
     replica_deployment,
+    serve_logging,
 )
 from gemserve.replicas.ingress import create_ingress
 from gemserve.replicas.ingress_metrics import IngressMetrics
@@ -26,6 +27,9 @@ from gemserve.replicas.replica import ReplicaSettings, log_to_stderr
 from gemserve.replicas.router_link import ROUTER_LINK
 
 DRAIN_S = 60.0  # for running requests, when the ingress is replaced
+# A cluster without its head is lost in any case. So the ingress is there, and the loss of any other
+# node ends no stream but those of its replicas.
+_ON_HEAD = {"node:__internal_head__": 0.001}
 
 
 class IngressDeployment:
@@ -68,7 +72,8 @@ def application(settings: ReplicaSettings, num_replicas: int, *, has_gpu: bool) 
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=DRAIN_S,
-        ray_actor_options={"num_cpus": 0},
+        logging_config=serve_logging(),
+        ray_actor_options={"num_cpus": 0, "resources": _ON_HEAD},
     )
     replicas = replica_deployment(num_replicas, has_gpu).bind(settings)
     return ingress.bind(settings.server, replicas)

@@ -143,7 +143,7 @@ async def run_rule(name: str, asked: list[tuple[int, int]], streams: int) -> Any
         if len(replicas.names()) == 2:
             break
         await asyncio.sleep(0.2)
-    app = create_ingress(replicas, settings.server, IngressMetrics(lambda: 2))
+    app = create_ingress(replicas, settings.server, IngressMetrics(lambda: 2, lambda: 2))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://localhost", timeout=120

@@ -122,7 +122,7 @@ async def fleet_of(tokenizer: Any, *cores: FakeCore, **settings: Any) -> AsyncIt
         relayed = RelayedApp(app, app.state.documents, f"r{number}")
         made.append(InProcessReplica(f"r{number}", core, serving, relayed))
     replicas = InProcessReplicas(made)
-    metrics = IngressMetrics(lambda: len(replicas.names()))
+    metrics = IngressMetrics(lambda: len(replicas.names()), lambda: 2)
     ingress = create_ingress(replicas, made[0].serving.config, metrics)
     transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
     try:

@@ -20,9 +20,19 @@ def test_arguments_are_the_options_of_serve() -> None:
         "replica",
         3,
     )
+    assert ingress._deployment_config.user_config == {"num_replicas": 3}
+    assert list(ingress.ray_actor_options["resources"]) == ["node:__internal_head__"]
     (settings,) = replicas._bound_deployment.init_args
     assert settings.server == server
     assert (settings.engine.kv_memory_bytes, settings.engine.max_queue) == (64 << 20, 7)
+
+
+def test_a_changed_number_of_replicas_does_not_replace_the_ingress() -> None:
+    """It knows the stored documents, and what keys have used."""
+    two, three = (build({"replicas": number})._bound_deployment for number in (2, 3))
+    assert two.init_args[0] == three.init_args[0]
+    assert len(two.init_args) == 2
+    assert two.ray_actor_options == three.ray_actor_options
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:

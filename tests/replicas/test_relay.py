@@ -189,6 +189,7 @@ async def test_metrics_of_all_replicas_are_told_apart(fleet: Fleet, gate: thread
     gate.set()
     await fleet.client.post(CHAT, json=BODIES[CHAT])
     text = (await fleet.client.get("/metrics")).text
+    assert {"gemserve_replicas_ready 2.0", "gemserve_replicas_wanted 2.0"} <= set(text.split("\n"))
     for name in ("r0", "r1"):
         assert f'gemserve_engine_up{{replica="{name}"}} 1.0' in text
     assert text.count("# TYPE gemserve_engine_up ") == 1

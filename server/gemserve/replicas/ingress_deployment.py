@@ -7,6 +7,7 @@ key uses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
@@ -39,9 +40,17 @@ class IngressDeployment:
         log_to_stderr()
         self._server = server
         self._replicas = RayReplicas(replicas)
+        self._num_wanted = 0
+
+    def reconfigure(self, config: Mapping[str, int]) -> None:
+        """Take `num_replicas`. Ray calls this at the start and when it changes.
+
+        As an argument of `__init__` it would have Ray replace the ingress, with all that it knows.
+        """
+        self._num_wanted = config["num_replicas"]
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        metrics = IngressMetrics(lambda: len(self._replicas.names()))
+        metrics = IngressMetrics(lambda: len(self._replicas.names()), lambda: self._num_wanted)
         ROUTER_LINK.on_failure = metrics.router_failures.inc
         return _without_request_id(create_ingress(self._replicas, self._server, metrics))
 
@@ -67,6 +76,7 @@ def application(settings: ReplicaSettings, num_replicas: int, *, has_gpu: bool) 
         serve.ingress()(IngressDeployment),
         name="ingress",
         num_replicas=1,
+        user_config={"num_replicas": num_replicas},
         max_ongoing_requests=settings.server.max_connections,
         max_queued_requests=settings.server.max_connections,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,

@@ -13,9 +13,9 @@ from gemserve.replicas.messages import WholeReply
 
 
 class IngressMetrics:
-    """`num_replicas`: those that take requests now."""
+    """`num_ready`: the replicas that take requests now; `num_wanted`: that should."""
 
-    def __init__(self, num_replicas: Callable[[], int]) -> None:
+    def __init__(self, num_ready: Callable[[], int], num_wanted: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._refusals = Counter(
             "gemserve_admission_rejections",
@@ -34,8 +34,9 @@ class IngressMetrics:
         self.router_failures = self._counter(
             "router_failures", "Requests that went to the least loaded replica, as a rule failed"
         )
-        gauge = Gauge("gemserve_replicas_ready", "Replicas ready", registry=self._registry)
-        gauge.set_function(num_replicas)
+        for state, number in (("ready", num_ready), ("wanted", num_wanted)):
+            name, text = f"gemserve_replicas_{state}", f"Replicas {state}"
+            Gauge(name, text, registry=self._registry).set_function(number)
 
     def text(self, replies: Sequence[WholeReply]) -> bytes:
         """The ingress's metrics, and those of `replies`, which are of `/metrics` of replicas."""

@@ -50,7 +50,7 @@ def serve_replicas(
             replicas = RayReplicas(deploy(settings, num_replicas, bool(num_gpus)))
             _wait_until_ready(replicas)
         log.info("the first replica is ready")
-        metrics = IngressMetrics(lambda: len(replicas.names()))
+        metrics = IngressMetrics(lambda: len(replicas.names()), lambda: num_replicas)
         ROUTER_LINK.on_failure = metrics.router_failures.inc
         app = create_ingress(replicas, server, metrics)
         http_server(app, app.state.ingress, server, log_config=log_config, access_log=False).run()

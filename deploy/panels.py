@@ -1,6 +1,7 @@
 """What the dashboard shows. `python -m deploy.make_dashboard` writes it for Grafana.
 
-A panel is a title, a unit, a text that explains it, and queries with their legends.
+A panel is a title, a unit, a text that explains it, and queries with their legends. With replicas
+every metric of an engine has the label `replica`; without, legends have nothing in its place.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def mean(metric: str) -> str:
 
 
 OUTCOMES = 'outcome=~"applied|diffuse_attention|widened"'
+INGRESS = 'replica="ingress"'
 FALLBACKS = 'outcome=~"diffuse_attention|widened"'
 ROWS: list[tuple[str, list[Panel]]] = [
     (
@@ -51,8 +53,8 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "short",
                 "Requests in progress, and requests in the queue.",
                 [
-                    (gauge("num_requests_running"), "running {{instance}}"),
-                    (gauge("num_requests_waiting"), "waiting {{instance}}"),
+                    (gauge("num_requests_running"), "running {{instance}} {{replica}}"),
+                    (gauge("num_requests_waiting"), "waiting {{instance}} {{replica}}"),
                 ],
             ),
             (
@@ -71,7 +73,7 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "Engine",
                 "short",
                 "1 while the engine lives.",
-                [(gauge("engine_up"), "{{instance}}")],
+                [(gauge("engine_up"), "{{instance}} {{replica}}")],
             ),
             (
                 "Requests with adapters",
@@ -240,7 +242,7 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "Documents held",
                 "bytes",
                 "By where they are.",
-                [(gauge("document_cache_bytes"), "{{tier}} {{instance}}")],
+                [(gauge("document_cache_bytes"), "{{tier}} {{instance}} {{replica}}")],
             ),
             (
                 "Documents given up",
@@ -258,8 +260,8 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "percentunit",
                 "Held by requests, and held by documents until a request needs it.",
                 [
-                    (gauge("kv_cache_usage_ratio"), "requests {{instance}}"),
-                    (gauge("document_cache_usage_ratio"), "documents {{instance}}"),
+                    (gauge("kv_cache_usage_ratio"), "requests {{instance}} {{replica}}"),
+                    (gauge("document_cache_usage_ratio"), "documents {{instance}} {{replica}}"),
                 ],
             ),
             (
@@ -272,19 +274,19 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "Adapters",
                 "bytes",
                 "Memory of adapters that are loaded or in use.",
-                [(gauge("adapter_memory_bytes"), "{{instance}}")],
+                [(gauge("adapter_memory_bytes"), "{{instance}} {{replica}}")],
             ),
             (
                 "Adapters loaded",
                 "short",
                 "Adapters in memory.",
-                [(gauge("adapters_loaded"), "{{instance}}")],
+                [(gauge("adapters_loaded"), "{{instance}} {{replica}}")],
             ),
             (
                 "Resident memory",
                 "bytes",
                 "Of the process, now.",
-                [(gauge("process_resident_memory_bytes", ""), "{{instance}}")],
+                [(gauge("process_resident_memory_bytes", ""), "{{instance}} {{replica}}")],
             ),
             (
                 "Processor",
@@ -293,9 +295,77 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 [
                     (
                         f"rate(process_cpu_seconds_total{{{HERE}}}[$__rate_interval])",
-                        "{{instance}}",
+                        "{{instance}} {{replica}}",
                     )
                 ],
+            ),
+        ],
+    ),
+    (
+        "Replicas",
+        [
+            (
+                "Replicas",
+                "short",
+                "Replicas that take requests, and how many should. Empty with one engine.",
+                [
+                    (gauge("replicas_ready"), "ready {{instance}}"),
+                    (gauge("replicas_wanted"), "wanted {{instance}}"),
+                ],
+            ),
+            (
+                "Requests whose replica was lost",
+                "reqps",
+                "Those that ended with an error, and those that another replica has answered.",
+                [
+                    (rate("ingress_lost_requests_total"), "lost"),
+                    (rate("ingress_retries_total"), "sent to another"),
+                ],
+            ),
+            (
+                "Failures of the ingress",
+                "ops",
+                "Rules of routing that failed, and errors of the ingress itself.",
+                [
+                    (rate("ingress_router_failures_total"), "router"),
+                    (rate("ingress_internal_errors_total"), "internal"),
+                ],
+            ),
+            (
+                "Replies of the ingress",
+                "reqps",
+                "By status.",
+                [(rate("ingress_replies_total", "status"), "{{status}}")],
+            ),
+            (
+                "Refused by the ingress",
+                "reqps",
+                "By reason: keys, quotas, hosts, no replica.",
+                [(rate("admission_rejections_total", "reason", INGRESS), "{{reason}}")],
+            ),
+            (
+                "Requests ended by replica",
+                "reqps",
+                "One that ends far fewer than the others is slow, or new.",
+                [(rate("request_success_total", "replica"), "{{replica}}")],
+            ),
+            (
+                "Time to first token by replica",
+                "s",
+                "From arrival at the replica to the first token.",
+                quantiles("time_to_first_token_seconds", 0.95, by="replica"),
+            ),
+            (
+                "Queue by replica",
+                "s",
+                "From arrival to the first step.",
+                quantiles("request_queue_time_seconds", 0.95, by="replica"),
+            ),
+            (
+                "Prompt tokens found by replica",
+                "short",
+                "Tokens per second that the replica's document cache had.",
+                [(rate("cached_prompt_tokens_total", "replica"), "{{replica}}")],
             ),
         ],
     ),

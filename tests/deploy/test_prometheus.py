@@ -36,6 +36,7 @@ DOCUMENT = " ".join(
     f"The colour of box {n} is blue, and that of lid {n} is red." for n in range(60)
 )
 PATIENCE_S = 240.0
+ABOUT_REPLICAS = re.compile('gemserve_(ingress|replicas)_|replica="ingress"')
 
 
 def promtool(*arguments: str) -> None:
@@ -69,8 +70,12 @@ def running(command: list[str], log: Path, is_up: Callable[[], bool]) -> Iterato
         wait_for(is_up, lambda: log.read_text("utf-8"))
         yield program
     finally:
-        program.kill()
-        program.wait(30)
+        program.terminate()  # replicas are stopped then, too
+        try:
+            program.wait(60)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.wait(30)
 
 
 def answers(url: str) -> bool:
@@ -158,7 +163,12 @@ def shortened(rules: str) -> str:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder = tmp_path_factory.mktemp("prometheus")
+    with watched_server(tmp_path_factory.mktemp("prometheus")) as one:
+        yield one
+
+
+@contextmanager
+def watched_server(folder: Path, *options: str) -> Iterator[Watched]:
     port, other = free_port(), free_port()
     server, prometheus = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{other}"
     (folder / "alerts.yml").write_text(shortened((DEPLOY / "alerts.yml").read_text("utf-8")))
@@ -174,6 +184,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     serve = [sys.executable, "-m", "gemserve.cli.main", "serve", "--model", "builtin"]
     serve += ["--port", str(port), "--max-running", "1", "--max-queue", "3"]
     serve += ["--filter-min-tokens", "64", "--filter-keep", "128", "--log-format", "json"]
+    serve += options
     assert PROMETHEUS is not None
     scrape = [PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}"]
     scrape += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{other}"]
@@ -184,8 +195,25 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield Watched(server, prometheus, process)
 
 
-def test_every_query_of_the_dashboard_returns_data(watched: Watched) -> None:
-    missing: list[str] = list(QUERIES)
+def test_every_query_of_an_engine_returns_data(watched: Watched) -> None:
+    all_return_data(watched, [query for query in QUERIES if not ABOUT_REPLICAS.search(query)])
+
+
+@pytest.mark.timeout(900)
+def test_every_query_returns_data_with_replicas(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
+    with watched_server(tmp_path, "--replicas", "2", "--device", "cpu") as watched:
+        headers = {"Host": "elsewhere.example"}
+        assert httpx.get(f"{watched.server}/v1/models", headers=headers).status_code == 403
+        rate_of_refusals = [query for query in QUERIES if 'replica="ingress"' in query]
+        assert len(rate_of_refusals) == 1
+        all_return_data(watched, QUERIES)
+        wait_for(lambda: len(watched.query("gemserve_engine_up")) == 2, watched.alerts)
+        assert watched.query("gemserve_replicas_wanted") == [2.0]
+
+
+def all_return_data(watched: Watched, queries: list[str]) -> None:
+    missing = list(queries)
 
     def all_have_data() -> bool:
         missing[:] = [query for query in missing if not watched.query(query)]

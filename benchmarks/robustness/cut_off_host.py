@@ -6,6 +6,8 @@ Two network namespaces are the hosts. A cluster of Ray has a node and a replica 
 built-in model and one thread, as `deploy/ray_app.py` builds it. Clients on the head's host stream
 answers all the time. Then the other host cannot be reached for `--cut-s` seconds.
 
+A node that has been cut off for long ends by itself. It is started again, as a supervisor would do.
+
 The table says how requests ended and how long they took, by when they ran. A request is right if it
 ended with exactly one terminal event, and a whole answer equals the one that its prompt has on an
 idle cluster. The last line is JSON. Needs root.
@@ -24,10 +26,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
@@ -191,7 +194,24 @@ def read_stream(data: Sequence[str]) -> tuple[str, str]:
     return "".join(choice["text"] for choice in choices), errors[0] if errors else "whole"
 
 
-def start_cluster(hosts: TwoHosts, folder: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The hosts with Ray on them, and how the other host's node is started."""
+
+    hosts: TwoHosts
+    start_other: Callable[[], Popen[bytes]]
+
+    async def supervise(self, began: float, starts: list[float]) -> None:
+        """Start the other host's node when it has ended, and note when."""
+        node = self.hosts.other.programs[0]
+        while True:
+            if node.poll() is not None:
+                starts.append(round(time.monotonic() - began, 1))
+                node = self.start_other()
+            await asyncio.sleep(1.0)
+
+
+def start_cluster(hosts: TwoHosts, folder: Path) -> Cluster:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("GEMSERVE_",))}
     environment = {
         **kept,
@@ -204,20 +224,26 @@ def start_cluster(hosts: TwoHosts, folder: Path) -> None:
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     }
     programs = Path(sys.executable).parent
-    for name, host in (("head", hosts.head), ("other", hosts.other)):
-        join = ["--head", "--port", str(GCS_PORT), "--include-dashboard", "false"]
-        if host is hosts.other:
-            join = ["--address", f"{HEAD}:{GCS_PORT}"]
+
+    def start_node(name: str, host: Host, *join: str) -> Popen[bytes]:
         words = [*(str(programs / "ray"), "start", "--block"), *join]
         words += ["--node-ip-address", host.address, "--num-cpus", "1", "--num-gpus", "0"]
         words += ["--object-store-memory", str(OBJECT_STORE_BYTES), "--disable-usage-stats"]
         words += ["--temp-dir", str(folder / name)]
-        host.start(words, folder / f"{name}.log", environment)
-        _wait_for_line(folder / f"{name}.log", "Ray runtime started", host)
+        return host.start(words, folder / f"{name}.log", environment)
+
+    def start_other() -> Popen[bytes]:
+        return start_node("other", hosts.other, "--address", f"{HEAD}:{GCS_PORT}")
+
+    start_node("head", hosts.head, "--head", "--port", str(GCS_PORT), "--include-dashboard=false")
+    _wait_for_line(folder / "head.log", "Ray runtime started", hosts.head)
+    start_other()
+    _wait_for_line(folder / "other.log", "Ray runtime started", hosts.other)
     (folder / "fleet.yaml").write_text(json.dumps(FLEET))  # JSON is YAML, too
     serve = [str(programs / "serve"), "run", "--address", f"{HEAD}:{GCS_PORT}"]
     serve += ["--app-dir", str(ROOT), str(folder / "fleet.yaml")]
     hosts.head.start(serve, folder / "serve.log", environment)
+    return Cluster(hosts, start_other)
 
 
 def _wait_for_line(log: Path, text: str, host: Host) -> None:
@@ -237,7 +263,8 @@ def count_replicas(host: Host) -> int:
     return found
 
 
-async def measure(hosts: TwoHosts, options: argparse.Namespace) -> dict[str, Any]:
+async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
+    hosts = cluster.hosts
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
         base_url=URL, limits=limits, timeout=options.patience_s, trust_env=False
@@ -246,7 +273,11 @@ async def measure(hosts: TwoHosts, options: argparse.Namespace) -> dict[str, Any
         if not await watcher.wait_for_both(START_S):
             raise RuntimeError(f"the replicas are not ready: {watcher.last}")
         await load.learn()
-        tasks = [asyncio.create_task(watcher.watch(load.began))]
+        starts: list[float] = []
+        tasks = [
+            asyncio.create_task(watcher.watch(load.began)),
+            asyncio.create_task(cluster.supervise(load.began, starts)),
+        ]
         clients = [asyncio.create_task(load.run(number)) for number in range(options.clients)]
         await asyncio.sleep(options.before_s)
         hosts.cut()
@@ -269,7 +300,7 @@ async def measure(hosts: TwoHosts, options: argparse.Namespace) -> dict[str, Any
         "whole_again_after_restoring_s": round(whole_s - restored_s, 1) if is_whole else None,
         "changes": watcher.changes,
         "replica_processes": [count_replicas(host) for host in (hosts.head, hosts.other)],
-        "other_node_runs": hosts.other.programs[0].poll() is None,
+        "other_node_started_again_s": starts,
         "without_end": sum(not client.done() for client in clients),
         "outcomes": load.outcomes,
     }
@@ -312,9 +343,9 @@ def main() -> None:
     try:
         with two_hosts() as hosts:
             try:
-                start_cluster(hosts, folder)
+                cluster = start_cluster(hosts, folder)
                 hosts.head.enter()
-                found = asyncio.run(measure(hosts, options))
+                found = asyncio.run(measure(cluster, options))
             finally:
                 if options.keep_logs is not None:
                     shutil.copytree(

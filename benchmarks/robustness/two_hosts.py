@@ -35,12 +35,15 @@ class Host:
     address: str
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        """Start a program, with its output in the file `log`."""
+    def start(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Start a program, with its output at the end of the file `log`."""
         words = ["ip", "netns", "exec", self.namespace, *command]
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             program = subprocess.Popen(words, stdout=output, stderr=output, env=environment)
         self.programs.append(program)
+        return program
 
     def processes(self) -> list[int]:
         """All processes in the namespace."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
@@ -36,7 +37,7 @@ class RayReplicas:
         self, hints: RoutingHints, request: RelayedRequest
     ) -> AsyncGenerator[list[FromReplica], None]:
         with _ray_failures():
-            batches = self._answers.remote(hints, request)
+            batches = _as_own_request(self._answers.remote, hints, request)
             has_ended = False
             try:
                 async with asyncio.timeout(_ACCEPT_TIMEOUT_S):
@@ -57,7 +58,9 @@ class RayReplicas:
         if replica not in self.names():
             raise ReplicaLost(f"replica {replica} does not run any more")
         with _ray_failures():
-            reply = self._calls.remote(RoutingHints(only=replica), method, *arguments)
+            reply = _as_own_request(
+                self._calls.remote, RoutingHints(only=replica), method, *arguments
+            )
             try:
                 async with asyncio.timeout(_CALL_TIMEOUT_S):
                     return await reply
@@ -66,6 +69,15 @@ class RayReplicas:
                 raise ReplicaLost(text) from None
             finally:
                 reply.cancel()
+
+
+def _as_own_request(send: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `send` outside of the request that Ray believes us to answer.
+
+    In an ingress that Ray Serve runs, all calls of one HTTP request would have its id. Ray's router
+    finds waiting calls by their id, so of two at once only one would ever be sent.
+    """
+    return Context().run(send, *arguments)
 
 
 @contextmanager

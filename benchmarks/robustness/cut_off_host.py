@@ -211,7 +211,16 @@ class Cluster:
             await asyncio.sleep(1.0)
 
 
-def start_cluster(hosts: TwoHosts, folder: Path) -> Cluster:
+def fleet(health_check_s: float | None) -> dict[str, Any]:
+    """`FLEET`, with another time in which a replica must answer each of three health checks."""
+    changed: dict[str, Any] = json.loads(json.dumps(FLEET))
+    if health_check_s is not None:
+        replica = {"name": "replica", "health_check_timeout_s": health_check_s}
+        changed["applications"][0]["deployments"] = [replica]
+    return changed
+
+
+def start_cluster(hosts: TwoHosts, folder: Path, health_check_s: float | None) -> Cluster:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("GEMSERVE_",))}
     environment = {
         **kept,
@@ -239,7 +248,7 @@ def start_cluster(hosts: TwoHosts, folder: Path) -> Cluster:
     _wait_for_line(folder / "head.log", "Ray runtime started", hosts.head)
     start_other()
     _wait_for_line(folder / "other.log", "Ray runtime started", hosts.other)
-    (folder / "fleet.yaml").write_text(json.dumps(FLEET))  # JSON is YAML, too
+    (folder / "fleet.yaml").write_text(json.dumps(fleet(health_check_s)))  # JSON is YAML, too
     serve = [str(programs / "serve"), "run", "--address", f"{HEAD}:{GCS_PORT}"]
     serve += ["--app-dir", str(ROOT), str(folder / "fleet.yaml")]
     hosts.head.start(serve, folder / "serve.log", environment)
@@ -337,13 +346,14 @@ def main() -> None:
     parser.add_argument("--patience-s", type=float, default=240.0, help="the longest wait")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=600, help="of each answer")
+    parser.add_argument("--health-check-s", type=float, help="in place of 5")
     parser.add_argument("--keep-logs", type=Path, help="a folder for the logs of Ray")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="cut-", dir="/tmp"))  # sockets' paths must be short
     try:
         with two_hosts() as hosts:
             try:
-                cluster = start_cluster(hosts, folder)
+                cluster = start_cluster(hosts, folder, options.health_check_s)
                 hosts.head.enter()
                 found = asyncio.run(measure(cluster, options))
             finally:

@@ -27,8 +27,8 @@ def test_arguments_are_the_options_of_serve() -> None:
     assert (settings.engine.kv_memory_bytes, settings.engine.max_queue) == (64 << 20, 7)
 
 
-def test_a_changed_number_of_replicas_does_not_replace_the_ingress() -> None:
-    """It knows the stored documents, and what keys have used."""
+def test_the_number_of_replicas_is_no_argument_of_the_ingress() -> None:
+    """Else another number would replace it, with the documents that it knows."""
     two, three = (build({"replicas": number})._bound_deployment for number in (2, 3))
     assert two.init_args[0] == three.init_args[0]
     assert len(two.init_args) == 2

@@ -76,8 +76,8 @@ FLEET = {
 class Outcome:
     """How one request went. Times are seconds since the first request of the load.
 
-    `ending`: `whole`, the code of an error, or `no end` without a terminal event. `silence_s`: the
-    longest time in which neither a token nor the end came.
+    `ending`: `whole`, the code of an error, `not connected`, or `no end` without a terminal event.
+    `silence_s`: the longest time in which neither a token nor the end came.
     """
 
     began_s: float
@@ -146,7 +146,9 @@ class Load:
             turn += 1
             began = time.monotonic()
             text, ending, silence_s = await self._stream(prompt)
-            is_right = text == self.expected[prompt] if ending == "whole" else ending != "no end"
+            is_right = ending not in ("no end", "not connected")
+            if ending == "whole":
+                is_right = text == self.expected[prompt]
             now = time.monotonic()
             self.outcomes.append(
                 Outcome(began - self.began, now - self.began, silence_s, ending, is_right)
@@ -175,6 +177,8 @@ class Load:
                         now = time.monotonic()
                         last, silence_s = now, max(silence_s, now - last)
                         lines.append(line.removeprefix("data: "))
+        except httpx.ConnectError:
+            return "", "not connected", time.monotonic() - last
         except httpx.HTTPError as error:
             lines.append(json.dumps({"broken": type(error).__name__}))
         silence_s = max(silence_s, time.monotonic() - last)

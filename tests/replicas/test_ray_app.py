@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 
 from gemserve.errors import ConfigError
 
 pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
 
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
 from deploy.ray_app import build
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_arguments_are_the_options_of_serve() -> None:
@@ -43,3 +52,27 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert any("MAX_QUEUE=many" in problem for problem in caught.value.problems)
     with pytest.raises(ConfigError, match="replicas=0"):
         build({"replicas": 0})
+
+
+def examples(page: str) -> list[Any]:
+    """The YAML of a page."""
+    text = (DOCS / page).read_text("utf-8")
+    return [yaml.safe_load(each) for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+
+
+@pytest.mark.parametrize("page", ["replicas.md", "scaling.md"])
+def test_the_configuration_of_a_page_is_accepted(page: str) -> None:
+    (config,) = (each for each in examples(page) if "applications" in each)
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    assert application.import_path == "deploy.ray_app:build"
+    assert build(application.args)._bound_deployment.name == "ingress"
+
+
+def test_the_number_of_replicas_of_the_page_changes_deployments_that_are_there() -> None:
+    (config,) = (each for each in examples("scaling.md") if "deployments" in each)
+    application = ServeApplicationSchema.model_validate({"import_path": "x:y", **config})
+    replica, ingress = application.deployments
+    assert (replica.name, ingress.name) == ("replica", "ingress")
+    assert ingress.user_config == {"num_replicas": replica.num_replicas}
+    default = build({})._bound_deployment._deployment_config.user_config
+    assert default.keys() == ingress.user_config.keys()

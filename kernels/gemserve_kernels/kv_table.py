@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -53,3 +53,14 @@ class KVTable:
         heads = torch.arange(self.kv_heads, device=self.table.device)
         first, to_head, length = (self.table[:, column, None] for column in (0, 1, 4))
         return first + to_head * heads + (length - 1)
+
+    def newest_chunks(self, size: int) -> KVTable:
+        """The same sequences without what is before their last chunk of at most `size` tokens.
+
+        Chunks begin at multiples of `size`. It does not wait for the device.
+        """
+        before = (self.table[:, 4] - 1).clamp_min(0) // size * size
+        table = self.table.clone()
+        table[:, 0] += before
+        table[:, 4] -= before
+        return replace(self, table=table, longest=min(self.longest, size))

@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from gemserve.model.rank_shard import RankShard
+from gemserve.model.reach import ALL, Reach
 from gemserve_kernels import Backend, Partial, merge
 from gemserve_kernels.attention import reference_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
-    """How a layer attends: `scale` of its scores, sliding `window`, and `softcap`."""
+    """How a layer attends: `scale` of its scores, `reach`, and `softcap`."""
 
     scale: float
-    window: int | None = None
+    reach: Reach = ALL
     softcap: float | None = None
 
 

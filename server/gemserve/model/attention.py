@@ -17,6 +17,7 @@ from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
+from gemserve.model.reach import Reach
 from gemserve.model.transfer import to_device
 from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention import reference_attention
@@ -99,13 +100,15 @@ def is_plain(groups: Sequence[Group]) -> bool:
 class ForwardContext:
     """One forward pass: a chunk of one sequence, chunks of several, or their newest tokens.
 
-    `groups`: the pass's rows by adapter. `query_tap` records queries in its layers. `filter_tap`
-    does too, and ends a chunk's pass at its layer. `pause` is called before each layer's attention
-    and, within it, after every `piece` query-key pairs. The pass may pause there.
+    `reaches`: how far back each layer attends. `groups`: the pass's rows by adapter. `query_tap`
+    records queries in its layers. `filter_tap` does too, and ends a chunk's pass at its layer.
+    `pause` is called before each layer's attention and, within it, after every `piece` query-key
+    pairs. The pass may pause there.
     """
 
     rows: ChunkRows | ChunksOfOnePass | KVTable
     backend: Backend
+    reaches: Sequence[Reach]
     groups: Sequence[Group] = PLAIN
     query_tap: QueryTap | None = None
     filter_tap: FilterTap | None = None
@@ -123,9 +126,8 @@ def attention(
     context: ForwardContext,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
-    **unsupported: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store the pass's keys and values, then let every row attend to its sequence so far.
 
@@ -133,14 +135,14 @@ def attention(
     been applied. Returns [1, rows, heads, head_dim].
     """
     for name in ("s_aux", "sinks", "head_mask", "position_bias"):
-        if unsupported.get(name) is not None:
+        if others.get(name) is not None:
             raise ModelError(f"attention option {name!r} of {type(module).__name__}")
     assert attention_mask is None
     assert dropout == 0.0
     q, k, v = query[0], key[0], value[0]
     options = AttentionOptions(
         scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
-        window=sliding_window,
+        reach=context.reaches[module.layer_idx],
         softcap=softcap,
     )
     layer: int = module.layer_idx
@@ -152,10 +154,11 @@ def attention(
     if listener is not None:
         listener.record(layer, q, start, options.scale, softcap)
     if filter_tap is not None and layer == filter_tap.layer:
-        if sliding_window is not None and sliding_window < filter_tap.num_tokens:
+        limit = options.reach.limit
+        if limit is not None and limit < filter_tap.num_tokens:
             raise ModelError(
-                f"filter layer {layer} sees only {sliding_window} tokens: choose a layer with "
-                "full attention"
+                f"filter layer {layer} sees only {options.reach}: choose a layer with full "
+                "attention"
             )
         for chunk, key in zip(chunks, k.split(count, dim=1), strict=True):
             chunk.kv.write_keys(layer, chunk.start, key)
@@ -182,13 +185,14 @@ def _decode(
     """Attention of one token of each sequence: [sequences, heads, head_dim]."""
     backend = context.backend
     backend.write(spans, key, value, layer=layer)
+    reach = options.reach
     part = backend.decode(
         query.transpose(0, 1),
-        spans,
+        spans if reach.chunk is None else spans.newest_chunks(reach.chunk),
         layer=layer,
         scale=options.scale,
         softcap=options.softcap,
-        window=options.window,
+        window=reach.window,
     )
     if context.groups[0].rows is None:
         (group,) = context.groups
@@ -213,8 +217,8 @@ def _attend(
     """Attention of a chunk: [heads, tokens, head_dim]."""
     start, stop = chunk.start, chunk.start + query.shape[1]
     chunk.kv.write(layer, start, key, value)
-    is_windowed = options.window is not None and stop > options.window
-    if options.softcap is not None or is_windowed:
+    limit = options.reach.limit
+    if options.softcap is not None or (limit is not None and stop > limit):
         return _dense(context, chunk, layer, query, options)
     step = start if context.piece is None else max(_FEWEST_KEYS, context.piece // query.shape[1])
     parts: list[Partial] = []
@@ -247,12 +251,12 @@ def _dense(
     query: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Attention of a chunk in a soft-capped layer or one with a sliding window.
+    """Attention of a chunk in a soft-capped layer or one that does not see all tokens.
 
     It uses a [chunk, visible] mask. Queries are processed in blocks to bound the memory for scores.
     """
-    window, start, stop = options.window, chunk.start, chunk.start + query.shape[1]
-    seen = 0 if window is None else max(0, start - window + 1)  # the first token that any row sees
+    reach, start, stop = options.reach, chunk.start, chunk.start + query.shape[1]
+    seen: int = reach.first(start)  # the first token that any row sees
     key, value = chunk.kv.read(layer, stop, seen)
     outs: list[torch.Tensor] = []
     pairs = 1 << 22 if context.piece is None else min(1 << 22, context.piece)
@@ -261,11 +265,11 @@ def _dense(
         context.pause()
         high = min(low + block, query.shape[1])
         rows = torch.arange(start + low, start + high, device=query.device)[:, None]
-        first = 0 if window is None else max(0, start + low - window + 1)
+        first: int = reach.first(start + low)
         columns = torch.arange(first, start + high, device=query.device)[None, :]
         mask = columns <= rows
-        if window is not None:
-            mask &= columns > rows - window
+        if reach.limit is not None:
+            mask &= columns >= reach.first(rows)
         part = reference_attention(
             query[:, low:high],
             key[:, first - seen : start + high - seen],

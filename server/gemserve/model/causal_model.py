@@ -29,6 +29,7 @@ from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyK
 from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rank_shard import RankShard
+from gemserve.model.reach import Reach, find_reaches
 from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve.model.shared_tree import with_modules
@@ -54,8 +55,13 @@ class CausalModel:
         host: HostLayers | None = None,
         attention_backend: str | None = None,
         shard: RankShard | None = None,
+        reaches: tuple[Reach, ...] | None = None,
     ) -> None:
-        """Raises `ValueError` if the backend of that name cannot be used with this model."""
+        """`reaches`: what `find_reaches` has found; None: it is called here.
+
+        Raises `ValueError` if the backend of that name cannot be used with this model, and
+        `ModelError` if the model cannot be served.
+        """
         register()
         model.eval().requires_grad_(False)
         self.config: Any = model.config
@@ -63,6 +69,7 @@ class CausalModel:
         self.hf = model
         self._path = decoder_path(model, self.config.num_hidden_layers)
         self._decoder = follow(model, self._path)
+        self.reaches = reaches or find_reaches(model, self.config.num_hidden_layers)
         self._host = host
         self._layers = self._filter_layers = self._runnable_layers()
         self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))
@@ -92,15 +99,12 @@ class CausalModel:
         return self._rotary.is_fixed
 
     def window_of(self, layer: int) -> int | None:
-        """The sliding window of `layer` in tokens. None: the layer sees all tokens."""
-        window: int | None = getattr(self.config, "sliding_window", None)
-        kinds = getattr(self.config, "layer_types", None)
-        is_windowed = kinds is None or kinds[layer] == "sliding_attention"
-        return window if is_windowed else None
+        """The most tokens that a token sees in `layer`. None: the layer sees all tokens."""
+        return self.reaches[layer].limit
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer: see `window_of`."""
+        """The most tokens that a token sees in each layer: see `window_of`."""
         return tuple(map(self.window_of, range(self.num_layers)))
 
     @property
@@ -388,10 +392,10 @@ class CausalModel:
         if self._step is not None and whole in (None, self.hf) and is_plain(groups):
             return self._step(step)
         out = (whole or self.hf)(
-            input_ids=step.ids,
-            position_ids=step.positions,
-            use_cache=False,
-            context=ForwardContext(rows=step.spans, backend=self.backend, groups=groups),
+            **self._arguments(step.ids, step.positions),
+            context=ForwardContext(
+                rows=step.spans, backend=self.backend, reaches=self.reaches, groups=groups
+            ),
         )
         logits: torch.Tensor = out.logits[0]
         return logits
@@ -407,11 +411,25 @@ class CausalModel:
         if breaks is not None:
             pauses = {"pause": breaks.pause, "piece": breaks.piece}
         groups = [Group(adapter)]
-        return ForwardContext(rows=rows, backend=self.backend, groups=groups, **pauses, **taps)
+        return ForwardContext(
+            rows=rows,
+            backend=self.backend,
+            reaches=self.reaches,
+            groups=groups,
+            **pauses,
+            **taps,
+        )
 
     def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
         numbers = to_device([*ids, *positions], torch.long, self.device).view(2, 1, -1)
-        return {"input_ids": numbers[0], "position_ids": numbers[1], "use_cache": False}
+        return self._arguments(numbers[0], numbers[1])
+
+    def _arguments(self, ids: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+        """The arguments of a forward pass. `ids`, `positions`: [1, rows], int64."""
+        arguments = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+        if getattr(self.config, "attn_temperature_tuning", None):
+            arguments["past_key_values"] = PositionsAsCache(positions[0])
+        return arguments
 
     def _expect_host_layers(self) -> None:
         if self._host is not None:
@@ -445,6 +463,26 @@ class CausalModel:
             parent = follow(self.hf, self._path[:depth])
             replaced = with_modules(parent, {self._path[depth]: replaced})
         return replaced
+
+
+class PositionsAsCache:
+    """Tells layers the positions of their rows, where transformers' layers ask their cache.
+
+    Llama 4 scales queries by their positions, which it takes to be as many as the cache has tokens,
+    and further ones. This cache has no tokens: `positions`, [rows], less the row's number.
+    """
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        rows = torch.arange(len(positions), device=positions.device)
+        self._before = positions - rows
+
+    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
+        return self._before
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return key, value
 
 
 def _positions(start: int, count: int, adapter: Adapter) -> range:

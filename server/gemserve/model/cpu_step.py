@@ -16,6 +16,7 @@ from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import DecodeBatch, DecodeStep
 from gemserve.model.packed_linear import PackedLinear
+from gemserve.model.reach import Reach
 from gemserve.types import Switch
 from gemserve_kernels.cpu_step import CpuStep, LayerWeights, LinearWeight, StepSizes
 from gemserve_kernels.native_library import CannotCompile
@@ -78,12 +79,14 @@ def _step_of(model: CausalModel) -> ModelStep:
         eps=config.rms_norm_eps,
         scale=decoder.layers[0].self_attn.scaling,
     )
-    layers = [_layer(layer, model.window_of(i)) for i, layer in enumerate(decoder.layers)]
+    if any(reach.chunk for reach in model.reaches):
+        raise ValueError("not for layers that attend within chunks")
+    layers = [_layer(*pair) for pair in zip(decoder.layers, model.reaches, strict=True)]
     norm = decoder.norm.weight
     return ModelStep(decoder, CpuStep(sizes, layers, norm, _linear(hf.lm_head), model.dtype))
 
 
-def _layer(layer: Any, window: int | None) -> LayerWeights:
+def _layer(layer: Any, reach: Reach) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(mlp.act_fn, nn.SiLU) and type(mlp.act_fn).__name__ != "SiLUActivation":
         raise ValueError(f"not for the activation {type(mlp.act_fn).__name__}")
@@ -92,7 +95,7 @@ def _layer(layer: Any, window: int | None) -> LayerWeights:
         query_norm=_weight_of(attention, "q_norm"),
         key_norm=_weight_of(attention, "k_norm"),
         output_norm=layer.post_attention_layernorm.weight,
-        window=window,
+        window=reach.window,
         query=_linear(attention.q_proj),
         key=_linear(attention.k_proj),
         value=_linear(attention.v_proj),

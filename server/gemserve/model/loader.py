@@ -20,6 +20,7 @@ from gemserve.model.checkpoint import GgufCheckpoint, open_checkpoint
 from gemserve.model.compatibility import check_servable
 from gemserve.model.offload import HostLayers
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
+from gemserve.model.reach import find_reaches
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
 
@@ -116,7 +117,9 @@ def place(
     """
     if offload_layers == 0:
         return CausalModel(weights.to(device), attention_backend=attention_backend, shard=shard)
-    decoder = follow(weights, decoder_path(weights, weights.config.num_hidden_layers))
+    num_layers = weights.config.num_hidden_layers
+    decoder = follow(weights, decoder_path(weights, num_layers))
+    reaches = find_reaches(weights.eval(), num_layers)  # while its layers are in one place
     layers = list(decoder.layers)
     first = len(layers) - offload_layers
     host = HostLayers(layers, first, device)
@@ -124,7 +127,7 @@ def place(
     every, decoder.layers = decoder.layers, torch.nn.ModuleList(layers[:first])
     weights.to(device)
     decoder.layers = every
-    return CausalModel(weights, host=host, attention_backend=attention_backend)
+    return CausalModel(weights, host=host, attention_backend=attention_backend, reaches=reaches)
 
 
 @contextmanager

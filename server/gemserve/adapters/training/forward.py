@@ -7,7 +7,7 @@ all of them begin with is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from gemserve.adapters.training.examples import IGNORED, TrainingExample, pack
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.reach import Reach
 from gemserve.model.shape import decoder_path, follow
 from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels import Partial, merge, select_backend
@@ -54,15 +55,20 @@ class Layout:
         tails = [torch.arange(self.shared, self.shared + length) for length in self.lengths]
         return first + torch.cat([torch.arange(self.shared), *tails])
 
-    def distances(self, device: torch.device) -> torch.Tensor:
-        """How far back each token sees each other one, −1 if it does not: [tokens, tokens]."""
+    def visible(
+        self, device: torch.device, reaches: Collection[Reach]
+    ) -> dict[Reach, torch.Tensor]:
+        """Which tokens each token sees in layers of each reach: [tokens, tokens], bool."""
         positions = self.positions(0).to(device)
         sequence = torch.zeros_like(positions)  # 0 for the shared tokens, which all others see
         for at, (start, stop) in enumerate(self.bounds(), 1):
             sequence[start:stop] = at
-        back = positions[:, None] - positions[None]
         is_seen = (sequence[None] == 0) | (sequence[None] == sequence[:, None])
-        return torch.where(is_seen, back, -1)
+        is_seen &= positions[None] <= positions[:, None]
+        return {
+            reach: is_seen & (positions[None] >= reach.first(positions)[:, None])
+            for reach in reaches
+        }
 
 
 def packed_logits(
@@ -90,7 +96,8 @@ def packed_logits(
             use_cache=False,
             adapter=adapter,
             layout=layout,
-            distances=layout.distances(base.device),
+            visible=layout.visible(base.device, set(base.reaches)),
+            reaches=base.reaches,
             record=record,
             logits_to_keep=0 if wanted is None else wanted.to(base.device),
         )
@@ -138,10 +145,10 @@ def training_attention(
     *,
     adapter: Adapter,
     layout: Layout,
-    distances: torch.Tensor,
+    visible: Mapping[Reach, torch.Tensor],
+    reaches: Sequence[Reach],
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     record: RecordAttention | None = None,
     **_: Any,
@@ -152,20 +159,18 @@ def training_attention(
     """
     head_dim = query.shape[-1]
     scale = scaling if scaling is not None else head_dim**-0.5
-    options = AttentionOptions(scale=scale, window=sliding_window, softcap=softcap)
+    reach = reaches[module.layer_idx]
+    options = AttentionOptions(scale=scale, reach=reach, softcap=softcap)
     q, k, v = query[0], key[0], value[0]
-    shared = layout.shared
-    visible = distances >= 0
-    if sliding_window is not None:
-        visible &= distances < sliding_window
+    shared, mask = layout.shared, visible[reach]
 
     def attend(start: int, stop: int, before: int) -> Partial:
         """Attention of tokens start..stop−1 to the first `before` ones and to themselves."""
-        keys, values, mask = (
-            torch.cat([t[:, :before], t[:, start:stop]], 1) for t in (k, v, visible[start:stop])
+        keys, values, seen = (
+            torch.cat([t[:, :before], t[:, start:stop]], 1) for t in (k, v, mask[start:stop])
         )
         rows = q[:, start:stop]
-        return reference_attention(rows, keys, values, scale=scale, mask=mask, softcap=softcap)
+        return reference_attention(rows, keys, values, scale=scale, mask=seen, softcap=softcap)
 
     if query.is_cuda:  # a few large products take less time than many small ones
         part = attend(0, q.shape[1], 0)

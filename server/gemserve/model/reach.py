@@ -1,0 +1,156 @@
+"""Finds how far back each layer of a model attends, from the masks that transformers makes for it.
+
+A config's `sliding_window` is not enough: some layers ignore it, some have it in their mask only,
+and some attend within chunks. So a model is run once on two tokens. Where transformers would build
+a layer's mask, it gets a `Reach` instead, which the layer hands to its attention function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from gemserve.errors import ModelError
+
+REACH_ATTENTION = "gemserve-reach"
+_FURTHEST = 1 << 15  # the last token whose mask is looked at in a layer that sees all tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a token sees of those before it: the last `window` tokens, itself included, or those of
+    its own chunk of `chunk` tokens, or all if both are None.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that a token sees. None: there is no limit."""
+        return self.window if self.chunk is None else self.chunk
+
+    def first(self, position: Any) -> Any:
+        """The first token that the token at `position` sees, as an int or as a tensor of them."""
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        if self.window is None:
+            return position * 0
+        first = position - self.window + 1
+        return first.clamp_min(0) if isinstance(first, torch.Tensor) else max(0, first)
+
+    def __str__(self) -> str:
+        if self.chunk is not None:
+            return f"chunks of {self.chunk} tokens"
+        return "all tokens" if self.window is None else f"the last {self.window} tokens"
+
+
+ALL = Reach()
+
+
+@dataclass(slots=True)
+class _Probe:
+    """What the layers of one pass hand to their attention function."""
+
+    reaches: dict[int, Reach] = field(default_factory=dict)
+
+
+def find_reaches(model: Any, num_layers: int) -> tuple[Reach, ...]:
+    """How far back each layer attends.
+
+    `model`: a causal LM of transformers. Raises `ModelError` if a layer does not attend through
+    transformers' attention interface, or attends to other tokens than a `Reach` can say.
+    """
+    AttentionInterface.register(REACH_ATTENTION, _record)
+    AttentionMaskInterface.register(REACH_ATTENTION, _reach_of_mask)
+    config, probe = model.config, _Probe()
+    before = config._attn_implementation
+    config._attn_implementation = REACH_ATTENTION
+    name = type(model).__name__
+    try:
+        with torch.inference_mode():
+            ids = torch.arange(2, device=next(model.parameters()).device)[None]
+            model(input_ids=ids, position_ids=ids, use_cache=False, context=probe)
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be served: {error}") from error
+    except Exception as error:  # any model's code runs here
+        raise ModelError(
+            f"{name} cannot be served: its layers do not call transformers' attention interface "
+            f"as others do ({type(error).__name__}: {error})"
+        ) from error
+    finally:
+        config._attn_implementation = before
+    silent = [layer for layer in range(num_layers) if layer not in probe.reaches]
+    if silent:
+        raise ModelError(
+            f"{name} cannot be served: layers {_listed(silent)} do not call transformers' "
+            "attention interface"
+        )
+    return tuple(probe.reaches[layer] for layer in range(num_layers))
+
+
+def _listed(layers: list[int]) -> str:
+    shown = ", ".join(map(str, layers[:8]))
+    return shown if len(layers) <= 8 else f"{shown} … ({len(layers)} in all)"
+
+
+def _reach_of_mask(
+    *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
+) -> Reach:
+    """The reach that a mask of transformers is for. `local_size`: of a window or of a chunk."""
+    if local_size is None:
+        candidates, looked_at = [ALL], [0, 1, 5, _FURTHEST]
+    else:
+        candidates = [Reach(window=local_size), Reach(chunk=local_size)]
+        nearby = (local_size * times + more for times in (1, 2, 3) for more in (-1, 0, 1, 5))
+        looked_at = [0, *(p for p in nearby if p > 0)]
+    for reach in candidates:
+        if all(_is_mask_row(mask_function, reach, position) for position in looked_at):
+            return reach
+    raise ModelError("its attention mask is neither causal nor a sliding window nor chunks")
+
+
+def _is_mask_row(mask_function: Callable[..., Any], reach: Reach, position: int) -> bool:
+    """Does the token at `position` see just what `reach` says?"""
+    first = reach.first(position)
+    # what is far before the first visible token is left out: masks of large windows are large
+    others = torch.arange(max(0, first - 64), position + 3)
+    zero = torch.zeros((), dtype=torch.long)
+    row = mask_function(zero, zero, torch.tensor(position), others)
+    seen = torch.as_tensor(row).broadcast_to(others.shape)
+    return bool((seen == ((others >= first) & (others <= position))).all())
+
+
+def _record(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    *,
+    context: _Probe,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function that attends to nothing, and records what it was called with."""
+    what = f"{type(module).__name__} of layer {module.layer_idx}"
+    if key.shape[-1] != value.shape[-1] or key.shape[-1] != query.shape[-1]:
+        raise ModelError(
+            f"{what} has keys of {key.shape[-1]} numbers and values of {value.shape[-1]}; both "
+            "must be equal, as in all models without multi-head latent attention (MLA)"
+        )
+    if not isinstance(attention_mask, Reach):
+        raise ModelError(f"{what} attends with a mask that it builds itself")
+    if sliding_window is not None and attention_mask != Reach(window=sliding_window):
+        raise ModelError(
+            f"{what} has sliding_window={sliding_window}, but its mask shows {attention_mask}"
+        )
+    if probe_seen := context.reaches.get(module.layer_idx):
+        raise ModelError(f"{what} attends twice, first to {probe_seen}")
+    context.reaches[module.layer_idx] = attention_mask
+    rows = torch.zeros_like(query).transpose(1, 2).contiguous()
+    return rows, None

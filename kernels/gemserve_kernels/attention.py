@@ -46,6 +46,15 @@ def merge(parts: Sequence[Partial]) -> torch.Tensor:
     return total.to(parts[0].out.dtype)
 
 
+def sink_part(sinks: torch.Tensor, query: torch.Tensor) -> Partial:
+    """What an attention sink adds: to the denominator only, as a key whose value is 0.
+
+    `sinks`: [heads], the score of each head's sink. `query`: [heads, queries, head_dim].
+    """
+    lse = sinks.float()[:, None].expand(query.shape[:2])
+    return Partial(torch.zeros_like(query), lse)
+
+
 def join(parts: Sequence[Partial]) -> Partial:
     """Join parts of keys and values into the part over all of their keys."""
     assert all(part.mass is None for part in parts)

@@ -48,6 +48,7 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
         vocab_size=core.model.vocab_size,
         longest_token_chars=max(map(len, vocabulary)),
         planner=core.planner,
+        unscaled_tokens=core.model.unscaled_tokens,
     )
     engine = Engine(core, max_queue=core.config.max_queue)
     return Serving(

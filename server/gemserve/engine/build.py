@@ -197,6 +197,12 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
 def _check_longest(model: CausalModel, config: ResolvedEngineConfig) -> None:
     """Refuse prompts beyond the model's context if no filter would make them shorter."""
     limit, context = config.max_prompt_tokens, model.context_tokens
+    most = model.learned_positions
+    if most is not None and config.max_pass_tokens > most:
+        raise ConfigError(
+            f"max_prompt_tokens={limit}: must be from 1 to {most}: the model has learned so many "
+            "positions, and a filter pass would read beyond them"
+        )
     if limit >= context and METHODS[config.filter_method].selector is None:
         raise ConfigError(
             f"max_prompt_tokens={limit}: must be from 1 to {context - 1}, one less than the "

@@ -246,6 +246,13 @@ class Core:
                 f"{self.model.shard.num_ranks} ranks (--tensor-parallel)",
                 param="filter.return_attention",
             )
+        largest = max(request.prompt_ids, default=0)
+        if largest >= self.model.vocab_size:
+            raise RequestError(
+                f"prompt: token id {largest} is not one of the model's, which has "
+                f"{self.model.vocab_size}: its tokenizer has more tokens than the model",
+                param="prompt",
+            )
         sequence = Sequence(request=request, order=0)
         check_capacity(sequence, self.num_units, self.model.shape)
         if request.pin:

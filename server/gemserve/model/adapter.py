@@ -13,16 +13,17 @@ from torch import nn
 from gemserve.model.rank_shard import RankShard
 from gemserve.model.reach import ALL, Reach
 from gemserve_kernels import Backend, Partial, merge
-from gemserve_kernels.attention import reference_attention
+from gemserve_kernels.attention import reference_attention, sink_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
-    """How a layer attends: `scale` of its scores, `reach`, and `softcap`."""
+    """How a layer attends: `scale` of its scores, `reach`, `softcap`, and `sinks`, [heads]."""
 
     scale: float
     reach: Reach = ALL
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class Adapter:
@@ -65,6 +66,8 @@ class Adapter:
     ) -> torch.Tensor:
         """The attention output of a sequence's `parts` and the adapter, in the shape of `query`."""
         extra = self.part(layer, query, options, backend)
+        if options.sinks is not None:
+            parts = [*parts, sink_part(options.sinks, query)]
         return merge(parts if extra is None else [*parts, extra])
 
     def shift(self, layer: int) -> torch.Tensor | None:

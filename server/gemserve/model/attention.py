@@ -17,7 +17,7 @@ from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
-from gemserve.model.reach import Reach
+from gemserve.model.reach import UNSERVED_OPTIONS, Reach
 from gemserve.model.transfer import to_device
 from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention import reference_attention
@@ -127,14 +127,16 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store the pass's keys and values, then let every row attend to its sequence so far.
 
     `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim]; RoPE has
-    been applied. Returns [1, rows, heads, head_dim].
+    been applied. `s_aux`: the score of each head's attention sink. Returns [1, rows, heads,
+    head_dim].
     """
-    for name in ("s_aux", "sinks", "head_mask", "position_bias"):
+    for name in UNSERVED_OPTIONS:
         if others.get(name) is not None:
             raise ModelError(f"attention option {name!r} of {type(module).__name__}")
     assert attention_mask is None
@@ -144,6 +146,7 @@ def attention(
         scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
         reach=context.reaches[module.layer_idx],
         softcap=softcap,
+        sinks=s_aux,
     )
     layer: int = module.layer_idx
     if isinstance(context.rows, KVTable):
@@ -170,7 +173,8 @@ def attention(
         for chunk, some_q, some_k, some_v in of_chunks
     ]
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
-    return out.transpose(0, 1).unsqueeze(0), None
+    # contiguous, as transformers' own functions return it: some layers take a view of it
+    return out.transpose(0, 1).contiguous().unsqueeze(0), None
 
 
 def _decode(

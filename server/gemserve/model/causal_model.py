@@ -25,6 +25,8 @@ from gemserve.model.attention import (
     is_plain,
     register,
 )
+from gemserve.model.config_check import context_tokens
+from gemserve.model.float32_check import float32_tree, num_layers_of_all_kinds
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
 from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
@@ -69,7 +71,6 @@ class CausalModel:
         self.hf = model
         self._path = decoder_path(model, self.config.num_hidden_layers)
         self._decoder = follow(model, self._path)
-        self.reaches = reaches or find_reaches(model, self.config.num_hidden_layers)
         self._host = host
         self._layers = self._filter_layers = self._runnable_layers()
         self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))
@@ -78,6 +79,7 @@ class CausalModel:
         self.shape: ModelShape = shape_of(model, self.dtype)
         self.shard = shard
         self._local_shape = self.shape if shard is None else shard.local(self.shape)
+        self.reaches = reaches or find_reaches(model, self._local_shape)
         self.backend = select_backend(
             self.device,
             name=attention_backend,
@@ -85,7 +87,7 @@ class CausalModel:
             head_dim=self.shape.head_dim,
         )
         self.vocab_size: int = self.config.vocab_size
-        self.context_tokens: int = self.config.max_position_embeddings
+        self.context_tokens = context_tokens(self.config)
         self._rotates_keys: dict[int, bool] = {}  # results by layer, for the layers tried so far
         self._step: Callable[[DecodeStep], torch.Tensor] | None = None
 
@@ -97,6 +99,22 @@ class CausalModel:
     def is_rope_fixed(self) -> bool:
         """Whether a position is rotated alike whatever the sequence's length."""
         return self._rotary.is_fixed
+
+    @property
+    def unscaled_tokens(self) -> int | None:
+        """The longest sequence that has the factors of the original context.
+
+        None: there is one set for all lengths.
+        """
+        return self._rotary.switch
+
+    @property
+    def learned_positions(self) -> int | None:
+        """How many positions the model has an embedding of. None: it computes positions."""
+        for name, module in self._decoder.named_children():
+            if isinstance(module, nn.Embedding) and "position" in name:
+                return int(self.config.max_position_embeddings)
+        return None
 
     def window_of(self, layer: int) -> int | None:
         """The most tokens that a token sees in `layer`. None: the layer sees all tokens."""
@@ -121,6 +139,22 @@ class CausalModel:
         clone = copy.copy(self)
         clone.hf, clone._decoder, clone._step = hf, follow(hf, self._path), None
         clone._layers = clone._filter_layers = clone._runnable_layers()
+        return clone
+
+    def in_float32(self) -> CausalModel:
+        """The lowest layers that have one of every kind, and computations in float32.
+
+        It is for comparisons only. Layers that rest on the host are not in it.
+        """
+        count = num_layers_of_all_kinds(self._decoder.layers, self.reaches)
+        if self._host is not None:
+            count = min(count, self._host.first)
+        clone = copy.copy(self)
+        clone.hf = float32_tree(self.hf, self._path, count)
+        clone._decoder, clone._host, clone._step = follow(clone.hf, self._path), None, None
+        clone._layers = clone._filter_layers = clone._runnable_layers()
+        clone.dtype, head_dim = torch.float32, self.shape.head_dim
+        clone.backend = select_backend(self.device, dtype=clone.dtype, head_dim=head_dim)
         return clone
 
     def key_mover(

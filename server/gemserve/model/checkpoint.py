@@ -13,6 +13,7 @@ from gemserve.errors import ModelError
 from gemserve.model import gguf
 from gemserve.model.gguf_file import GgufFile, read_gguf
 from gemserve.model.gguf_tokenizer import load_tokenizer
+from gemserve.model.weight_files import check_complete, check_files
 
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
@@ -81,9 +82,20 @@ class HubCheckpoint:
             from transformers import DistributedConfig
 
             options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
-        return AutoModelForCausalLM.from_pretrained(
-            self.source, config=self.config, dtype=dtype, use_safetensors=True, **options
+        folder = Path(self.source)
+        if folder.is_dir():
+            check_files(folder, is_quantised=hasattr(self.config, "quantization_config"))
+        model, report = AutoModelForCausalLM.from_pretrained(
+            self.source,
+            config=self.config,
+            dtype=dtype,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are in the report
+            output_loading_info=True,
+            **options,
         )
+        check_complete(self.source, self.config, report)
+        return model
 
 
 def _resolve_source(model: str) -> str:

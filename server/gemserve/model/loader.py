@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +13,21 @@ import torch
 
 from gemserve.config import ModelConfig
 from gemserve.cost import ModelShape
-from gemserve.errors import ConfigError, GemserveError, ModelError
+from gemserve.errors import ConfigError, GemserveError, ModelError, shown
 from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
 from gemserve.model.checkpoint import GgufCheckpoint, open_checkpoint
 from gemserve.model.compatibility import check_servable
+from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
 
+log = logging.getLogger("gemserve.loading")
+_MOST_CHARS = 600  # of a message of transformers
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,6 +64,7 @@ def load(
         transformers_logging.disable_progress_bar()
     with _load_errors(f"cannot load model {config.model!r}"):
         checkpoint = open_checkpoint(config)
+        check_config(checkpoint.config)
         dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
         with _backend_errors():  # fail before minutes are spent on loading
             select_backend(device, name=config.attention_backend, dtype=dtype)
@@ -69,9 +74,9 @@ def load(
         if num_ranks > 1:
             whole = hash_weights(weights, rounded=True)
             shard = shard_of(weights, rank=rank, num_ranks=num_ranks, weights=whole)
-    with _backend_errors():
-        model = place(weights, device, offload_layers, config.attention_backend, shard)
     try:
+        with _load_errors("cannot be served"), _backend_errors():
+            model = place(weights, device, offload_layers, config.attention_backend, shard)
         check_servable(model)
     except ModelError as error:
         raise ModelError(f"model {config.model!r}: {error}") from error
@@ -80,6 +85,7 @@ def load(
     # a checkpoint may have settings of its training, which would silently cut prompts
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    _warn_of_unknown_ids(tokenizer, model.vocab_size)
     eos_ids = _eos_ids(weights.generation_config, tokenizer)
     return LoadedModel(
         model=model,
@@ -119,7 +125,8 @@ def place(
         return CausalModel(weights.to(device), attention_backend=attention_backend, shard=shard)
     num_layers = weights.config.num_hidden_layers
     decoder = follow(weights, decoder_path(weights, num_layers))
-    reaches = find_reaches(weights.eval(), num_layers)  # while its layers are in one place
+    # while its layers are in one place
+    reaches = find_reaches(weights.eval(), shape_of(weights, weights.dtype))
     layers = list(decoder.layers)
     first = len(layers) - offload_layers
     host = HostLayers(layers, first, device)
@@ -145,7 +152,15 @@ def _load_errors(what: str) -> Iterator[None]:
     except GemserveError:
         raise
     except Exception as error:  # the loaders raise errors of almost any type
-        raise ModelError(f"{what}: {error}") from error
+        raise ModelError(f"{what}: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """The error's message without line breaks, and its type if the message says little."""
+    message = " ".join(str(error).split())
+    says_little = isinstance(error, (LookupError, AttributeError, TypeError)) or not message
+    message = f"{type(error).__name__}: {message}" if says_little else message
+    return message if len(message) <= _MOST_CHARS else f"{message[:_MOST_CHARS]} …"
 
 
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
@@ -164,10 +179,23 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
 
     with _load_errors(f"cannot read the config of model {config.model!r}"):
         checkpoint = open_checkpoint(config)
+        check_config(checkpoint.config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(checkpoint.config)
     device = torch.device("cuda" if config.device == "auto" else config.device)
     return model, _resolve_dtype(config.dtype, checkpoint.config, device), checkpoint.source
+
+
+def _warn_of_unknown_ids(tokenizer: Any, vocab_size: int) -> None:
+    unknown = [token for token, index in tokenizer.get_vocab().items() if index >= vocab_size]
+    if unknown:
+        log.warning(
+            "the tokenizer has %d tokens that the model of %d has not, such as %s: prompts with "
+            "them are refused",
+            len(unknown),
+            vocab_size,
+            shown(unknown[0]),
+        )
 
 
 def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:

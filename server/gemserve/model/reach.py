@@ -14,9 +14,13 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
+from gemserve.model.shape import decoder_path, follow
 
 REACH_ATTENTION = "gemserve-reach"
+# arguments that change what a layer attends to, and that `attention` cannot take into account
+UNSERVED_OPTIONS = ("sinks", "head_mask", "position_bias")
 _FURTHEST = 1 << 15  # the last token whose mask is looked at in a layer that sees all tokens
 
 
@@ -52,22 +56,33 @@ class Reach:
 ALL = Reach()
 
 
+class _OtherMask:
+    """A mask that no `Reach` is for. It may be another module's, so only its use is an error."""
+
+
 @dataclass(slots=True)
 class _Probe:
-    """What the layers of one pass hand to their attention function."""
+    """What the layers of one pass hand to their attention function.
 
+    `num_kv_heads`, `head_dim`: of the memory, and so of all keys.
+    """
+
+    num_kv_heads: int
+    head_dim: int
     reaches: dict[int, Reach] = field(default_factory=dict)
 
 
-def find_reaches(model: Any, num_layers: int) -> tuple[Reach, ...]:
+def find_reaches(model: Any, shape: ModelShape) -> tuple[Reach, ...]:
     """How far back each layer attends.
 
-    `model`: a causal LM of transformers. Raises `ModelError` if a layer does not attend through
-    transformers' attention interface, or attends to other tokens than a `Reach` can say.
+    `model`: a causal LM of transformers. `shape`: of what this process has of it. Raises
+    `ModelError` if a layer does not attend through transformers' attention interface, or attends
+    to other tokens than a `Reach` can say.
     """
     AttentionInterface.register(REACH_ATTENTION, _record)
     AttentionMaskInterface.register(REACH_ATTENTION, _reach_of_mask)
-    config, probe = model.config, _Probe()
+    config, num_layers = model.config, shape.num_layers
+    probe = _Probe(shape.num_kv_heads, shape.head_dim)
     before = config._attn_implementation
     config._attn_implementation = REACH_ATTENTION
     name = type(model).__name__
@@ -86,9 +101,12 @@ def find_reaches(model: Any, num_layers: int) -> tuple[Reach, ...]:
         config._attn_implementation = before
     silent = [layer for layer in range(num_layers) if layer not in probe.reaches]
     if silent:
+        layer = follow(model, decoder_path(model, num_layers)).layers[silent[0]]
+        parts = ", ".join(dict.fromkeys(type(part).__name__ for part in layer.children()))
         raise ModelError(
             f"{name} cannot be served: layers {_listed(silent)} do not call transformers' "
-            "attention interface"
+            f"attention interface; layer {silent[0]} consists of {parts}. There is no memory for "
+            "a recurrent state, and no input for cross-attention"
         )
     return tuple(probe.reaches[layer] for layer in range(num_layers))
 
@@ -100,7 +118,7 @@ def _listed(layers: list[int]) -> str:
 
 def _reach_of_mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
-) -> Reach:
+) -> Reach | _OtherMask:
     """The reach that a mask of transformers is for. `local_size`: of a window or of a chunk."""
     if local_size is None:
         candidates, looked_at = [ALL], [0, 1, 5, _FURTHEST]
@@ -111,7 +129,7 @@ def _reach_of_mask(
     for reach in candidates:
         if all(_is_mask_row(mask_function, reach, position) for position in looked_at):
             return reach
-    raise ModelError("its attention mask is neither causal nor a sliding window nor chunks")
+    return _OtherMask()
 
 
 def _is_mask_row(mask_function: Callable[..., Any], reach: Reach, position: int) -> bool:
@@ -132,16 +150,30 @@ def _record(
     value: torch.Tensor,
     attention_mask: Any,
     *,
-    context: _Probe,
+    context: _Probe | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """An attention function that attends to nothing, and records what it was called with."""
     what = f"{type(module).__name__} of layer {module.layer_idx}"
+    if context is None:
+        raise ModelError(f"{what} does not hand keyword arguments on to its attention function")
+    for name in UNSERVED_OPTIONS:
+        if others.get(name) is not None:
+            raise ModelError(f"{what} has the attention option {name!r}")
     if key.shape[-1] != value.shape[-1] or key.shape[-1] != query.shape[-1]:
         raise ModelError(
             f"{what} has keys of {key.shape[-1]} numbers and values of {value.shape[-1]}; both "
             "must be equal, as in all models without multi-head latent attention (MLA)"
+        )
+    if (key.shape[1], key.shape[-1]) != (context.num_kv_heads, context.head_dim):
+        raise ModelError(
+            f"{what} has {key.shape[1]} key heads of {key.shape[-1]} numbers; the KV memory is for "
+            f"{context.num_kv_heads} of {context.head_dim} in all layers, as in its config"
+        )
+    if isinstance(attention_mask, _OtherMask):
+        raise ModelError(
+            f"{what} has a mask that is neither causal nor a sliding window nor chunks"
         )
     if not isinstance(attention_mask, Reach):
         raise ModelError(f"{what} attends with a mask that it builds itself")

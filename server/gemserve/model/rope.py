@@ -22,6 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from gemserve.errors import ModelError
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+_MSCALES = {"long_mscale", "short_mscale"}  # PhiMoE's settings
 
 
 class RotaryFactory:
@@ -37,6 +38,12 @@ class RotaryFactory:
                 f"{type(rotary).__name__} mixes rope types {sorted(kinds)} by layer, one of them "
                 "dependent on length"
             )
+        config = getattr(rotary, "config", None)
+        self._parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+        is_longrope = "longrope" in kinds
+        self.switch: int | None = (
+            self._parameters["original_max_position_embeddings"] if is_longrope else None
+        )
         self._frequencies = lru_cache(maxsize=4096)(self._compute)
 
     def replacement(self, lengths: Sequence[int]) -> dict[str, nn.Module]:
@@ -49,6 +56,8 @@ class RotaryFactory:
         fixed = copy.copy(self._rotary)
         fixed._buffers = dict(self._rotary._buffers)
         fixed.rope_type = "default"  # transformers updates only other types in every forward call
+        if self._parameters.keys() >= _MSCALES:
+            fixed = TableRotary()
         if len(set(lengths)) == 1:
             fixed.inv_freq, fixed.attention_scaling = self._frequencies(lengths[0])
         else:
@@ -64,7 +73,30 @@ class RotaryFactory:
         frequencies, scaling = init(
             self._rotary.config, self._rotary.inv_freq.device, seq_len=num_tokens
         )
+        if self._parameters.keys() >= _MSCALES:
+            is_long = num_tokens > self._parameters["original_max_position_embeddings"]
+            scaling = self._parameters["long_mscale" if is_long else "short_mscale"]
         return frequencies, scaling
+
+
+class TableRotary(nn.Module):
+    """The rotary embedding of PhiMoE with frequencies and a scale that are given.
+
+    transformers' own takes neither: it computes the short frequencies in every call, and takes the
+    scale from the largest position of all rows. The model's authors use the long ones beyond the
+    original context, as Phi-3 does.
+    """
+
+    inv_freq: torch.Tensor
+    attention_scaling: Any
+
+    def forward(
+        self, hidden: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = position_ids[..., None].float() * self.inv_freq.to(hidden.device)
+        both = torch.cat([angles, angles], dim=-1)
+        cos, sin = (f(both) * self.attention_scaling for f in (torch.cos, torch.sin))
+        return cos.to(hidden.dtype), sin.to(hidden.dtype)
 
 
 class KeyRotation:

@@ -20,7 +20,16 @@ def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
         layers = module._modules.get("layers")
         if isinstance(layers, nn.ModuleList) and len(layers) == num_layers:
             return tuple(name.split(".")) if name else ()
-    raise ModelError(f"{type(model).__name__}: no list of {num_layers} decoder layers found")
+    others = (
+        f"{name} (of {type(module[0]).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers
+    )
+    found = next(others, "none")
+    raise ModelError(
+        f"{type(model).__name__} cannot be served: a filter runs a decoder's lowest layers, and "
+        f"needs a list named `layers` of its {num_layers} layers; such a list here: {found}"
+    )
 
 
 def follow(module: Any, path: tuple[str, ...]) -> Any:

@@ -23,7 +23,7 @@ from gemserve.model.reach import Reach
 from gemserve.model.shape import decoder_path, follow
 from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels import Partial, merge, select_backend
-from gemserve_kernels.attention import reference_attention
+from gemserve_kernels.attention import reference_attention, sink_part
 
 TRAINING_ATTENTION = "gemserve-training"
 RecordAttention = Callable[[int, torch.Tensor, Partial, Partial], None]
@@ -150,6 +150,7 @@ def training_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     record: RecordAttention | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -182,7 +183,8 @@ def training_attention(
     extra = adapter.part(module.layer_idx, q, options, backend)
     if record is not None and extra is not None:
         record(module.layer_idx, q, part, extra)
-    out = merge([part] if extra is None else [part, extra])  # [heads, tokens, head_dim]
+    others = [] if s_aux is None else [sink_part(s_aux, q)]
+    out = merge([part, *others] if extra is None else [part, *others, extra])
     return out.transpose(0, 1)[None], None
 
 

@@ -58,6 +58,7 @@ class RequestBuilder:
     vocab_size: int
     longest_token_chars: int
     planner: FilterPlanner
+    unscaled_tokens: int | None = None  # see `CausalModel.unscaled_tokens`
 
     def build_completion(
         self, body: CompletionBody, request_id: str, adapter: LoadedAdapter | None = None
@@ -255,7 +256,7 @@ class RequestBuilder:
         grammar: Grammar | None = None,
     ) -> Request:
         limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
-        max_tokens = _max_tokens(body, limits, default_tokens)
+        max_tokens = _max_tokens(body, limits, self._default_answer(default_tokens, limits.read))
         count = None if logprobs is None else min(logprobs, self.vocab_size)
         sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
@@ -268,6 +269,15 @@ class RequestBuilder:
             grammar=grammar,
             adapter=adapter,
         )
+
+    def _default_answer(self, wanted: int, num_read: int) -> int:
+        """The most tokens of an answer whose request does not say.
+
+        It does not take a short prompt into the context that a model's rope is scaled for: all of
+        a sequence is rotated alike, so the prompt would be read as a long one.
+        """
+        room = 0 if self.unscaled_tokens is None else self.unscaled_tokens - num_read
+        return min(wanted, room) if room >= _LEAST_ANSWER else wanted
 
     def _resolve(self, body: FilterBody | None) -> FilterParams:
         return self.planner.resolve(FilterOptions() if body is None else body.options)

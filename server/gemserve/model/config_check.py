@@ -1,0 +1,63 @@
+"""Refuses, by name and before weights are read, configs of models that cannot be served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemserve.errors import ModelError, shown
+
+_SERVED_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+_NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
+
+
+def check_config(config: Any) -> None:
+    """Raise `ModelError` with the reason if no model of this config can be served."""
+    kind = f"models of type {config.model_type!r} cannot be served"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{kind}: they have an encoder, and only decoders are served")
+    missing = [name for name in _NEEDED if not isinstance(_find(config, name), int)]
+    if missing and _find(config, "text_config") is not None:
+        raise ModelError(
+            f"{kind}: they are multimodal, with the text model's settings in text_config; serve a "
+            "checkpoint of the text model"
+        )
+    if missing:
+        raise ModelError(f"{kind}: their config has no {missing[0]}")
+    if not isinstance(_find(config, "max_position_embeddings"), int):
+        raise ModelError(
+            f"{kind}: their config has no max_position_embeddings, as of models with a recurrent "
+            "state or with ALiBi, for which there is no memory and no attention"
+        )
+    others = sorted(set(_find(config, "layer_types") or ()) - set(_SERVED_LAYERS))
+    if others:
+        raise ModelError(
+            f"{kind}: there are layers of type {shown(others[0])}; must be one of "
+            f"{', '.join(_SERVED_LAYERS)}. Layers with a recurrent state need memory that the "
+            "scheduler does not have"
+        )
+    if _find(config, "kv_lora_rank") is not None:
+        raise ModelError(
+            f"{kind}: multi-head latent attention (MLA, kv_lora_rank={config.kv_lora_rank}) has "
+            "keys and values of different sizes, for which the KV memory has no place"
+        )
+
+
+def _find(config: Any, name: str) -> Any:
+    """The setting, or None. Some configs raise errors of their own for what layers differ in."""
+    try:
+        return getattr(config, name, None)
+    except ValueError:
+        return None
+
+
+def context_tokens(config: Any) -> int:
+    """Tokens of the model's context.
+
+    YaRN in the form of model cards has a factor, and leaves `max_position_embeddings` as it is.
+    """
+    stated: int = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "yarn":
+        return stated
+    original = rope.get("original_max_position_embeddings") or stated
+    return max(stated, int(original * (rope.get("factor") or 1.0)))

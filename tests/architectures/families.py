@@ -1,0 +1,125 @@
+"""Tiny random models of every family that transformers' `AutoModelForCausalLM` can build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+WINDOW = 72  # of every sliding window, and the size of chunks
+VOCAB = 160
+# what a config is given if it has such a setting
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size": 64,
+    "d_model": 64,
+    "embedding_size": 64,
+    "intermediate_size": 96,
+    "intermediate_size_mlp": 96,
+    "ffn_dim": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 16,
+    "max_position_embeddings": 512,
+    "sliding_window": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "hidden_size_per_layer_input": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "word_embed_proj_dim": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_ssm": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# where that is not enough to build a model, or would leave out what makes the family special
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "llama4_text": {"floor_scale": 40, "attn_scale": 0.3},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
+    "qwen2_moe": {"use_sliding_window": True, "max_window_layers": 2},
+    "qwen3": {"use_sliding_window": True, "max_window_layers": 2},
+    "qwen3_moe": {"use_sliding_window": True, "max_window_layers": 2},
+    "phimoe": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.05 * i for i in range(8)],
+            "long_factor": [1.5 + 0.8 * i for i in range(8)],
+            "short_mscale": 1.1,
+            "long_mscale": 1.3,
+            "original_max_position_embeddings": 256,
+        }
+    },
+    "dots1": {"layer_types": ["full_attention"] * 4, "n_shared_experts": 1},
+    "falcon": {"alibi": False},
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "laguna": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "mellum": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "reformer": {"is_decoder": True},
+    "prophetnet": {"num_hidden_layers": None},
+}
+# settings that the family takes no value for
+WITHOUT = {"falcon": {"head_dim"}, "xlstm": {"v_head_dim"}, "prophetnet": {"num_hidden_layers"}}
+_HALF_WINDOWED = ("gemma3_text", "gemma2", "olmo3", "exaone4", "cohere2", "afmoe", "gpt_oss")
+for _family in _HALF_WINDOWED:
+    OVERRIDES[_family] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+def all_families() -> list[str]:
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tiny_config(family: str, **changes: Any) -> Any:
+    """A config of that family with small sizes."""
+    kind = CONFIG_MAPPING[family]
+    default = kind()
+    sizes = {k: v for k, v in SIZES.items() if hasattr(default, k) or k in kind.attribute_map}
+    if getattr(default, "text_config", None) is not None:
+        inner = type(default.text_config)
+        text = default.text_config
+        sizes["text_config"] = inner(
+            **{k: v for k, v in SIZES.items() if hasattr(text, k)}
+        ).to_dict()
+    return kind(**{**sizes, **OVERRIDES.get(family, {}), **changes})
+
+
+def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A random model whose attention is far from uniform, so that mistakes show."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                parameter.mul_(3.0)
+            elif "bias" in name or "sink" in name:
+                parameter.normal_(std=0.3)
+    return model.eval().to(dtype)

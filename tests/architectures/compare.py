@@ -13,10 +13,12 @@ from gemserve.cost import filter_units
 from gemserve.errors import ConfigError, ModelError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_servable
+from gemserve.model.config_check import check_config
 from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.kv import DecodeBatch
 from gemserve.model.query_tap import FilterTap
-from gemserve_kernels.attention import reference_attention
+from gemserve_kernels import merge
+from gemserve_kernels.attention import reference_attention, sink_part
 from tests.architectures import families
 
 LENGTH, CHUNKS = 201, ((0, 50), (50, 130), (130, 190))  # the last tokens are decoded
@@ -35,6 +37,7 @@ class Compared:
     is used.
     """
 
+    name: str
     reaches: tuple[str, ...]
     prefill: float
     chunks: float
@@ -52,25 +55,27 @@ class Compared:
 
 def compare(family: str, **changes: Any) -> Compared:
     """Raises `ModelError` if the model is refused."""
+    check_config(families.served_config(family, **changes))
     hf = families.build(family, **changes)
     ids = torch.randint(3, families.VOCAB, (LENGTH,), generator=_generator()).tolist()
-    expected = _own_logprobs(hf, ids)
     model = CausalModel(hf)
     check_servable(model)
+    expected = _own_logprobs(hf, ids)
     prefill, _ = _read(model, ids, ((0, LENGTH),), decoded=0)
     chunks, neighbour = _read(model, ids, CHUNKS, decoded=LENGTH - CHUNKS[-1][1])
     _, of_neighbour = neighbour
     stop = CHUNKS[-1][1]
     last = LENGTH - 1 - NEIGHBOUR
     return Compared(
+        name=type(hf).__name__,
         reaches=tuple(map(str, model.reaches)),
         prefill=_difference(prefill, expected),
         chunks=_difference(chunks[:stop], expected[:stop]),
         decode=_difference(chunks[stop:], expected[stop:]),
         neighbour=_difference(of_neighbour[-1:], expected[last : last + 1]),
         filter=_compare_filter(model, ids),
+        has_step=_has_step(model),  # before the weights are rounded
         half=_compare_half(hf, ids, expected),
-        has_step=_has_step(model),
     )
 
 
@@ -198,9 +203,10 @@ def _has_step(model: CausalModel) -> bool:
         return False
 
 
-def reason(family: str, **changes: Any) -> str | None:
+def find_reason(family: str, **changes: Any) -> str | None:
     """Why a family is refused, or None if it is not."""
     try:
+        check_config(families.served_config(family, **changes))
         check_servable(CausalModel(families.build(family, **changes)))
     except ModelError as error:
         return str(error)

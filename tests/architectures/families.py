@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from gemserve.model.checkpoint import text_config
 
 WINDOW = 72  # of every sliding window, and the size of chunks
 VOCAB = 160
@@ -82,16 +86,40 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "zaya": {"num_experts_per_tok": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16},
+    "phi4_multimodal": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+        "audio_config": {"hidden_size": 32, "intermediate_size": 32, "num_blocks": 1},
+    },
     "laguna": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "mellum": {"layer_types": ["sliding_attention", "full_attention"] * 2},
-    "reformer": {"is_decoder": True},
-    "prophetnet": {"num_hidden_layers": None},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "xlnet": {"n_layer": 4, "n_head": 4},
+    "zamba2": {"layer_types": ["mamba", "hybrid"] * 2},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
 }
 # settings that the family takes no value for
-WITHOUT = {"falcon": {"head_dim"}, "xlstm": {"v_head_dim"}, "prophetnet": {"num_hidden_layers"}}
+WITHOUT = {
+    "falcon": {"head_dim"},
+    "xlstm": {"v_head_dim"},
+    "prophetnet": {"num_hidden_layers"},
+    "xlnet": {"max_position_embeddings", "num_hidden_layers"},
+    "zamba2": {"head_dim"},
+    "dots3_note": {"num_attention_heads", "num_key_value_heads"},
+    "dots3_note_text": {"num_attention_heads", "num_key_value_heads"},
+    "gemma4_text": {"head_dim", "global_head_dim", "num_key_value_heads"},
+    "gemma4_unified_text": {"head_dim", "global_head_dim", "num_key_value_heads"},
+}
 _HALF_WINDOWED = ("gemma3_text", "gemma2", "olmo3", "exaone4", "cohere2", "afmoe", "gpt_oss")
 for _family in _HALF_WINDOWED:
     OVERRIDES[_family] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+class CannotBuild(Exception):
+    """transformers does not build this family with small sizes."""
 
 
 def all_families() -> list[str]:
@@ -101,21 +129,47 @@ def all_families() -> list[str]:
 def tiny_config(family: str, **changes: Any) -> Any:
     """A config of that family with small sizes."""
     kind = CONFIG_MAPPING[family]
-    default = kind()
-    sizes = {k: v for k, v in SIZES.items() if hasattr(default, k) or k in kind.attribute_map}
+    with _building():
+        return _sized(family, kind, kind(), changes)
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # transformers' configs and models raise errors of many kinds
+        message = " ".join(str(error).split())[:160]
+        raise CannotBuild(f"{type(error).__name__}: {message}") from error
+
+
+def _sized(family: str, kind: Any, default: Any, changes: dict[str, Any]) -> Any:
+    without = WITHOUT.get(family, set())
+    sizes = {k: v for k, v in SIZES.items() if k not in without and _has(default, k)}
     if getattr(default, "text_config", None) is not None:
         inner = type(default.text_config)
         text = default.text_config
-        sizes["text_config"] = inner(
-            **{k: v for k, v in SIZES.items() if hasattr(text, k)}
-        ).to_dict()
+        sizes["text_config"] = inner(**{k: v for k, v in SIZES.items() if _has(text, k)}).to_dict()
     return kind(**{**sizes, **OVERRIDES.get(family, {}), **changes})
+
+
+def _has(config: Any, name: str) -> bool:
+    try:
+        return hasattr(config, name) or name in config.attribute_map
+    except RuntimeError:  # it is for a setting that layers differ in
+        return True
+
+
+def served_config(family: str, **changes: Any) -> Any:
+    """What a checkpoint of that family is served by: see `text_config`."""
+    return text_config(tiny_config(family, **changes))
 
 
 def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A random model whose attention is far from uniform, so that mistakes show."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=torch.float32)
+    config = served_config(family, **changes)
+    with _building():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:

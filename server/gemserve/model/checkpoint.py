@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +18,11 @@ from gemserve.model.gguf_file import GgufFile, read_gguf
 from gemserve.model.gguf_tokenizer import load_tokenizer
 from gemserve.model.weight_files import check_complete, check_files
 
+# names of the text model's tensors in a multimodal checkpoint, and its own
+_TEXT_NAMES = {
+    r"^(?:model\.)?language_model\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?language_model\.(?:model\.)?": "model.",
+}
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
 
@@ -42,6 +50,22 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     return HubCheckpoint(config) if path is None else GgufCheckpoint(read_gguf(path))
 
 
+def text_config(config: Any) -> Any:
+    """The config of the text model in a multimodal one, if transformers has it as a causal LM.
+
+    Otherwise it is the config itself.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = getattr(config, "text_config", None)
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config
+    for name in ("dtype", "quantization_config"):
+        if getattr(text, name, None) is None and getattr(config, name, None) is not None:
+            setattr(text, name, getattr(config, name))
+    return text
+
+
 class GgufCheckpoint:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -67,7 +91,9 @@ class HubCheckpoint:
             "revision": config.revision,
             "trust_remote_code": config.trust_remote_code,
         }
-        self.config: Any = AutoConfig.from_pretrained(self.source, **self._options)
+        config = AutoConfig.from_pretrained(self.source, **self._options)
+        self.config: Any = text_config(config)
+        self._is_part = self.config is not config
 
     def load_tokenizer(self) -> Any:
         from transformers import AutoTokenizer
@@ -78,6 +104,8 @@ class HubCheckpoint:
         from transformers import AutoModelForCausalLM
 
         options: dict[str, Any] = dict(self._options)
+        if self._is_part:
+            options["key_mapping"] = _TEXT_NAMES
         if num_ranks > 1:
             from transformers import DistributedConfig
 
@@ -85,17 +113,30 @@ class HubCheckpoint:
         folder = Path(self.source)
         if folder.is_dir():
             check_files(folder, is_quantised=hasattr(self.config, "quantization_config"))
-        model, report = AutoModelForCausalLM.from_pretrained(
-            self.source,
-            config=self.config,
-            dtype=dtype,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are in the report
-            output_loading_info=True,
-            **options,
-        )
-        check_complete(self.source, self.config, report)
+        with _quiet("transformers.modeling_utils"):  # what it would warn of is in the report
+            model, report = AutoModelForCausalLM.from_pretrained(
+                self.source,
+                config=self.config,
+                dtype=dtype,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
+        check_complete(self.source, model, report)
         return model
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Leave out warnings of the logger of that name."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _resolve_source(model: str) -> str:

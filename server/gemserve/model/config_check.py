@@ -12,17 +12,22 @@ _NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_siz
 
 def check_config(config: Any) -> None:
     """Raise `ModelError` with the reason if no model of this config can be served."""
+    config = _served_part(config)
     kind = f"models of type {config.model_type!r} cannot be served"
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind}: they have an encoder, and only decoders are served")
     missing = [name for name in _NEEDED if not isinstance(_find(config, name), int)]
     if missing and _find(config, "text_config") is not None:
         raise ModelError(
-            f"{kind}: they are multimodal, with the text model's settings in text_config; serve a "
-            "checkpoint of the text model"
+            f"{kind}: they are multimodal, and transformers has no causal language model for the "
+            "text part alone"
         )
+    _find(config, "head_dim"), _find(config, "num_key_value_heads")  # or they differ
     if missing:
         raise ModelError(f"{kind}: their config has no {missing[0]}")
+    for name in _NEEDED:
+        if getattr(config, name) < 1:
+            raise ModelError(f"{kind}: {name}={getattr(config, name)}: must be at least 1")
     if not isinstance(_find(config, "max_position_embeddings"), int):
         raise ModelError(
             f"{kind}: their config has no max_position_embeddings, as of models with a recurrent "
@@ -42,12 +47,24 @@ def check_config(config: Any) -> None:
         )
 
 
+def _served_part(config: Any) -> Any:
+    """The text model's config, if transformers makes a model of that part only."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    made = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    text = getattr(config, "text_config", None)
+    return text if made is not None and made.config_class is type(text) else config
+
+
 def _find(config: Any, name: str) -> Any:
     """The setting, or None. Some configs raise errors of their own for what layers differ in."""
     try:
         return getattr(config, name, None)
-    except ValueError:
-        return None
+    except RuntimeError as error:
+        raise ModelError(
+            f"models of type {config.model_type!r} cannot be served: layers differ in {name}, and "
+            "the KV memory is the same for all"
+        ) from error
 
 
 def context_tokens(config: Any) -> int:

@@ -93,9 +93,11 @@ def find_reaches(model: Any, shape: ModelShape) -> tuple[Reach, ...]:
     except ModelError as error:
         raise ModelError(f"{name} cannot be served: {error}") from error
     except Exception as error:  # any model's code runs here
+        what = "its layers do not call transformers' attention interface as others do"
+        if Reach.__name__ in str(error):  # they took it for a tensor
+            what = "its layers compute with their attention mask, which none has here"
         raise ModelError(
-            f"{name} cannot be served: its layers do not call transformers' attention interface "
-            f"as others do ({type(error).__name__}: {error})"
+            f"{name} cannot be served: {what} ({type(error).__name__}: {error})"
         ) from error
     finally:
         config._attn_implementation = before
@@ -164,7 +166,7 @@ def _record(
     if key.shape[-1] != value.shape[-1] or key.shape[-1] != query.shape[-1]:
         raise ModelError(
             f"{what} has keys of {key.shape[-1]} numbers and values of {value.shape[-1]}; both "
-            "must be equal, as in all models without multi-head latent attention (MLA)"
+            "must be equal, as they are not in multi-head latent attention (MLA)"
         )
     if (key.shape[1], key.shape[-1]) != (context.num_kv_heads, context.head_dim):
         raise ModelError(
@@ -181,8 +183,8 @@ def _record(
         raise ModelError(
             f"{what} has sliding_window={sliding_window}, but its mask shows {attention_mask}"
         )
-    if probe_seen := context.reaches.get(module.layer_idx):
-        raise ModelError(f"{what} attends twice, first to {probe_seen}")
+    if module.layer_idx in context.reaches:
+        raise ModelError(f"{what} attends twice, and the KV memory has one place for its keys")
     context.reaches[module.layer_idx] = attention_mask
     rows = torch.zeros_like(query).transpose(1, 2).contiguous()
     return rows, None

@@ -60,11 +60,12 @@ def check_files(folder: Path, *, is_quantised: bool) -> None:
         )
 
 
-def check_complete(source: str, config: Any, report: Mapping[str, Any]) -> None:
-    """Raise `ModelError` unless the checkpoint has the weights of this config, and no others.
+def check_complete(source: str, model: Any, report: Mapping[str, Any]) -> None:
+    """Raise `ModelError` unless the checkpoint has the weights of this model, and no others.
 
-    `report`: what transformers says of loading it. A tensor outside of the layers that the model
-    has no place for changes no logits, as a classifier's head: it gets a warning.
+    `report`: what transformers says of loading it. A tensor outside of the model's layers changes
+    no logits, as those of a classifier's head or of another part of a multimodal model: there is
+    a warning.
     """
     wrong = sorted(report["mismatched_keys"])
     if wrong:
@@ -80,12 +81,15 @@ def check_complete(source: str, config: Any, report: Mapping[str, Any]) -> None:
             f"config.json requires"
         )
     surplus = [name for name in sorted(report["unexpected_keys"]) if not _COMPUTED.search(name)]
-    num_layers = getattr(config, "num_hidden_layers", 0)
+    config, num_layers = model.config, model.config.num_hidden_layers
+    own = {name[: layer.start(1)] for name in model.state_dict() if (layer := _LAYER.search(name))}
     predicting = getattr(config, "num_nextn_predict_layers", None) or 0
     in_layers = []
     for name in surplus:
         layer = _LAYER.search(name)
-        if layer is None or num_layers <= int(layer[1]) < num_layers + predicting:
+        if layer is None or name[: layer.start(1)] not in own:
+            continue
+        if num_layers <= int(layer[1]) < num_layers + predicting:
             continue
         in_layers.append(name)
     if in_layers:

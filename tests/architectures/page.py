@@ -1,0 +1,99 @@
+"""Writes `docs/models.md`: what was compared with transformers, and what is refused and why.
+
+.venv/bin/python -m tests.architectures.page
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from gemserve.errors import ModelError
+from tests.architectures import families
+from tests.architectures.compare import Compared, compare
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+_BEGIN, _END = "<!-- begin: {} -->", "<!-- end: {} -->"
+_HEADS = {
+    "served": "| type | class | sliding windows | filter | compiled step |\n" + "|---" * 5 + "|\n",
+    "refused": "| type | reason |\n|---|---|\n",
+    "unbuilt": "| type | what transformers says to a small config |\n|---|---|\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A family's line, and the table that it is in."""
+
+    family: str
+    table: str
+    line: str
+
+
+def row_of(family: str) -> Row:
+    """Compare a family. Raises `AssertionError` if it is served and wrong."""
+    try:
+        compared = compare(family)
+    except ModelError as error:
+        return Row(family, "refused", f"| `{family}` | {_plain(_without_subject(str(error)))} |")
+    except families.CannotBuild as error:
+        return Row(family, "unbuilt", f"| `{family}` | {_plain(str(error))} |")
+    assert compared.is_equal, (family, compared)
+    filters = "prompts of any length" if compared.filter is not None else "up to the window"
+    step = "yes" if compared.has_step else "no"
+    line = f"| `{family}` | {compared.name} | {_windows(compared)} | {filters} | {step} |"
+    return Row(family, "served", line)
+
+
+def _windows(compared: Compared) -> str:
+    kinds = set(compared.reaches)
+    if kinds == {"all tokens"}:
+        return "no"
+    kind = "chunks" if any("chunk" in reach for reach in kinds) else "windows"
+    return f"{kind} in {'some' if 'all tokens' in kinds else 'all'} layers"
+
+
+def _without_subject(reason: str) -> str:
+    return reason.split(" cannot be served: ", 1)[-1]
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "/").replace("<", "").replace(">", "")
+
+
+def lines_of(page: str, table: str) -> list[str]:
+    """The lines of one of the page's tables, without its head."""
+    begin, end = _BEGIN.format(table), _END.format(table)
+    found = re.search(f"{re.escape(begin)}\n(.*?)\n{re.escape(end)}", page, re.DOTALL)
+    assert found is not None, f"docs/models.md has no table {table}"
+    return found[1].splitlines()[2:]
+
+
+def with_rows(page: str, rows: Iterable[Row]) -> str:
+    """The page with new tables."""
+    rows = sorted(rows, key=lambda row: row.family)
+    for table, head in _HEADS.items():
+        begin, end = _BEGIN.format(table), _END.format(table)
+        body = head + "\n".join(row.line for row in rows if row.table == table)
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n{body}\n{end}{rest.split(end)[1]}"
+    return page
+
+
+def main() -> None:
+    transformers_logging.set_verbosity_error()
+    rows = []
+    for family in families.all_families():
+        rows.append(row_of(family))
+        print(rows[-1].line, flush=True)
+    PAGE.write_text(with_rows(PAGE.read_text(), rows))
+    counts = {table: sum(row.table == table for row in rows) for table in _HEADS}
+    print(counts)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,19 +7,24 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gemserve.api.requests.chat_body import ChatBody
+from gemserve.api.requests.request_builder import DEFAULT_CHAT_TOKENS
 from tests.fakes import (
     CHAT,
     COMPLETIONS,
     CONTEXT,
     FILTERED,
+    MODEL,
     Api,
     CountingTokenizer,
     FakeCore,
     api_over,
+    serving_over,
     wait_for_async,
 )
 
@@ -208,3 +213,27 @@ async def test_a_limit_may_be_lowered_to_what_the_context_leaves(api: Api, path:
         assert reply.headers["x-gemserve-max-tokens"] == str(room)
     reply = await api.post(path, max_tokens=7, truncate_max_tokens=True)
     assert reply.headers["x-gemserve-max-tokens"] == "7"
+
+
+async def test_a_short_prompt_s_default_answer_stays_in_the_original_context(
+    tokenizer: Any,
+) -> None:
+    """Phi-3-128K would read every chat with the factors of long sequences: 4,096 was counted."""
+    serving = serving_over(FakeCore(), tokenizer, context_tokens=20000, max_prompt_tokens=10000)
+    builder = replace(serving.builder, unscaled_tokens=1000)
+
+    def answer(num_words: int, **fields: Any) -> int:
+        content = "river " * num_words
+        messages = [{"role": "user", "content": content}]
+        body = ChatBody.model_validate(
+            {"model": MODEL, "messages": messages, "filter": {"method": "none"}, **fields}
+        )
+        request = builder.build_chat(body, "r").requests[0]
+        lengths.append(len(request.prompt_ids))
+        return request.sampling.max_tokens
+
+    lengths: list[int] = []
+    assert answer(10) == 1000 - lengths[-1]
+    assert answer(10, max_tokens=3000) == 3000  # the client wants a long one
+    assert answer(900) == DEFAULT_CHAT_TOKENS  # fewer than 512 are left
+    assert answer(1500) == DEFAULT_CHAT_TOKENS

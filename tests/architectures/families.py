@@ -148,7 +148,10 @@ def _sized(family: str, kind: Any, default: Any, changes: dict[str, Any]) -> Any
     if getattr(default, "text_config", None) is not None:
         inner = type(default.text_config)
         text = default.text_config
-        sizes["text_config"] = inner(**{k: v for k, v in SIZES.items() if _has(text, k)}).to_dict()
+        sizes["text_config"] = inner(
+            **{k: v for k, v in SIZES.items() if _has(text, k)}
+            | OVERRIDES.get(inner.model_type, {})
+        ).to_dict()
     return kind(**{**sizes, **OVERRIDES.get(family, {}), **changes})
 
 
@@ -174,6 +177,8 @@ def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **chan
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
                 parameter.mul_(3.0)
-            elif "bias" in name or "sink" in name:
+            elif "bias" in name:
                 parameter.normal_(std=0.3)
+            elif "sink" in name:  # as heavy as many keys
+                parameter.normal_(mean=3.0)
     return model.eval().to(dtype)

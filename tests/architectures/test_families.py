@@ -47,7 +47,7 @@ def test_the_page_has_every_family() -> None:
 
 def test_a_stray_window_is_ignored_everywhere() -> None:
     """The compiled step took it from the config, and the layers never had it."""
-    model = CausalModel(families.build("llama"))
+    model = CausalModel(families.build("llama", sliding_window=families.WINDOW))
     assert model.config.sliding_window == families.WINDOW
     assert model.sliding_windows == (None,) * 4
 

@@ -82,7 +82,7 @@ def test_damaged_weights_are_told_from_an_unsupported_model(llama: Path, tmp_pat
     content = bytearray(llama.read_bytes())
     content[-4:] = struct.pack("<f", math.nan)  # of the last tensor
     damaged.write_bytes(content)
-    with pytest.raises(ModelError, match=r"damaged\.gguf'.*not finite: its weights may be damaged"):
+    with pytest.raises(ModelError, match=r"damaged\.gguf'.*not finite: the checkpoint is damaged"):
         load(config(damaged))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import BloomConfig, BloomForCausalLM, GptOssConfig, GptOssForCausalLM
+from transformers import BloomConfig, BloomForCausalLM
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig, ModelConfig
@@ -111,22 +111,6 @@ def test_architecture_without_the_seam_is_refused() -> None:
     config.max_position_embeddings = 512
     with pytest.raises(ModelError, match="Bloom"):
         check_servable(CausalModel(BloomForCausalLM(config)))
-
-
-def test_attention_sinks_are_refused() -> None:
-    config = GptOssConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-    )
-    with pytest.raises(ModelError, match="GptOss"):
-        check_servable(CausalModel(GptOssForCausalLM(config)))
 
 
 def test_windowed_filter_layer_is_refused_at_load() -> None:

@@ -23,7 +23,7 @@ from gemserve.errors import ConfigError, ModelError, RequestError
 from gemserve.llm import LLM
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH
-from gemserve.model.config_check import check_config, context_tokens
+from gemserve.model.config_check import check_config, find_context_tokens
 from gemserve.model.loader import LoadedModel, load
 from tests import models
 
@@ -49,7 +49,7 @@ def yarn(**rope: Any) -> LlamaConfig:
 )
 def test_yarn_lengthens_the_context(rope: dict[str, Any], context: int) -> None:
     """Cards say to add a factor, and leave `max_position_embeddings` as it is."""
-    assert context_tokens(yarn(**rope)) == context
+    assert find_context_tokens(yarn(**rope)) == context
 
 
 def loaded_of(model: CausalModel) -> LoadedModel:

@@ -13,12 +13,14 @@ import torch
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
+from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
-from gemserve.errors import RequestError
+from gemserve.errors import ConfigError, RequestError
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.window_scores import MOST_KEPT
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.loader import LoadedModel
 from gemserve.model.query_tap import FilterTap
 from gemserve.types import (
     Event,
@@ -35,6 +37,7 @@ from gemserve.types import (
     TextDelta,
 )
 from tests import adapters, models
+from tests.architectures import families
 from tests.cores import core_over
 from tests.model.test_selection import NoText
 
@@ -254,3 +257,28 @@ def test_questions_at_once_read_their_document_once() -> None:
     found = sorted(report.cached_windows or 0 for report in reports)
     assert found[0] == 0
     assert found[1] > 0.8 * (reports[0].windows or 0)
+
+
+def test_a_model_of_sliding_windows_filters_long_prompts_in_windows() -> None:
+    """It had to be started with --max-prompt-tokens, which then refused the long prompts."""
+    sizes = {"max_position_embeddings": 9000, "vocab_size": models.VOCAB}
+    hf = families.build("mistral", sliding_window=700, **sizes)
+    loaded = LoadedModel(
+        model=CausalModel(hf), tokenizer=NoText(), eos_ids=frozenset(), source="/", name="tiny"
+    )
+    config = EngineConfig(
+        filter_layer=LAYER,
+        filter_min_tokens=0,
+        filter_window=SIZE,
+        kv_memory_bytes=40_000 * UNIT,
+        calibrate="off",
+    )
+    core = assemble(loaded, config)
+    assert core.config.max_pass_tokens == 700
+    report, _ = answer(core, request(ids_of(7, 5000)))
+    assert report.applied
+    assert report.windows is not None
+    assert report.windows > 15
+    too_wide = replace(config, filter_window=600)
+    with pytest.raises(ConfigError, match="sees only the last 700 tokens"):
+        assemble(loaded, too_wide)

@@ -71,6 +71,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.filtering.method_cost import plan_methods
     from gemserve.filtering.methods import SERVED_METHODS
+    from gemserve.model.config_check import find_context_tokens
     from gemserve.model.loader import model_from_config
     from gemserve.model.shape import shape_of
     from gemserve.model.weight_memory import weights_of
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     weights = weights_of(
         hf, dtype, filter_layer=layer, filter_precision=precision, offload_layers=offloaded
     )
-    context_tokens = hf.config.max_position_embeddings
+    context_tokens = find_context_tokens(hf.config)
     _warn_beyond(num_tokens, context_tokens, window)
     dtype_name = str(dtype).removeprefix("torch.")
     rows: list[MethodPlan] = []

@@ -17,6 +17,7 @@ from gemserve.config import (
     ResolvedEngineConfig,
     choose_calibration,
     find_offload_layers,
+    find_window,
     resolve_engine,
 )
 from gemserve.cost import WeightPlan, check_device_memory
@@ -33,6 +34,7 @@ from gemserve.model.fp8 import Product
 from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_config
 from gemserve.model.packed_linear import can_pack, with_packed_linears
 from gemserve.model.weight_memory import weights_of
+from gemserve.types import BESIDE_WINDOW
 from gemserve_kernels.fp8 import scaled_product
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ def assemble(
         context_tokens=causal.context_tokens,
     )
     assert causal.num_host_layers == resolved.offload_layers, "loaded for other settings"
+    if engine.max_prompt_tokens is None:
+        resolved = _within_sliding_window(causal, resolved, calibration)
     _check_longest(causal, resolved)
     _check_filter_layer(causal, resolved, calibration)
     if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
@@ -192,6 +196,19 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
         sliding_windows=[None] * shape.num_layers,
     ).layer
     return find_offload_layers(engine.offload_layers, shape.num_layers, layer)
+
+
+def _within_sliding_window(
+    model: CausalModel, config: ResolvedEngineConfig, calibration: Calibration
+) -> ResolvedEngineConfig:
+    """Longer prompts than the filter layer sees are read in windows, if these are small enough."""
+    seen = model.window_of(config.filter_layer)
+    size = find_window(config.filter_window, calibration)
+    if seen is None or size is None or not METHODS[config.filter_method].reads_windows:
+        return config
+    if size + BESIDE_WINDOW > seen:
+        return config
+    return replace(config, max_pass_tokens=min(config.max_pass_tokens, seen))
 
 
 def _check_longest(model: CausalModel, config: ResolvedEngineConfig) -> None:

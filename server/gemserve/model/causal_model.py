@@ -25,7 +25,7 @@ from gemserve.model.attention import (
     is_plain,
     register,
 )
-from gemserve.model.config_check import context_tokens
+from gemserve.model.config_check import find_context_tokens
 from gemserve.model.float32_check import float32_tree, num_layers_of_all_kinds
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
 from gemserve.model.offload import HostLayers
@@ -87,7 +87,7 @@ class CausalModel:
             head_dim=self.shape.head_dim,
         )
         self.vocab_size: int = self.config.vocab_size
-        self.context_tokens = context_tokens(self.config)
+        self.context_tokens = find_context_tokens(self.config)
         self._rotates_keys: dict[int, bool] = {}  # results by layer, for the layers tried so far
         self._step: Callable[[DecodeStep], torch.Tensor] | None = None
 

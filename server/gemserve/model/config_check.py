@@ -67,7 +67,7 @@ def _find(config: Any, name: str) -> Any:
         ) from error
 
 
-def context_tokens(config: Any) -> int:
+def find_context_tokens(config: Any) -> int:
     """Tokens of the model's context.
 
     YaRN in the form of model cards has a factor, and leaves `max_position_embeddings` as it is.

@@ -119,7 +119,11 @@ def _listed(layers: list[int]) -> str:
 
 
 def _reach_of_mask(
-    *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
+    *,
+    mask_function: Callable[..., Any],
+    device: torch.device,
+    local_size: int | None = None,
+    **_: Any,
 ) -> Reach | _OtherMask:
     """The reach that a mask of transformers is for. `local_size`: of a window or of a chunk."""
     if local_size is None:
@@ -129,18 +133,20 @@ def _reach_of_mask(
         nearby = (local_size * times + more for times in (1, 2, 3) for more in (-1, 0, 1, 5))
         looked_at = [0, *(p for p in nearby if p > 0)]
     for reach in candidates:
-        if all(_is_mask_row(mask_function, reach, position) for position in looked_at):
+        if all(_is_mask_row(mask_function, device, reach, position) for position in looked_at):
             return reach
     return _OtherMask()
 
 
-def _is_mask_row(mask_function: Callable[..., Any], reach: Reach, position: int) -> bool:
+def _is_mask_row(
+    mask_function: Callable[..., Any], device: torch.device, reach: Reach, position: int
+) -> bool:
     """Does the token at `position` see just what `reach` says?"""
     first = reach.first(position)
     # what is far before the first visible token is left out: masks of large windows are large
-    others = torch.arange(max(0, first - 64), position + 3)
-    zero = torch.zeros((), dtype=torch.long)
-    row = mask_function(zero, zero, torch.tensor(position), others)
+    others = torch.arange(max(0, first - 64), position + 3, device=device)
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    row = mask_function(zero, zero, zero + position, others)
     seen = torch.as_tensor(row).broadcast_to(others.shape)
     return bool((seen == ((others >= first) & (others <= position))).all())
 

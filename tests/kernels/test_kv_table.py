@@ -118,3 +118,20 @@ def test_empty_sequences_change_nothing() -> None:
     part = decode_attention(torch.ones(3, 4, HEAD_DIM), spans, layer=0, scale=1.0)
     assert part.out.abs().max() == 0
     assert bool((part.lse == -torch.inf).all())
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 16])
+def test_the_newest_chunk_is_what_a_token_sees_within_its_chunk(size: int) -> None:
+    """Chunks begin at multiples of their size in each sequence, whatever its length is."""
+    memory, spans = memory_of(seed=3)
+    whole = spans_of(memory, spans)
+    newest = whole.newest_chunks(size)
+    assert newest.longest == min(max(LENGTHS), size)
+    query = torch.randn(3, 4, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    part = decode_attention(query, newest, layer=1, scale=0.25)
+    for row, length in enumerate(LENGTHS):
+        window = (length - 1) % size + 1
+        alone = decode_attention(query, whole, layer=1, scale=0.25, window=window)
+        torch.testing.assert_close(part.out[:, row], alone.out[:, row])
+    empty = spans_of(memory, spans, (0, 1, 9)).newest_chunks(size)
+    assert int(empty.table[0, 4]) == 0

@@ -11,7 +11,7 @@ from gemserve.engine.cache.document_cache import CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, Share
 from gemserve.replicas.cached_chunks import CachedChunks, split_keys
 from gemserve.replicas.replica_choice import RoutingHints, by_cost, route_of
-from gemserve.replicas.replica_reports import ReplicaReports, report_of
+from gemserve.replicas.replica_reports import QueueReport, ReplicaReports, report_of
 from gemserve.replicas.routing import ModelReading, TokenCosts
 from gemserve.replicas.text_chunks import TextChunk, chunk_salt, text_chunks
 from gemserve.types import CacheEntry, HeldPart, ReadingNotes, Request
@@ -135,6 +135,33 @@ def test_a_report_is_taken_once() -> None:
     assert reports.states()[0].queued_tokens == 4_010
     reports.take("x", report(3, (), queued_tokens=4_000, last_received=7))
     assert reports.states()[0].queued_tokens == 4_000
+
+
+def test_an_answer_tells_what_is_left_in_the_queue() -> None:
+    """A client's next question comes at once, before the next periodic report."""
+    reports, chunks = reports_of("x"), chunks_of("a")
+
+    def tell(number: int, queued_tokens: int, last_received: int) -> float:
+        reports.take_queue(
+            QueueReport(
+                replica="x",
+                number=number,
+                queued_tokens=queued_tokens,
+                last_received=last_received,
+            )
+        )
+        return reports.states()[0].queued_tokens
+
+    reports.take("x", report(1, ()))
+    reports.sent(route_to_x(chunks), 7)
+    reports.take("x", report(2, (), queued_tokens=3_500, last_received=7))
+    assert tell(3, 0, 7) == 0
+    assert tell(2, 9_000, 7) == 0  # an earlier one
+    reports.take("x", report(2, chunks, queued_tokens=3_500, last_received=7))
+    assert tell(4, 20, 7) == 20
+    # what is on its way is not lost, however many short answers end meanwhile
+    reports.sent(route_to_x(chunks), 9)
+    assert [tell(5 + each, 0, 8) for each in range(9)] == [4_000] * 9
 
 
 def route_to_x(chunks: tuple[TextChunk, ...]) -> Any:

@@ -251,7 +251,7 @@ def numbered_lines(place: str) -> str:
 async def ask_all_day(cluster: Cluster, text: str) -> httpx.Response:
     messages = [{"role": "user", "content": f"{text} Where is line 8?"}]
     fields = {"max_tokens": 1000, "ignore_eos": True}
-    return await cluster.post(CHAT, "key9", messages=messages, **fields)
+    return await cluster.post(CHAT, "key8", messages=messages, **fields)
 
 
 async def a_client_that_leaves_ends_its_work(cluster: Cluster) -> None:

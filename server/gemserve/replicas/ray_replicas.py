@@ -16,6 +16,7 @@ from gemserve.errors import ReplicaUnavailable
 from gemserve.replicas.ingress import ReplicaFailed, ReplicaLost
 from gemserve.replicas.messages import FromReplica, RelayedRequest
 from gemserve.replicas.replica_choice import RoutingHints
+from gemserve.replicas.replica_reports import QueueReport
 from gemserve.replicas.router_link import ROUTER_LINK
 
 # In which a replica takes a request. Ray itself would wait for ever where no replica can.
@@ -43,7 +44,10 @@ class RayReplicas:
                 async with asyncio.timeout(_ACCEPT_TIMEOUT_S):
                     batch = await anext(batches)
                 while True:
-                    yield batch
+                    if isinstance(batch, QueueReport):
+                        ROUTER_LINK.queues.append(batch)
+                    else:
+                        yield batch
                     batch = await anext(batches)
             except StopAsyncIteration:
                 has_ended = True

@@ -63,6 +63,9 @@ class TokenRouter(RequestRouter):
         self._reports.set_replicas(replicas)
         for name, replica in replicas.items():
             self._reports.take(name, replica.routing_stats)
+        queues = router_link.ROUTER_LINK.queues
+        while queues:
+            self._reports.take_queue(queues.popleft())
 
     def _note_sent(self, pending_request: PendingRequest, replica: str) -> None:
         request, hints = pending_request.metadata.internal_request_id, pending_request.args[0]

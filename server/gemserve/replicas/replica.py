@@ -14,7 +14,7 @@ from ray import serve
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.replicas.messages import FromReplica, RelayedRequest
 from gemserve.replicas.replica_choice import RoutingHints
-from gemserve.replicas.replica_reports import report_of
+from gemserve.replicas.replica_reports import QueueReport, report_of
 
 log = logging.getLogger("gemserve.replicas")
 
@@ -60,11 +60,18 @@ class Replica:
 
     async def answer(
         self, hints: RoutingHints, request: RelayedRequest
-    ) -> AsyncGenerator[list[FromReplica], None]:
-        """See `RelayedApp.answer`. The router has read the hints."""
+    ) -> AsyncGenerator[list[FromReplica] | QueueReport, None]:
+        """See `RelayedApp.answer`. The router has read the hints. What waits here comes last."""
         self._last_received = max(self._last_received, hints.number)
         async for batch in self._relayed.answer(request, hints.chunks, hints.prompt_tokens):
             yield batch
+        self._num_reports += 1
+        yield QueueReport(
+            replica=self._name,
+            number=self._num_reports,
+            queued_tokens=self._queued_tokens,
+            last_received=self._last_received,
+        )
 
     async def call(self, hints: RoutingHints, method: str, *arguments: Any) -> Any:
         """Call another method of `RelayedApp`."""
@@ -76,11 +83,15 @@ class Replica:
         self._num_reports += 1
         return report_of(
             self._num_reports,
-            queued_tokens=self._app.state.backlog.tokens_left + self._relayed.arriving_tokens,
+            queued_tokens=self._queued_tokens,
             last_received=self._last_received,
             cached=self._relayed.cached_keys(),
             model=self._model,
         )
+
+    @property
+    def _queued_tokens(self) -> int:
+        return int(self._app.state.backlog.tokens_left + self._relayed.arriving_tokens)
 
     def check_health(self) -> None:
         """Raise if the engine is dead or stuck. After the third time Ray ends the process."""

@@ -1,6 +1,6 @@
 """What a router knows of its replicas: their reports, and what it has sent there since. No Ray.
 
-A report is always older than the router's last choice. So the router adds the work of each request
+A report is older than the router's last choice. So the router adds the work of each request
 that it sends to a replica's queue, and takes it back when a report counts that request. It believes
 of a cache only what the replica has said.
 
@@ -22,8 +22,21 @@ from gemserve.replicas.routing import (
     TokenCosts,
 )
 
-# A request that so many reports have not counted was lost on its way.
+# A request that so many periodic reports have not counted was lost on its way.
 _MOST_REPORTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueReport:
+    """What waits at a replica: sent with each whole answer, so that the next choice knows of it.
+
+    `number`: of the replica's reports of any kind. `last_received`: see `ReplicaReports.reported`.
+    """
+
+    replica: str
+    number: int
+    queued_tokens: float
+    last_received: int
 
 
 @dataclass(slots=True)
@@ -44,6 +57,7 @@ class _Replica:
     sent: dict[int, _Sent] = field(default_factory=dict)
     model: ModelReading = UNKNOWN_READING
     last_report: int | None = None
+    last_queue: int = 0  # the number of the report that `queued_tokens` is from
     keys: bytes = b""
 
 
@@ -96,11 +110,13 @@ class ReplicaReports:
         last_received: int | None,
         is_healthy: bool = True,
         is_draining: bool = False,
+        is_periodic: bool = True,
     ) -> None:
         """Take a replica's report in place of the earlier one.
 
         `last_received`: the largest of this router's numbers that the replica had received when it
         counted; None if it does not count them: then all that was sent counts as received.
+        `is_periodic`: it was due. Others may come so fast that they say nothing of what is lost.
         """
         one = self._replicas.get(name)
         if one is None:
@@ -108,7 +124,7 @@ class ReplicaReports:
         one.queued_tokens = queued_tokens
         one.is_healthy, one.is_draining = is_healthy, is_draining
         for number, sent in list(one.sent.items()):
-            sent.reports += 1
+            sent.reports += is_periodic
             is_counted = last_received is None or number <= last_received
             if is_counted or sent.reports >= _MOST_REPORTS:
                 del one.sent[number]
@@ -121,14 +137,31 @@ class ReplicaReports:
         model = statistics["model"]
         one.last_report = statistics["report"]
         one.model = ModelReading(**{**model, "costs": TokenCosts(**model["costs"])})
-        self.reported(
-            name,
-            queued_tokens=statistics["queued_tokens"],
-            last_received=statistics["last_received"],
+        self.take_queue(
+            QueueReport(
+                replica=name,
+                number=statistics["report"],
+                queued_tokens=statistics["queued_tokens"],
+                last_received=statistics["last_received"],
+            ),
+            is_periodic=True,
         )
         if statistics["cached"] != one.keys:
             one.keys = statistics["cached"]
             self.cache_listed(name, one.last_report or 0, split_keys(one.keys))
+
+    def take_queue(self, report: QueueReport, *, is_periodic: bool = False) -> None:
+        """Take a report of a queue, unless a later one has come before it."""
+        one = self._replicas.get(report.replica)
+        if one is None or report.number <= one.last_queue:
+            return
+        one.last_queue = report.number
+        self.reported(
+            report.replica,
+            queued_tokens=report.queued_tokens,
+            last_received=report.last_received,
+            is_periodic=is_periodic,
+        )
 
     def cache_listed(self, name: str, event: int, keys: Iterable[bytes]) -> None:
         """Take `keys` as all chunks that the replica has. Changes go on behind number `event`."""

@@ -7,18 +7,26 @@ name this module and not what is in it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from gemserve.replicas.replica_choice import OrderReplicas, by_cost
+from gemserve.replicas.replica_reports import QueueReport
+
+_MOST_QUEUES = 1024  # that wait for the router, which takes them with the next request
 
 
 class RouterLink:
-    """`rule` and `on_failure` are the ingress's to set, `names` is the router's."""
+    """`rule` and `on_failure` are the ingress's to set, `names` is the router's.
+
+    The ingress appends to `queues`, and the router takes from it.
+    """
 
     def __init__(self) -> None:
         self.rule: OrderReplicas = by_cost
         self.on_failure: Callable[[], None] = lambda: None
         self.names: Callable[[], Sequence[str]] = list
+        self.queues: deque[QueueReport] = deque(maxlen=_MOST_QUEUES)
 
 
 ROUTER_LINK = RouterLink()

@@ -32,9 +32,11 @@ from gemserve.types import (
     Filtered,
     FilterReport,
     Finished,
+    LentGroups,
     PromptScored,
     Request,
     TextDelta,
+    WindowsRead,
 )
 
 # Processes that tests start import the fake core alone, without torch and transformers: what the
@@ -146,6 +148,12 @@ class FakeCore:
 
     def forget_documents(self, ids: Collection[str]) -> None:
         self.forgotten.update(ids)
+
+    def lent_groups(self, job: FakeJob) -> LentGroups:
+        return LentGroups()
+
+    def take_group(self, job: FakeJob, group: int, read: WindowsRead | None) -> None:
+        pass
 
     def progress(self, job: FakeJob) -> Progress | None:
         return job.progress

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 GROUP_TOKENS = 8192  # of the windows that are read together, if there is more than one
 
@@ -51,6 +55,11 @@ class Window:
     stop: int
     name: bytes
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt in it."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlan:
@@ -68,7 +77,36 @@ class WindowPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens of all windows, without what is read before and behind each."""
-        return sum(window.stop - window.start for window in self.windows)
+        return sum(window.num_tokens for window in self.windows)
+
+    @property
+    def groups(self) -> list[range]:
+        """The indexes of the windows that are read together, at most `GROUP_TOKENS` tokens."""
+        return list(self._groups())
+
+    def _groups(self) -> Iterator[range]:
+        first, count = 0, 0
+        for index, window in enumerate(self.windows):
+            if index > first and count + window.num_tokens > GROUP_TOKENS:
+                yield range(first, index)
+                first, count = index, 0
+            count += window.num_tokens
+        yield range(first, len(self.windows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SummaryArrays:
+    """What the choice needs to know of one window, as it travels between engines.
+
+    The fields are those of `filtering.window_scores.WindowSummary`, float32. `places` are int32,
+    and count from the window's first token.
+    """
+
+    sinks: npt.NDArray[np.float32]
+    keys: npt.NDArray[np.float32]
+    best: npt.NDArray[np.float32]
+    places: npt.NDArray[np.int32]
+    shares: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

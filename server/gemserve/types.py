@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemserve.errors import RequestError, shown
-from gemserve.filter_plan import FilterPlan, FilterReason
+from gemserve.filter_plan import FilterPlan, FilterReason, SummaryArrays
 from gemserve.scores import AnswerAttention, FilterScores, ReturnScores
 
 TokenArray = npt.NDArray[np.int64]
@@ -457,6 +457,8 @@ class Request:
     filter: FilterParams
     priority: int = 0  # lower values are admitted first
     selects_only: bool = False  # the request ends when the filter has chosen
+    summarizes_only: bool = False  # it ends when its windows are read, which are one group
+    lent_groups: tuple[int, ...] = ()  # of windows: others read those that are not cached
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[ProtectedRange, ...] = ()
     breaks: TextBreaks = NO_BREAKS
@@ -607,12 +609,25 @@ class PromptScored:
     logprobs: tuple[TokenLogprob, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowsRead:
+    """A group of windows is read: what the choice needs of each.
+
+    `num_cached`: how many of them the document cache had, which have `cached_tokens` tokens.
+    """
+
+    summaries: tuple[SummaryArrays, ...]
+    num_cached: int
+    cached_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The last event of a request. `error` is set exactly if the reason is `error`.
 
     `stop`: the stop string that ended the answer, if one did. `peak_kv_bytes` includes the filter
     pass. `decode_kv_bytes` is what is held while decoding. `attention`: if the request asks for it.
+    `windows_read`: if it wants no more.
     """
 
     reason: FinishReason
@@ -622,6 +637,18 @@ class Finished:
     error: str | None = None
     stop: str | None = None
     attention: AnswerAttention | None = None
+    windows_read: WindowsRead | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentGroups:
+    """The groups of windows that an engine awaits from others, by their numbers.
+
+    `seconds`: how long it would take to read them itself; None: it has not read anything yet.
+    """
+
+    numbers: tuple[int, ...] = ()
+    seconds: float | None = None
 
 
 Event = Filtered | PromptScored | TextDelta | Finished

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gemserve import filter_plan
 from gemserve.config import EngineConfig
 from gemserve.engine.cache.files import read_info
 from gemserve.engine.core import Core
 from gemserve.engine.reuse import disk as cache_disk
 from gemserve.engine.reuse import disk_threads as cache_threads
-from gemserve.engine.sequence import window_pass
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import Event, FilterReport, Finished, Request
 from tests import models
@@ -31,7 +31,7 @@ TOKENS = 200_000  # of the KV memory: units of one token's keys in one layer
 @pytest.fixture(autouse=True)
 def _always_worth_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_disk, "_OVERHEAD_S", -1e9)
-    monkeypatch.setattr(window_pass, "GROUP_TOKENS", 800)  # so that a pass has several groups
+    monkeypatch.setattr(filter_plan, "GROUP_TOKENS", 800)  # so that a pass has several groups
 
 
 def disk_core(folder: Path, tokens: int = TOKENS, cache_memory: float = 0.5) -> Core:

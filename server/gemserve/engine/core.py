@@ -25,6 +25,7 @@ from gemserve.engine.reuse.disk import HostCopies, state_of
 from gemserve.engine.reuse.disk_setup import open_disk_cache
 from gemserve.engine.reuse.idle_reading import IdleReading
 from gemserve.engine.reuse.lookup import check_pin
+from gemserve.engine.reuse.windows import lend_groups
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import Crowd, Pace, StepLimits
 from gemserve.engine.scheduling.scheduler import Scheduler
@@ -37,10 +38,11 @@ from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.scores import AnswerAttention
-from gemserve.types import AdapterName, Event, Finished, Request
+from gemserve.types import AdapterName, Event, Finished, LentGroups, Request, WindowsRead
 
 log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
+_LENT_WAIT_S = 0.005  # that it waits for what other engines read
 # what `internal_errors` counts besides the disk's: batches that were tried one by one, answers
 # without the attention that was asked for, and prompts that are read whole because a filter failed
 _CAUGHT = ("decode_batch", "draw_batch", "answer_attention", "filter_pass")
@@ -231,6 +233,8 @@ class Core:
         self._note_choices(out)
         if plan.is_empty and self._disk is not None:  # all that is running waits for the disk
             self._disk.wait(_DISK_WAIT_S)
+        elif plan.is_empty:  # or for other engines
+            time.sleep(_LENT_WAIT_S)
         self._forget_finished(emitted)
         return self._without_idle_job(emitted)
 
@@ -292,6 +296,8 @@ class Core:
             of_runner = replace(request, adapter=None if adapter is NO_ADAPTER else named)
             self._runner.begin(Task(sequence.order, of_runner), adapter)
             self._scheduler.add(sequence)
+            if sequence.window_pass is not None:
+                lend_groups(self._scheduler.cache, sequence, request.lent_groups)
         self._jobs[sequence.order] = job
         return job
 
@@ -319,6 +325,28 @@ class Core:
         if self._disk is not None:
             self._disk.forget(ids)
         self._runner.change_memory(self._pool.take_changes())
+
+    def lent_groups(self, job: Job) -> LentGroups:
+        """The groups of a request's windows that others should read: see `take_group`."""
+        reading, rate = job.sequence.window_pass, self._pace.seconds_per_cost
+        if reading is None or not reading.lent:
+            return LentGroups()
+        tokens = sum(reading.num_tokens(reading.groups[number]) for number in reading.lent)
+        seconds = None if rate is None else rate * reading.flops(self.model.shape, 0, tokens)
+        return LentGroups(numbers=tuple(sorted(reading.lent)), seconds=seconds)
+
+    def take_group(self, job: Job, group: int, read: WindowsRead | None) -> None:
+        """Take what another engine has read of a lent group. None: nobody has, so read it here.
+
+        Nothing happens if the group is not lent.
+        """
+        reading = job.sequence.window_pass
+        if reading is None or group not in reading.lent:
+            return
+        if read is None:
+            reading.lent.remove(group)
+        else:
+            reading.arrived[group] = read
 
     def progress(self, job: Job) -> Progress | None:
         """How far a request has come. None: it has its first token, or has ended."""

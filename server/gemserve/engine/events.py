@@ -11,6 +11,7 @@ from functools import partial
 from gemserve.cost import ModelShape
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.step_plan import DrawnToken, Kept, RunOutput, StepOutput, StepPlan
+from gemserve.filter_plan import SummaryArrays
 from gemserve.filtering.message_report import report_messages
 from gemserve.ranges import as_ranges
 from gemserve.scores import FilterScores
@@ -23,6 +24,7 @@ from gemserve.types import (
     PromptScored,
     Request,
     TextDelta,
+    WindowsRead,
 )
 
 
@@ -45,6 +47,10 @@ class EventMaker:
             emitted += _made(job, out, partial(self._of_choice, job, kept, now_s))
         for number, logprobs in out.scored.items():
             emitted.append((jobs[number], PromptScored(logprobs)))
+        for number, summaries in out.summarized.items():
+            job = jobs[number]
+            read = _windows_read(job, summaries)
+            emitted.append((job, replace(self.finished(job, "stop", 0), windows_read=read)))
         for number in out.evicted:
             emitted.append((jobs[number], _filtered(jobs[number], None, now_s)))
         for number, drawn in out.drawn.items():
@@ -204,6 +210,16 @@ def _filtered(
         scores=scores,
     )
     return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)
+
+
+def _windows_read(job: Job, summaries: tuple[SummaryArrays, ...]) -> WindowsRead:
+    sequence = job.sequence
+    assert sequence.window_pass is not None
+    return WindowsRead(
+        summaries=summaries,
+        num_cached=sequence.window_pass.num_cached,
+        cached_tokens=sequence.num_cached,
+    )
 
 
 def _message(error: str, request: Request) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from gemserve.engine.sequence.progress import Progress
-from gemserve.types import Event, Finished, Request
+from gemserve.types import Event, Finished, LentGroups, Request
+
+T = TypeVar("T")
 
 
 class Stream:
@@ -15,7 +18,8 @@ class Stream:
 
     Iteration ends after `Finished`, which always comes. `cancel` may be called at any time, any
     number of times, from any thread. While `is_watched` is set, `progress` says how far the request
-    has come, until its first token.
+    has come, until its first token. `lent`: which groups of its windows the engine awaits from
+    others, if the request lets it; none once the request has ended.
     """
 
     def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
@@ -23,6 +27,7 @@ class Stream:
         self._loop = loop
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()
+        self.lent = asyncio.Future[LentGroups](loop=loop) if request.lent_groups else None
         self.is_watched = False
         self.progress: Progress | None = Progress(
             phase="queue", tokens=0, total=len(request.prompt_ids)
@@ -39,8 +44,22 @@ class Stream:
 
         The worker calls this. A closed loop has no reader.
         """
+        self._call_on_loop(self._events.put_nowait, event)
+        if isinstance(event, Finished) and self.lent is not None:
+            self.tell_lent(LentGroups())
+
+    def tell_lent(self, groups: LentGroups) -> None:
+        """Set `lent` if it is not set. The worker calls this."""
+        self._call_on_loop(self._set_lent, groups)
+
+    def _set_lent(self, groups: LentGroups) -> None:
+        assert self.lent is not None
+        if not self.lent.done():
+            self.lent.set_result(groups)
+
+    def _call_on_loop(self, function: Callable[[T], object], argument: T) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+            self._loop.call_soon_threadsafe(function, argument)
         except RuntimeError:
             self.cancel()
 

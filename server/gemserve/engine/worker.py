@@ -29,7 +29,7 @@ from gemserve.engine.scheduling.fair_shares import may_hold
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.stream import Stream
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
-from gemserve.types import Event, Finished, Request
+from gemserve.types import Event, Finished, LentGroups, Request, WindowsRead
 
 log = logging.getLogger("gemserve.engine")
 
@@ -64,6 +64,8 @@ class Steps(Protocol):
     @property
     def cache_state(self) -> CacheState: ...
     def forget_documents(self, ids: Collection[str]) -> None: ...
+    def lent_groups(self, job: Any) -> LentGroups: ...
+    def take_group(self, job: Any, group: int, read: WindowsRead | None) -> None: ...
     def close(self) -> None: ...
 
 
@@ -111,6 +113,7 @@ class Engine:
         self._load = LoadSnapshot()
         self._jobs: dict[Any, Stream] = {}
         self._forgets: list[tuple[frozenset[str], Future[None]]] = []
+        self._groups_read: list[tuple[Stream, int, WindowsRead | None]] = []
         self._changed = threading.Condition()
         self._is_draining = False
         self._is_stopping = False
@@ -222,6 +225,15 @@ class Engine:
             self._changed.notify()
         return future
 
+    def take_group(self, stream: Stream, group: int, read: WindowsRead | None) -> None:
+        """Hand over what another engine has read of a lent group of windows.
+
+        None: nobody has read it, so this engine does. Any thread may call this, at any time.
+        """
+        with self._changed:
+            self._groups_read.append((stream, group, read))
+            self._changed.notify()
+
     @property
     def is_draining(self) -> bool:
         """Whether new requests are refused while running ones may finish."""
@@ -273,12 +285,19 @@ class Engine:
         with self._changed:
             self.turn = None
             self._changed.wait_for(
-                lambda: self._inbox or self._forgets or self._is_stopping or not self._core.is_idle
+                lambda: (
+                    self._inbox
+                    or self._forgets
+                    or self._groups_read
+                    or self._is_stopping
+                    or not self._core.is_idle
+                )
             )
             if self._is_stopping:
                 return False
             self.turn = next(self._turns)
             arrivals, forgets = list(self._inbox), list(self._forgets)
+            groups_read, self._groups_read = self._groups_read, []
         for stream in arrivals:
             end = self._add(stream)
             with self._changed:  # the stream has counted as waiting until now
@@ -286,6 +305,10 @@ class Engine:
                 self._publish_load()
             if end is not None:
                 stream.emit(end)
+        jobs = {stream: job for job, stream in self._jobs.items()} if groups_read else {}
+        for stream, group, read in groups_read:
+            if stream in jobs:  # else it has ended
+                self._core.take_group(jobs[stream], group, read)
         for ids, future in forgets:
             self._core.forget_documents(ids)
             self._publish_load()
@@ -300,7 +323,10 @@ class Engine:
         if stream.is_cancelled():
             return Finished(reason="abort", completion_tokens=0)
         try:
-            self._jobs[self._core.add(stream.request)] = stream
+            job = self._core.add(stream.request)
+            self._jobs[job] = stream
+            if stream.lent is not None:
+                stream.tell_lent(self._core.lent_groups(job))
         except Exception as error:  # one request's; the others go on
             is_ours = isinstance(error, (GemserveError, ValueError))
             message = str(error) if is_ours else f"{type(error).__name__}: {error}"

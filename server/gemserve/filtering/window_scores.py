@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from gemserve.filter_plan import SummaryArrays
 
 # Logits of each row, head and window that are kept. Four of 1,000 tokens choose as all do.
 MOST_KEPT = 8
@@ -33,6 +36,27 @@ class WindowSummary:
     best: torch.Tensor
     places: torch.Tensor
     shares: torch.Tensor
+
+    def as_arrays(self, start: int) -> SummaryArrays:
+        """The same for another engine. `start`: of the window."""
+        return SummaryArrays(
+            sinks=self.sinks.cpu().numpy(),
+            keys=self.keys.cpu().numpy(),
+            best=self.best.cpu().numpy(),
+            places=(self.places - start).cpu().numpy().astype(np.int32),
+            shares=self.shares.cpu().numpy(),
+        )
+
+    @staticmethod
+    def of_arrays(arrays: SummaryArrays, start: int, device: torch.device) -> WindowSummary:
+        """What another engine has read of the window that begins at `start`."""
+        return WindowSummary(
+            sinks=torch.tensor(arrays.sinks, device=device),
+            keys=torch.tensor(arrays.keys, device=device),
+            best=torch.tensor(arrays.best, device=device),
+            places=torch.tensor(arrays.places, device=device).long() + start,
+            shares=torch.tensor(arrays.shares, device=device),
+        )
 
 
 def pooled_scores(windows: Sequence[WindowSummary], num_tokens: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CacheKey, Docume
 from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.engine.sequence.window_pass import WindowPass, WindowRead, length
+from gemserve.engine.sequence.window_pass import WindowPass, WindowRead
 from gemserve.types import HeldPart
 
 
@@ -41,7 +41,7 @@ def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> 
         reading.found[index] = share
         reading.used.add(document)
         reading.num_cached += 1
-        sequence.num_cached += length(reading.plan.windows[index])
+        sequence.num_cached += reading.plan.windows[index].num_tokens
 
 
 def leave_windows(
@@ -71,7 +71,30 @@ def leave_windows(
             reading.used.add(document)
     _note_held(cache, sequence, reads)
     release_windows(pool, sequence)
-    reading.next_group += 1
+    reading.end_group()
+
+
+def lend_groups(cache: DocumentCache, sequence: Sequence, groups: Iterable[int]) -> None:
+    """Let a sequence that has read nothing await these groups from others.
+
+    It reads those itself of which the cache has half or more.
+    """
+    reading, key = _reading(sequence), window_key(sequence)
+    for number in groups:
+        windows = [reading.plan.windows[index] for index in reading.groups[number]]
+        cached = [] if key is None else [w for w in windows if cache.find_window(key, w.name)]
+        total = sum(window.num_tokens for window in windows)
+        if 2 * sum(window.num_tokens for window in cached) < total:
+            reading.lent.add(number)
+
+
+def take_arrived(sequence: Sequence) -> None:
+    """The group that has begun was read by another engine."""
+    reading = _reading(sequence)
+    arrived = reading.arrived.pop(reading.next_group)
+    reading.num_cached += arrived.num_cached
+    sequence.num_cached += arrived.cached_tokens
+    reading.end_group()
 
 
 def _note_held(cache: DocumentCache, sequence: Sequence, reads: Iterable[WindowRead]) -> None:
@@ -112,8 +135,8 @@ def awaits_windows(cache: DocumentCache, sequence: Sequence, running: Iterable[S
             wanted = {name for name in names if cache.find_window(key, name) is None}
         theirs = _reading(leader)
         left = [theirs.plan.windows[index] for index in theirs.left]
-        gain = sum(length(window) for window in left if window.name in wanted)
-        if gain >= FEWEST_TOKENS and leader.remaining <= 2 * gain:
+        gain = sum(window.num_tokens for window in left if window.name in wanted)
+        if gain >= FEWEST_TOKENS and theirs.num_tokens(theirs.left) <= 2 * gain:
             size = gain * filter_units(theirs.layer)
             return cache.has_room(size)
     return False
@@ -130,7 +153,7 @@ def num_cached_tokens(cache: DocumentCache, sequence: Sequence) -> int:
     key, plan = window_key(sequence), _reading(sequence).plan
     if key is None:
         return 0
-    return sum(length(w) for w in plan.windows if cache.find_window(key, w.name) is not None)
+    return sum(w.num_tokens for w in plan.windows if cache.find_window(key, w.name) is not None)
 
 
 def window_key(sequence: Sequence) -> CacheKey | None:

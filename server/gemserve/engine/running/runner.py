@@ -33,10 +33,10 @@ from gemserve.engine.running.selection import (
     prompt_evidence,
 )
 from gemserve.engine.running.snapkv_eviction import evict
-from gemserve.engine.running.window_reading import WindowGroup
+from gemserve.engine.running.window_reading import ArrivedGroup, WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput, StepPlan, Task
-from gemserve.filter_plan import FilterPlan
+from gemserve.filter_plan import FilterPlan, SummaryArrays
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.filtering.window_scores import WindowSummary
@@ -63,7 +63,7 @@ class ChunkPass:
     forward: Pass
     kv: KVSpan | None = None
     filter_tap: FilterTap | None = None
-    windows: WindowGroup | None = None
+    windows: WindowGroup | ArrivedGroup | None = None
     look: SecondLook | None = None
 
 
@@ -72,7 +72,7 @@ class RunnerState:
     """What the runner keeps of one sequence: its task, and what its passes have left.
 
     `model` runs it, as its adapter demands. `kept`: what its prefill pass reads; None: all of
-    the prompt. `windows`: what those showed that are read. `query_tap` collects queries
+    the prompt. `windows`: what those showed that are read, by index. `query_tap` collects queries
     until a filter or an evictor has chosen. `scores` are the log- probabilities of the prompt so
     far. `kv` has the keys and values of all layers. It is valid while the sequence's memory is at
     `kv_place`. `watch` looks at the answer, if that is wanted; `drawn` has the answer's tokens for
@@ -86,7 +86,7 @@ class RunnerState:
     kept: Kept | None = None
     chunk_pass: ChunkPass | None = None
     query_tap: QueryTap | None = None
-    windows: list[WindowSummary] = field(default_factory=list)
+    windows: dict[int, WindowSummary] = field(default_factory=dict)
     scores: list[TokenLogprob] = field(default_factory=list)
     kv: KVSpan | None = None
     kv_place: KVPlace | None = None
@@ -294,7 +294,7 @@ class Runner:
         if state.chunk_pass is not None:
             state.chunk_pass.forward.abandon()
         state.chunk_pass = state.query_tap = None
-        state.windows = []
+        state.windows = {}
         everything = range(len(state.request.prompt_ids))
         state.kept = None
         out.kept[number] = Kept(positions=everything, ids=state.request.prompt_ids, has_failed=True)
@@ -303,8 +303,8 @@ class Runner:
     def _begin(self, chunk: Chunk, piece: int, state: RunnerState) -> ChunkPass:
         tap: FilterTap | None = None
         catch_up = device_queue(self._model.device)
-        if chunk.windows:
-            group = WindowGroup(state.request, chunk, state.model, self.memory, state.adapter)
+        if chunk.windows or chunk.arrived:
+            group = self._window_group(chunk, state)
             forward = Pass(group.forward, piece, catch_up, self._lockstep)
             return ChunkPass(forward, windows=group)
         if chunk.filter_layer is None:
@@ -322,6 +322,11 @@ class Runner:
             run = self._filtering(chunk, state, kv, tap)
         paused = Pass(lambda breaks: run(breaks=breaks), piece, catch_up, self._lockstep)
         return ChunkPass(paused, kv, tap)
+
+    def _window_group(self, chunk: Chunk, state: RunnerState) -> WindowGroup | ArrivedGroup:
+        if chunk.arrived:
+            return ArrivedGroup(state.request, chunk, self._model.device)
+        return WindowGroup(state.request, chunk, state.model, self.memory, state.adapter)
 
     def _prefilling(self, chunk: Chunk, state: RunnerState, kv: KVSpan) -> Forward:
         if state.plan.evicts and state.query_tap is None:
@@ -361,8 +366,12 @@ class Runner:
         if chunk_pass.windows is not None and chunk_pass.look is None:
             evidence = chunk_pass.windows.evidence(self._lockstep)
             summaries = chunk_pass.windows.summaries
-            self._lockstep.decide(lambda: state.windows.extend(summaries(evidence)))
+            self._lockstep.decide(lambda: state.windows.update(summaries(evidence)))
         if not chunk.is_last:
+            return
+        if state.request.summarizes_only:
+            out.summarized[chunk.sequence] = self._lockstep.decide(lambda: _as_arrays(state))
+            state.windows = {}
             return
         kept = self._choose(chunk, state, chunk_pass)
         if isinstance(kept, LookFirst):
@@ -372,7 +381,7 @@ class Runner:
             state.chunk_pass = replace(chunk_pass, forward=forward, look=look)
             out.is_chunk_done = False
             return
-        state.kept, state.windows, state.query_tap = kept, [], None
+        state.kept, state.windows, state.query_tap = kept, {}, None
         out.kept[chunk.sequence] = kept
 
     def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept | LookFirst:
@@ -380,7 +389,7 @@ class Runner:
         seen = () if chunk_pass.look is None else tuple(chunk_pass.look.likelihoods)
         if chunk_pass.windows is not None:
             return self._lockstep.decide(
-                lambda: choose_from_windows(request, state.windows, chunk, model, seen)
+                lambda: choose_from_windows(request, _in_order(state), chunk, model, seen)
             )
         kv, tap = chunk_pass.kv, chunk_pass.filter_tap
         assert tap is not None
@@ -436,6 +445,17 @@ def _chosen_before(request: Request) -> Kept | None:
     if chosen is None:
         return None
     return Kept(positions=chosen, ids=[request.prompt_ids[position] for position in chosen])
+
+
+def _in_order(state: RunnerState) -> list[WindowSummary]:
+    """What all windows showed. They may have come in another order."""
+    return [state.windows[index] for index in sorted(state.windows)]
+
+
+def _as_arrays(state: RunnerState) -> tuple[SummaryArrays, ...]:
+    assert state.plan.windows is not None
+    pairs = zip(_in_order(state), state.plan.windows.windows, strict=True)
+    return tuple(summary.as_arrays(window.start) for summary, window in pairs)
 
 
 def _evictor_of(state: RunnerState) -> SnapKV:

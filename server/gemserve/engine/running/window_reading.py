@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from gemserve.cost import filter_units
 from gemserve.engine.memory import KVPlace
 from gemserve.engine.running.lockstep import Lockstep
@@ -23,6 +25,28 @@ from gemserve.types import Request
 
 # no attention is cut into pieces: the numbers must not depend on how fast the machine is just now
 _WHOLE = 1 << 62
+
+
+class ArrivedGroup:
+    """A group that another engine has read. It stands for a `WindowGroup`."""
+
+    def __init__(self, request: Request, chunk: Chunk, device: torch.device) -> None:
+        assert request.plan is not None
+        assert request.plan.windows is not None
+        self._windows, self._arrived = request.plan.windows.windows, chunk.arrived
+        self._device = device
+
+    def forward(self, breaks: Breaks) -> None:
+        """Nothing is left to read."""
+
+    def evidence(self, lockstep: Lockstep) -> list[Evidence]:
+        return []
+
+    def summaries(self, evidence: Sequence[Evidence]) -> dict[int, WindowSummary]:
+        return {
+            index: WindowSummary.of_arrays(arrays, self._windows[index].start, self._device)
+            for index, arrays in self._arrived
+        }
 
 
 class WindowGroup:
@@ -77,13 +101,14 @@ class WindowGroup:
         """What the pass has shown of each window. With ranks, only rank 0 has all heads."""
         return [self._evidence(i, read, lockstep) for i, read in enumerate(self._reads)]
 
-    def summaries(self, evidence: Sequence[Evidence]) -> list[WindowSummary]:
-        """What the choice needs to know of each window."""
+    def summaries(self, evidence: Sequence[Evidence]) -> dict[int, WindowSummary]:
+        """What the choice needs to know of each window, by index."""
         selector, num_sinks = selector_of(self._request.filter.method), len(self._windows.anchor)
-        return [
-            selector.summarize_window(of_window, num_sinks, self._windows.windows[read.index].start)
-            for of_window, read in zip(evidence, self._reads, strict=True)
-        ]
+        starts = [self._windows.windows[read.index].start for read in self._reads]
+        return {
+            read.index: selector.summarize_window(of_window, num_sinks, start)
+            for of_window, read, start in zip(evidence, self._reads, starts, strict=True)
+        }
 
     def _evidence(self, number: int, read: WindowRead, lockstep: Lockstep) -> Evidence:
         queries, kv, count = self._tap.queries, self._asked_kv(read), len(self._plan.rows)

@@ -32,6 +32,7 @@ from gemserve.engine.reuse.windows import (
     found_windows,
     leave_windows,
     release_windows,
+    take_arrived,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
@@ -326,7 +327,7 @@ class Scheduler:
         unfinished = [
             s
             for s in self.running
-            if s.state in reading and not s.is_loading and not s.awaits_source
+            if s.state in reading and not s.is_loading and not s.awaits_source and not s.is_awaiting
         ]
         if self._awaits_compaction:
             unfinished = [s for s in unfinished if s.open_tokens]
@@ -359,7 +360,10 @@ class Scheduler:
 
     def _window_chunk(self, sequence: Sequence, reading: WindowPass) -> Chunk:
         """The next group of windows. What is cached of it is looked up once."""
-        find_windows(self.cache, self.pool, sequence)
+        reading.begin_group()
+        arrived = reading.arrived.get(reading.next_group)
+        if arrived is None:
+            find_windows(self.cache, self.pool, sequence)
         count = reading.num_tokens(reading.group)
         return Chunk(
             sequence=sequence.order,
@@ -369,7 +373,8 @@ class Scheduler:
             place=KVPlace(sequence.memory.start, 0),
             filter_layer=reading.layer,
             num_cached=sequence.num_cached,
-            windows=reading.reads(sequence.memory.start),
+            windows=() if arrived else reading.reads(sequence.memory.start),
+            arrived=tuple(zip(reading.group, arrived.summaries, strict=True)) if arrived else (),
         )
 
     def _advance(self, chunk: Chunk, output: StepOutput) -> None:
@@ -379,10 +384,12 @@ class Scheduler:
         sequence.open_tokens = 0
         if chunk.windows and number not in output.failed_filters:
             leave_windows(self.cache, self.pool, sequence, chunk.windows)
+        if chunk.arrived and number not in output.failed_filters:
+            take_arrived(sequence)
         if number in output.kept:  # a failed filter ends this even before its last chunk
             is_complete = chunk.is_last and number not in output.failed_filters
             self._keep(sequence, output.kept[number], is_complete)
-        elif chunk.is_last:
+        elif chunk.is_last and not sequence.request.summarizes_only:
             sequence.generated.append(output.tokens[number])
             sequence.state = State.DECODING
             if sequence.evicts:

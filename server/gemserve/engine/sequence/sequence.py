@@ -268,6 +268,12 @@ class Sequence:
         return self.pass_length - self.done
 
     @property
+    def is_awaiting(self) -> bool:
+        """Does its filter pass wait for what other engines read for it?"""
+        reading = self.window_pass if self.state is State.FILTERING else None
+        return reading is not None and reading.is_awaiting
+
+    @property
     def next_slot(self) -> int:
         """The slot for the newest token's keys and values, which the next step computes."""
         return self.num_kept + len(self.generated) - 1
@@ -304,6 +310,8 @@ class Sequence:
         """
         if self.chosen is not None:
             return self.kept_units(num_layers)
+        if self.request.summarizes_only:
+            return self.reading_units(num_layers, num_shared)
         return max(self.reading_units(num_layers, num_shared), self.kept_units(num_layers))
 
 

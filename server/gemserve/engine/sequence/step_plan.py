@@ -15,6 +15,7 @@ from typing import NamedTuple
 from gemserve.cost import ModelShape
 from gemserve.engine.memory import Change, KVPlace, Segment
 from gemserve.engine.sequence.window_pass import WindowRead
+from gemserve.filter_plan import SummaryArrays
 from gemserve.scores import FilterScores
 from gemserve.types import Request, TokenLogprob
 
@@ -27,7 +28,7 @@ class Chunk:
     None: a prefill pass through all layers. `num_cached`: tokens that a filter pass has taken over.
     `rope_tokens`: positions up to the end of the longest answer, for rope that depends on length.
     `windows`: what a filter pass reads that goes over windows; its tokens count from the first
-    window on.
+    window on. `arrived`: what another engine has read instead, by the windows' indexes.
     """
 
     sequence: int
@@ -39,6 +40,7 @@ class Chunk:
     num_cached: int = 0
     rope_tokens: int = 0
     windows: tuple[WindowRead, ...] = ()
+    arrived: tuple[tuple[int, SummaryArrays], ...] = ()
 
     @property
     def is_filter(self) -> bool:
@@ -46,6 +48,8 @@ class Chunk:
 
     def cost(self, shape: ModelShape) -> float:
         """FLOPs of this chunk's forward pass."""
+        if self.arrived:
+            return 0.0
         if self.filter_layer is not None and self.windows:
             fresh = [read.text.count for read in self.windows if not read.is_cached]
             return sum(shape.filter_chunk(0, count, self.filter_layer) for count in fresh)
@@ -142,6 +146,7 @@ class RunOutput:
 
     `scored` has the log-probabilities of prompts that were read whole. `evicted` lists sequences
     whose keys and values were partly dropped; each of their layers keeps different positions.
+    `summarized` has what the windows showed of those that want no more.
     `failures` says what went wrong. `is_chunk_done`: the plan's chunk has passed all its layers,
     which took `pass_s` seconds over all its steps. `taken_s`: seconds of this step. `retried`: what
     failed for several sequences together, and was done for each alone: a name and the error.
@@ -152,6 +157,7 @@ class RunOutput:
     kept: dict[int, Kept] = field(default_factory=dict)
     scored: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
+    summarized: dict[int, tuple[SummaryArrays, ...]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     is_chunk_done: bool = False
     pass_s: float = 0.0

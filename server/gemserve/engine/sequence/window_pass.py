@@ -2,18 +2,20 @@
 
 Windows are read in groups, the same ones whatever is cached, so that what is computed of a window
 and a question does not depend on the cache. In a group each window that is not cached is read
-alone. Then what is asked is read behind all of them in one pass.
+alone. Then what is asked is read behind all of them in one pass. So a whole group may be read by
+another engine, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gemserve.cost import ModelShape, filter_units
 from gemserve.engine.cache.document_cache import CachedDocument
 from gemserve.engine.memory import Segment, Share
-from gemserve.filter_plan import GROUP_TOKENS, Window, WindowPlan
+from gemserve.filter_plan import WindowPlan
+from gemserve.types import WindowsRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +36,34 @@ class WindowRead:
 class WindowPass:
     """The groups of a plan's windows, and what the next one has found in the cache.
 
-    `found`: by index, the windows of the next group that are cached. They stay until the group is
-    read, because the pass owns their spans, too. None: nobody has looked yet. `used`: windows that
-    this pass has found or left, which do not give way to later windows of its own.
+    `lent`: the numbers of the groups that others read, and `arrived`: what came of these. `found`:
+    by index, the windows of the next group that are cached. They stay until the group is read,
+    because the pass owns their spans, too. None: nobody has looked yet. `used`: windows that this
+    pass has found or left, which do not give way to later windows of its own.
     """
 
     plan: WindowPlan
     layer: int
     groups: list[range] = field(init=False)
-    next_group: int = 0
+    lent: set[int] = field(default_factory=set)
+    arrived: dict[int, WindowsRead] = field(default_factory=dict)
     found: dict[int, Share] | None = None
     used: set[CachedDocument] = field(default_factory=set)
     num_cached: int = 0  # windows
+    _unread: list[int] = field(init=False)
+    _begun: int | None = None
 
     def __post_init__(self) -> None:
-        self.groups = list(_groups(self.plan))
+        self.groups = self.plan.groups
+        self._unread = list(range(len(self.groups)))
+
+    @property
+    def next_group(self) -> int:
+        """The number of the group that is read next. If there is none now, how many there are."""
+        if self._begun is not None:
+            return self._begun
+        ready = (n for n in self._unread if n not in self.lent or n in self.arrived)
+        return next(ready, len(self.groups))
 
     @property
     def group(self) -> range:
@@ -56,18 +71,34 @@ class WindowPass:
         return self.groups[self.next_group]
 
     @property
-    def left(self) -> range:
-        """The indexes of all windows that are not read yet."""
-        return range(self.group.start, len(self.plan.windows))
+    def is_awaiting(self) -> bool:
+        """Are all groups that it has not read lent, and has none arrived?"""
+        return bool(self._unread) and self.next_group == len(self.groups)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The indexes of all windows that it will read itself, and has not read yet."""
+        own = (number for number in self._unread if number not in self.lent)
+        return tuple(index for number in own for index in self.groups[number])
+
+    def begin_group(self) -> None:
+        """Read the next group until `end_group`, whatever arrives meanwhile."""
+        self._begun = self.next_group
+
+    def end_group(self) -> None:
+        """The group that has begun is read."""
+        assert self._begun is not None
+        self._unread.remove(self._begun)
+        self._begun = None
 
     @property
     def scratch_units(self) -> int:
         """The memory that it reads any group in."""
         return max(map(self._group_tokens, self.groups)) * filter_units(self.layer)
 
-    def num_tokens(self, windows: range) -> int:
+    def num_tokens(self, windows: Iterable[int]) -> int:
         """Tokens of the prompt in these windows."""
-        return sum(map(self._length, windows))
+        return sum(self.plan.windows[index].num_tokens for index in windows)
 
     def reads(self, start: int) -> tuple[WindowRead, ...]:
         """What the next group reads, in memory from unit `start` on."""
@@ -75,7 +106,7 @@ class WindowPass:
         units, at, reads = filter_units(self.layer), start, []
         for index in self.group:
             share = self.found.get(index)
-            size = len(self.plan.anchor) + self._length(index)
+            size = len(self.plan.anchor) + self.plan.windows[index].num_tokens
             text = Segment(at, size, size) if share is None else share.segment
             at += size * units if share is None else 0
             reads.append(WindowRead(index, text, at, is_cached=share is not None))
@@ -90,25 +121,6 @@ class WindowPass:
         of_window += shape.filter_chunk(size, len(self.plan.asked), self.layer)
         return of_window * (stop - start) / mean
 
-    def _length(self, index: int) -> int:
-        return length(self.plan.windows[index])
-
     def _group_tokens(self, group: range) -> int:
         beside = len(self.plan.anchor) + len(self.plan.asked)
         return self.num_tokens(group) + len(group) * beside
-
-
-def length(window: Window) -> int:
-    """Tokens of the prompt in a window."""
-    return window.stop - window.start
-
-
-def _groups(plan: WindowPlan) -> Iterator[range]:
-    """Windows one after the other, in groups of at most `GROUP_TOKENS` tokens."""
-    first, count = 0, 0
-    for index, window in enumerate(plan.windows):
-        if index > first and count + length(window) > GROUP_TOKENS:
-            yield range(first, index)
-            first, count = index, 0
-        count += length(window)
-    yield range(first, len(plan.windows))

@@ -40,7 +40,7 @@ from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.server_state import server_state_routes
-from gemserve.api.routes.submission import Submitter
+from gemserve.api.routes.submission import Submitter, WindowSharing
 from gemserve.api.routes.tokenizing import tokenizing_routes
 from gemserve.api.serving import Serving
 from gemserve.api.telemetry.server_metrics import Metrics
@@ -50,13 +50,18 @@ from gemserve.errors import GemserveError
 
 
 def create_app(
-    serving: Serving, traces: Traces | None = None, *, is_replica: bool = False
+    serving: Serving,
+    traces: Traces | None = None,
+    *,
+    is_replica: bool = False,
+    new_sharing: Callable[[Backlog, Metrics], WindowSharing] | None = None,
 ) -> FastAPI:
     """The application over one engine. Tests use it in process, through an ASGI transport.
 
     It stops the engine and the export of `traces` when it shuts down. Raises `ConfigError` if its
     key files are wrong. `is_replica`: requests have passed the outer middleware of an ingress,
-    which has put the caller into their state. The state of the application has what a replica
+    which has put the caller into their state. `new_sharing`: makes what has other replicas read
+    parts of long documents, if there are any. The state of the application has what a replica
     shows its ingress: `backlog` and `documents`.
     """
     config = serving.config
@@ -79,8 +84,9 @@ def create_app(
         lifespan=lifespan,
         redirect_slashes=False,  # a path that is not in the document is a 404
     )
+    sharing = None if new_sharing is None else new_sharing(backlog, metrics)
     operations: dict[str, Operation] = {}
-    for routes in _all_routes(serving, metrics, traces, backlog, documents):
+    for routes in _all_routes(serving, metrics, traces, backlog, documents, sharing):
         app.include_router(routes)
         operations |= routes.operations
     app.include_router(inspector_routes())
@@ -102,6 +108,7 @@ def _all_routes(
     traces: Traces | None,
     backlog: Backlog,
     documents: DocumentStore,
+    sharing: WindowSharing | None,
 ) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
@@ -117,6 +124,7 @@ def _all_routes(
         timeout_s=config.request_timeout_s,
         backlog=backlog,
         traces=traces,
+        sharing=sharing,
     )
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
     return [

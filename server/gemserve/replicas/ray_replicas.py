@@ -37,8 +37,8 @@ class RayReplicas:
     async def answer(
         self, hints: RoutingHints, request: RelayedRequest
     ) -> AsyncGenerator[list[FromReplica], None]:
-        with _ray_failures():
-            batches = _as_own_request(self._answers.remote, hints, request)
+        with ray_failures():
+            batches = as_own_request(self._answers.remote, hints, request)
             has_ended = False
             try:
                 async with asyncio.timeout(_ACCEPT_TIMEOUT_S):
@@ -61,8 +61,8 @@ class RayReplicas:
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         if replica not in self.names():
             raise ReplicaLost(f"replica {replica} does not run any more")
-        with _ray_failures():
-            reply = _as_own_request(
+        with ray_failures():
+            reply = as_own_request(
                 self._calls.remote, RoutingHints(only=replica), method, *arguments
             )
             try:
@@ -75,7 +75,7 @@ class RayReplicas:
                 reply.cancel()
 
 
-def _as_own_request(send: Callable[..., Any], *arguments: Any) -> Any:
+def as_own_request(send: Callable[..., Any], *arguments: Any) -> Any:
     """Call `send` outside of the request that Ray believes us to answer.
 
     In an ingress that Ray Serve runs, all calls of one HTTP request would have its id. Ray's router
@@ -85,7 +85,7 @@ def _as_own_request(send: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def _ray_failures() -> Iterator[None]:
+def ray_failures() -> Iterator[None]:
     """Raise what the ingress knows instead of Ray's exceptions."""
     try:
         yield

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.replicas.messages import FromReplica, RelayedRequest
 from gemserve.replicas.replica_choice import RoutingHints
 from gemserve.replicas.replica_reports import QueueReport, report_of
+from gemserve.replicas.window_shares import FromPeer, Share
 
 log = logging.getLogger("gemserve.replicas")
 
@@ -42,7 +44,10 @@ class Replica:
         from gemserve.calibration.search.calibrated_core import build_calibrated_core
         from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
         from gemserve.replicas.model_reading import model_reading
+        from gemserve.replicas.ray_peers import RayPeers
         from gemserve.replicas.relayed_app import RelayedApp
+        from gemserve.replicas.share_reading import ShareReader
+        from gemserve.replicas.window_sharing import WindowSharing
 
         switch_threads_often()
         log_to_stderr()
@@ -52,8 +57,19 @@ class Replica:
         name = server.served_model_name or model.model
         self._serving = build_serving(core, model_name=name, config=server)
         self._traces = open_traces(server.otel)
-        self._app = create_app(self._serving, self._traces, is_replica=True)
         self._name = serve.get_replica_context().replica_id.unique_id
+        peers = RayPeers(self._name)
+        self._app = create_app(
+            self._serving,
+            self._traces,
+            is_replica=True,
+            new_sharing=lambda backlog, metrics: WindowSharing(
+                self._serving.engine, backlog, peers, metrics.lent_windows()
+            ),
+        )
+        self._shares = ShareReader(
+            self._serving.engine, self._serving.adapters, self._app.state.backlog
+        )
         self._relayed = RelayedApp(self._app, self._app.state.documents, self._name)
         self._num_reports = self._last_received = 0
         log.info("replica %s is ready, process %d", self._name, os.getpid())
@@ -72,6 +88,12 @@ class Replica:
             queued_tokens=self._queued_tokens,
             last_received=self._last_received,
         )
+
+    async def read_share(self, _: RoutingHints, share: Share) -> AsyncGenerator[FromPeer, None]:
+        """See `ShareReader.read`."""
+        async with aclosing(self._shares.read(share)) as parts:
+            async for part in parts:
+                yield part
 
     async def call(self, hints: RoutingHints, method: str, *arguments: Any) -> Any:
         """Call another method of `RelayedApp`."""

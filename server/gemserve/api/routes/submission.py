@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -29,6 +29,7 @@ from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
+from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import (
     AdapterBusy,
@@ -54,6 +55,19 @@ class Submission(Generic[BodyT]):
     body: BodyT
     requests: EngineRequests
     reader: EventReader
+
+
+class WindowSharing(Protocol):
+    """Submits to the engine, and has other replicas read parts of long documents."""
+
+    def submit_all(
+        self, requests: Sequence[EngineRequest], n: int
+    ) -> tuple[list[Stream], Observer | None]:
+        """Do as `Engine.submit_all`. Each `n` requests are of one prompt.
+
+        The observer, if there is one, must be closed when the streams are no longer read.
+        """
+        ...
 
 
 class Preparing:
@@ -91,6 +105,7 @@ class Submitter:
     timeout_s: float
     max_wait_s: float | None = None
     traces: Traces | None = None
+    sharing: WindowSharing | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
     long_texts: LongTexts = field(default_factory=LongTexts)
@@ -131,14 +146,17 @@ class Submitter:
             notes = http.scope["state"].get("notes")
             # of several prompts, none can be told from the text as a whole
             of_prompt = notes if len(requests.requests) == requests.n else None
-            streams = self.engine.submit_all(
+            streams, shared = self._submit_all(
                 [
                     replace(request, tenant=tenant, documents=finder.ids, notes=of_prompt)
                     for request in requests.requests
-                ]
+                ],
+                requests.n,
             )
         sent = [stream.request for stream in streams]
         observers = [self.observers(request, arrived_s) for request in sent]
+        if shared is not None:
+            observers[0].append(shared)
         if notes is not None:
             notes.is_queued = True
         if caller is not None:
@@ -161,6 +179,13 @@ class Submitter:
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
         )
         return Submission(body, requests, reader)
+
+    def _submit_all(
+        self, requests: Sequence[EngineRequest], n: int
+    ) -> tuple[list[Stream], Observer | None]:
+        if self.sharing is None:
+            return self.engine.submit_all(requests), None
+        return self.sharing.submit_all(requests, n)
 
     def check_room(self, tenant: bytes) -> None:
         """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""

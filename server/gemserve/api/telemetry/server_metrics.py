@@ -141,6 +141,12 @@ class Metrics:
         if report.coverage is not None:
             self._coverage.observe(report.coverage)
 
+    def lent_windows(self) -> Counter:
+        """A counter that only a server with replicas has."""
+        return self._counter(
+            "lent_windows", "Windows that other replicas were to read, by outcome", ["outcome"]
+        )
+
     def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
         return Counter(f"gemserve_{name}", text, labels or [], registry=self._registry)
 

@@ -1,0 +1,114 @@
+"""A peer's side of a shared document: it reads groups of windows for the replica that answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from gemserve.adapters.store import AdapterStore
+from gemserve.api.access.backlog import Backlog, BacklogJob
+from gemserve.engine.stream import Stream
+from gemserve.engine.worker import Engine
+from gemserve.errors import AdapterNotFound, GemserveError
+from gemserve.replicas.window_shares import (
+    FromPeer,
+    GroupRead,
+    GroupToRead,
+    RefusalReason,
+    Refused,
+    Share,
+    request_for,
+)
+from gemserve.types import Finished, LoadedAdapter
+
+# Groups in the engine at once: the next one begins when one ends, and others' requests wait for two
+_AT_ONCE = 2
+
+
+class ShareReader:
+    """Reads shares with this replica's engine. It is used on one event loop.
+
+    Nobody is charged here: the owner has charged the whole prompt.
+    """
+
+    def __init__(self, engine: Engine, adapters: AdapterStore, backlog: Backlog) -> None:
+        self._engine, self._adapters, self._backlog = engine, adapters, backlog
+
+    async def read(self, share: Share) -> AsyncGenerator[FromPeer, None]:
+        """Each group when it is read, or a refusal of those that are left.
+
+        Its work ends when the generator is closed.
+        """
+        waiting, running = deque(share.groups), deque[_Reading]()
+        try:
+            adapter = self._accept(share)
+            while waiting or running:
+                while waiting and len(running) < _AT_ONCE:
+                    running.append(self._begin(share, waiting.popleft(), adapter))
+                yield await running[0].end()
+                running.popleft()
+        except _Refusal as refusal:
+            yield refusal.refused
+        finally:
+            for reading in running:
+                reading.cancel()
+
+    def _is_busier(self, share: Share) -> bool:
+        """Would the owner have to wait for this replica?
+
+        It would read the share itself in the time of two shares, its own and this one. A queue that
+        is longer by half a share leaves room for noise.
+        """
+        return self._backlog.tokens_left > share.queued_tokens + share.num_tokens / 2
+
+    def _accept(self, share: Share) -> LoadedAdapter | None:
+        """The share's adapter, in the same version, if it has one. Raises `_Refusal`."""
+        queued = self._backlog.tokens_left
+        if self._is_busier(share):
+            raise _Refusal("busy", f"{queued} tokens, the owner has {share.queued_tokens}")
+        if share.adapter is None:
+            return None
+        name, version = share.adapter
+        try:
+            adapter = self._adapters.find(name)
+        except AdapterNotFound as error:
+            raise _Refusal("adapter", str(error)) from error
+        if adapter is None or adapter.version != version:
+            raise _Refusal("adapter", f"version {version} of {name} is not in memory")
+        return adapter
+
+    def _begin(self, share: Share, group: GroupToRead, adapter: LoadedAdapter | None) -> _Reading:
+        request = request_for(share, group, adapter)
+        try:
+            stream = self._engine.submit(request)
+        except GemserveError as error:
+            raise _Refusal("full", str(error)) from error
+        return _Reading(group.number, stream, self._backlog.enter(request))
+
+
+class _Refusal(Exception):
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.refused = Refused(reason, detail)
+
+
+class _Reading:
+    """One group that the engine reads."""
+
+    def __init__(self, number: int, stream: Stream, job: BacklogJob) -> None:
+        self._number, self._stream, self._job = number, stream, job
+
+    async def end(self) -> FromPeer:
+        """What came of it. Raises `_Refusal` if it has failed."""
+        last = Finished(reason="abort", completion_tokens=0)
+        async for event in self._stream:
+            self._job.see(event)
+            if isinstance(event, Finished):
+                last = event
+        if last.windows_read is None:
+            raise _Refusal("failed", last.error or "the engine has ended it")
+        return GroupRead(self._number, last.windows_read)
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+        self._job.close()

@@ -1,0 +1,156 @@
+"""What an owner and its peers say to each other about a document's windows. No torch, no Ray.
+
+The *owner* is the replica that answers a request. A *peer* reads some groups of the windows for it,
+and sends back what the choice needs to know of each. All of it can be pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gemserve.filter_plan import FilterPlan, Window, WindowPlan
+from gemserve.types import FilterParams, LoadedAdapter, Request, SamplingParams, WindowsRead
+
+# "busy": it has more to do than the owner. "adapter": it does not have the same one in memory.
+# "full": its engine takes no further request. "failed": its engine could not read a group.
+RefusalReason = Literal["busy", "adapter", "full", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupToRead:
+    """The windows of one group. `tokens`: theirs, one window after the other, in which they stand.
+
+    `number`: of the group in the owner's plan.
+    """
+
+    number: int
+    tokens: npt.NDArray[np.int32]
+    windows: tuple[Window, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one peer should read. `plan`: the owner's, without its windows.
+
+    `adapter`: its name and version. `queued_tokens`: what the owner has to do beside this request.
+    """
+
+    request_id: str
+    filter: FilterParams
+    plan: FilterPlan
+    groups: tuple[GroupToRead, ...]
+    tenant: bytes
+    adapter: tuple[str, str] | None
+    priority: int
+    queued_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(group.tokens) for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRead:
+    """A peer has read the group of this number."""
+
+    number: int
+    read: WindowsRead
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A peer reads no more of a share. It is the last thing that it says. `detail`: for the log."""
+
+    reason: RefusalReason
+    detail: str = ""
+
+
+FromPeer = GroupRead | Refused
+
+
+def assign_groups(plan: WindowPlan, replicas: Sequence[str]) -> list[str]:
+    """Which replica reads each group.
+
+    It depends on the windows' own names, so that the next question about a document finds each
+    group in the cache of the same replica, whichever replica owns the request: rendezvous hashing
+    (Thaler and Ravishankar, 1996), in which nobody gets more than an even share.
+    """
+    groups = plan.groups
+    most = ceil(len(groups) / len(replicas))
+    counts, chosen = dict.fromkeys(replicas, 0), list[str]()
+    for group in groups:
+        name = b"".join(plan.windows[index].name for index in group)
+        free = [replica for replica in replicas if counts[replica] < most]
+        best = max(free, key=lambda replica: (_weight(name, replica), replica))
+        counts[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+def _weight(name: bytes, replica: str) -> bytes:
+    return hashlib.blake2b(name + replica.encode(), digest_size=16).digest()
+
+
+def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> Share:
+    """What a peer should read if it gets the groups of these numbers."""
+    plan, adapter = request.plan, request.adapter
+    assert plan is not None
+    assert plan.windows is not None
+    groups = plan.windows.groups
+    return Share(
+        request_id=request.request_id,
+        filter=request.filter,
+        plan=plan.having(
+            windows=replace(plan.windows, windows=()),
+            fails_open=False,
+            may_read_whole=False,
+            look=None,
+        ),
+        groups=tuple(_group_to_read(request, number, groups[number]) for number in numbers),
+        tenant=request.tenant,
+        adapter=None if adapter is None else (adapter.name, adapter.version),
+        priority=request.priority,
+        queued_tokens=queued_tokens,
+    )
+
+
+def request_for(share: Share, group: GroupToRead, adapter: LoadedAdapter | None) -> Request:
+    """A peer's own request for one group."""
+    assert share.plan.windows is not None
+    windows = replace(share.plan.windows, windows=group.windows)
+    return Request(
+        request_id=f"{share.request_id}-group{group.number}",
+        prompt_ids=group.tokens.tolist(),
+        sampling=SamplingParams(max_tokens=1),
+        filter=share.filter,
+        priority=share.priority,
+        summarizes_only=True,
+        adapter=adapter,
+        tenant=share.tenant,
+        plan=share.plan.having(windows=windows),
+    )
+
+
+def fits(read: WindowsRead, group: GroupToRead) -> bool:
+    """Can this be what the windows of the group have shown?"""
+    lengths = [window.num_tokens for window in group.windows]
+    return [summary.shares.shape[1] for summary in read.summaries] == lengths
+
+
+def _group_to_read(request: Request, number: int, indexes: range) -> GroupToRead:
+    assert request.plan is not None
+    assert request.plan.windows is not None
+    windows, parts, start = list[Window](), list[npt.NDArray[np.int64]](), 0
+    for window in (request.plan.windows.windows[index] for index in indexes):
+        parts.append(request.tokens[window.start : window.stop])
+        windows.append(Window(start=start, stop=start + window.num_tokens, name=window.name))
+        start += window.num_tokens
+    tokens = np.concatenate(parts).astype(np.int32)
+    return GroupToRead(number=number, tokens=tokens, windows=tuple(windows))

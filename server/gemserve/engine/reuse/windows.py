@@ -22,11 +22,16 @@ from gemserve.types import HeldPart
 
 
 def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> None:
-    """Own what the cache has of the next group of windows."""
+    """Own what the cache has of the next group of windows: nothing if others have read it."""
     reading = _reading(sequence)
     if reading.found is not None:
         return
+    reading.begin_group()
     reading.found = {}
+    if (arrived := reading.arrived.get(reading.next_group)) is not None:
+        reading.num_cached += arrived.num_cached
+        sequence.num_cached += arrived.cached_tokens
+        return
     key = window_key(sequence)
     if key is None:
         return
@@ -88,12 +93,11 @@ def lend_groups(cache: DocumentCache, sequence: Sequence, groups: Iterable[int])
             reading.lent.add(number)
 
 
-def take_arrived(sequence: Sequence) -> None:
-    """The group that has begun was read by another engine."""
+def end_arrived(sequence: Sequence) -> None:
+    """A group that another engine has read needs nothing more."""
     reading = _reading(sequence)
-    arrived = reading.arrived.pop(reading.next_group)
-    reading.num_cached += arrived.num_cached
-    sequence.num_cached += arrived.cached_tokens
+    del reading.arrived[reading.next_group]
+    reading.found = None
     reading.end_group()
 
 

@@ -28,11 +28,11 @@ from gemserve.engine.reuse.lookup import (
 )
 from gemserve.engine.reuse.windows import (
     awaits_windows,
+    end_arrived,
     find_windows,
     found_windows,
     leave_windows,
     release_windows,
-    take_arrived,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
@@ -360,10 +360,8 @@ class Scheduler:
 
     def _window_chunk(self, sequence: Sequence, reading: WindowPass) -> Chunk:
         """The next group of windows. What is cached of it is looked up once."""
-        reading.begin_group()
+        find_windows(self.cache, self.pool, sequence)
         arrived = reading.arrived.get(reading.next_group)
-        if arrived is None:
-            find_windows(self.cache, self.pool, sequence)
         count = reading.num_tokens(reading.group)
         return Chunk(
             sequence=sequence.order,
@@ -385,7 +383,7 @@ class Scheduler:
         if chunk.windows and number not in output.failed_filters:
             leave_windows(self.cache, self.pool, sequence, chunk.windows)
         if chunk.arrived and number not in output.failed_filters:
-            take_arrived(sequence)
+            end_arrived(sequence)
         if number in output.kept:  # a failed filter ends this even before its last chunk
             is_complete = chunk.is_last and number not in output.failed_filters
             self._keep(sequence, output.kept[number], is_complete)

@@ -98,6 +98,7 @@ async def cluster(tmp_path: Path) -> Any:
     words = ["serve", "--replicas", "2", "--port", str(port), "--kv-memory", "256MiB"]
     words += ["--device", "cpu", "--filter", "none", "--api-key-file", str(keys)]
     words += ["--requests-per-minute", str(PER_MINUTE), "--allowed-host", "*", "--cpu-step", "off"]
+    words += ["--max-prompt-tokens", "100000"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GEMSERVE_", "RAY_"))}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -128,6 +129,7 @@ async def test_two_replicas_from_start_to_end(cluster: Cluster) -> None:
     await a_quota_holds_over_both(cluster)
     await a_document_is_known_on_both(cluster)
     await a_text_goes_where_it_is_cached(cluster)
+    await a_long_document_is_read_by_both(cluster)
     await a_client_that_leaves_ends_its_work(cluster)
     await a_kill_ends_only_the_streams_of_its_replica(cluster)
     await it_drains_and_leaves_nothing(cluster)
@@ -242,9 +244,35 @@ async def a_text_goes_where_it_is_cached(cluster: Cluster) -> None:
     assert (await busy).status_code == 200
 
 
-def numbered_lines(place: str) -> str:
+async def a_long_document_is_read_by_both(cluster: Cluster) -> None:
+    text = numbered_lines("market", 2000)
+    choice = {"method": "sieve", "window": 1024, "keep": 256, "fallback": False}
+    asked = {"filter": {**choice, "return_selection": True}, "model": "builtin"}
+    messages = [{"role": "user", "content": f"{text}\n\nWhere is line 7?"}]
+    reports = []
+    for _ in range(2):
+        reply = await cluster.client.post(
+            "/v1/filter", json={**asked, "messages": messages}, headers=bearer("key8")
+        )
+        assert reply.status_code == 200, reply.text
+        reports.append(reply.json()["filter"])
+    text = (await cluster.client.get("/metrics")).text
+    found = re.findall(r"^gemserve_lent_windows_total\{(.*)\} (\S+)$", text, re.MULTILINE)
+    outcomes: Counter[str] = Counter()
+    for labels, count in found:
+        outcomes[labels.partition('outcome="')[2].partition('"')[0]] += int(float(count))
+    assert outcomes["read"] > reports[0]["windows"] / 4, outcomes
+    assert +outcomes == {"read": outcomes["read"]}
+    assert reports[1]["selection"] == reports[0]["selection"]
+    assert (reports[0]["cached_windows"], reports[1]["cached_windows"]) == (
+        0,
+        reports[0]["windows"],
+    )
+
+
+def numbered_lines(place: str, count: int = 300) -> str:
     numbers = Random(place)
-    lines = (f"Line {n} is at {place} {numbers.getrandbits(30)}." for n in range(300))
+    lines = (f"Line {n} is at {place} {numbers.getrandbits(30)}." for n in range(count))
     return "\n".join(lines)
 
 

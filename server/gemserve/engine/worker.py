@@ -3,7 +3,8 @@
 The event loop never touches what the worker owns: the core with its sequences, memory and tensors,
 and the streams of the requests in the core. Both sides share only this:
 
-- the inbox, a list of streams that only changes under the lock `_changed`;
+- the inbox, a list of streams that only changes under the lock `_changed`, and beside it what
+  other engines have read of lent groups of windows;
 - `LoadSnapshot`, which is frozen. The worker replaces it after everything it does, before it emits
   the resulting events, so that the reader of an event finds the load after it;
 - `Core.check`, which reads nothing that ever changes;

@@ -38,6 +38,9 @@ LEAST_GROUPS = 4  # of a document that is shared
 _PATIENCE = 2.0
 _LEAST_TIMEOUT_S = 10.0
 _UNKNOWN_TIMEOUT_S = 60.0  # while this engine has not read anything
+# Documents that are shared at once. Each holds memory while it awaits its peers, who must have some
+# left to read for others: else two replicas could wait for each other until their patience ends.
+_MOST_AT_ONCE = 2
 # "late": it has not answered in time. "lost": it has died, or cannot be reached.
 Outcome = Literal["read", "late", "lost"] | RefusalReason
 OUTCOMES: tuple[Outcome, ...] = ("read", "late", "lost", *get_args(RefusalReason))
@@ -91,6 +94,7 @@ class WindowSharing:
         self._engine, self._backlog, self._peers = engine, backlog, peers
         self._windows = windows
         self._least_timeout_s = least_timeout_s
+        self._running = set[asyncio.Task[None]]()
         for outcome in OUTCOMES:
             windows.labels(outcome)
 
@@ -115,6 +119,9 @@ class WindowSharing:
             for i, peers in enumerate(by_peer)
             if peers
         )
+        self._running.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._running.discard)
         return streams, SharedReading(tasks) if tasks else None
 
     def _assign(self, request: Request) -> dict[str, list[int]]:
@@ -124,7 +131,7 @@ class WindowSharing:
         if windows is None or request.documents or len(windows.groups) < LEAST_GROUPS:
             return {}
         own, names = self._peers.own_name, self._peers.names()
-        if own not in names:
+        if own not in names or len(self._running) >= _MOST_AT_ONCE:
             return {}
         by_peer = dict[str, list[int]]()
         for number, name in enumerate(assign_groups(windows, names)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncGenerator
 
 from gemserve.adapters.store import AdapterStore
@@ -13,13 +12,12 @@ from gemserve.errors import AdapterNotFound, GemserveError
 from gemserve.replicas.window_shares import (
     FromPeer,
     GroupRead,
-    GroupToRead,
     RefusalReason,
     Refused,
     Share,
     request_for,
 )
-from gemserve.types import Finished, LoadedAdapter
+from gemserve.types import Finished, LoadedAdapter, Request
 
 # Groups in the engine at once: the next one begins when one ends, and others' requests wait for two
 _AT_ONCE = 2
@@ -39,19 +37,21 @@ class ShareReader:
 
         Its work ends when the generator is closed.
         """
-        waiting, running = deque(share.groups), deque[_Reading]()
+        readings: list[_Reading] = []
         try:
             adapter = self._accept(share)
-            while waiting or running:
-                while waiting and len(running) < _AT_ONCE:
-                    running.append(self._begin(share, waiting.popleft(), adapter))
-                yield await running[0].end()
-                running.popleft()
+            for group in share.groups:
+                request = request_for(share, group, adapter)
+                readings.append(_Reading(group.number, request, self._backlog.enter(request)))
+            for place, reading in enumerate(readings):
+                for one in readings[place : place + _AT_ONCE]:
+                    one.begin(self._engine)
+                yield await reading.end()
         except _Refusal as refusal:
             yield refusal.refused
         finally:
-            for reading in running:
-                reading.cancel()
+            for reading in readings:
+                reading.close()
 
     def _is_busier(self, share: Share) -> bool:
         """Would the owner have to wait for this replica?
@@ -77,14 +77,6 @@ class ShareReader:
             raise _Refusal("adapter", f"version {version} of {name} is not in memory")
         return adapter
 
-    def _begin(self, share: Share, group: GroupToRead, adapter: LoadedAdapter | None) -> _Reading:
-        request = request_for(share, group, adapter)
-        try:
-            stream = self._engine.submit(request)
-        except GemserveError as error:
-            raise _Refusal("full", str(error)) from error
-        return _Reading(group.number, stream, self._backlog.enter(request))
-
 
 class _Refusal(Exception):
     def __init__(self, reason: RefusalReason, detail: str) -> None:
@@ -93,22 +85,33 @@ class _Refusal(Exception):
 
 
 class _Reading:
-    """One group that the engine reads."""
+    """One group. It counts as work from the beginning; the engine gets it when its turn comes."""
 
-    def __init__(self, number: int, stream: Stream, job: BacklogJob) -> None:
-        self._number, self._stream, self._job = number, stream, job
+    def __init__(self, number: int, request: Request, job: BacklogJob) -> None:
+        self._number, self._request, self._job = number, request, job
+        self._stream: Stream | None = None
 
-    async def end(self) -> FromPeer:
+    def begin(self, engine: Engine) -> None:
+        """Have the engine read it. Idempotent. Raises `_Refusal` if the engine takes no more."""
+        if self._stream is None:
+            try:
+                self._stream = engine.submit(self._request)
+            except GemserveError as error:
+                raise _Refusal("full", str(error)) from error
+
+    async def end(self) -> GroupRead:
         """What came of it. Raises `_Refusal` if it has failed."""
-        last = Finished(reason="abort", completion_tokens=0)
+        assert self._stream is not None
         async for event in self._stream:
             self._job.see(event)
+            if isinstance(event, Finished) and event.windows_read is not None:
+                return GroupRead(self._number, event.windows_read)
             if isinstance(event, Finished):
-                last = event
-        if last.windows_read is None:
-            raise _Refusal("failed", last.error or "the engine has ended it")
-        return GroupRead(self._number, last.windows_read)
+                raise _Refusal("failed", event.error or "the engine has ended it")
+        raise AssertionError("a stream has a last event")
 
-    def cancel(self) -> None:
-        self._stream.cancel()
+    def close(self) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        if self._stream is not None:
+            self._stream.cancel()
         self._job.close()

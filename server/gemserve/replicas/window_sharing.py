@@ -169,6 +169,7 @@ class WindowSharing:
     ) -> None:
         """Hand over what a peer reads, and give back what it does not read."""
         left, request = list(numbers), streams[0].request
+        about, extra = f"windows of {request.request_id}", {"request_id": request.request_id}
         outcome: Outcome = "failed"
         try:
             share = share_of(request, numbers, queued_tokens)
@@ -180,7 +181,7 @@ class WindowSharing:
                 async for part in parts:
                     if isinstance(part, Refused):
                         outcome = part.reason
-                        log.info("replica %s refuses windows: %s", peer, part)
+                        log.info("%s: replica %s refuses: %s", about, peer, part, extra=extra)
                         break
                     if part.number not in left or not fits(part.read, groups[part.number]):
                         raise ValueError(f"group {part.number} is not what was asked for")
@@ -188,12 +189,12 @@ class WindowSharing:
                     self._settle(streams, part.number, part.read, "read")
         except TimeoutError:
             outcome = "late"
-            log.warning("replica %s has not read its windows within %.0f s", peer, timeout_s)
+            log.warning("%s: replica %s takes over %.0f s", about, peer, timeout_s, extra=extra)
         except (ReplicaLost, ReplicaUnavailable) as error:
             outcome = "lost"
-            log.warning("replica %s was lost with windows to read: %s", peer, error)
+            log.warning("%s: replica %s was lost: %s", about, peer, error, extra=extra)
         except Exception:
-            log.exception("replica %s could not read its windows", peer)
+            log.exception("%s: replica %s has failed", about, peer, extra=extra)
         for number in left:
             self._settle(streams, number, None, outcome)
 

@@ -98,7 +98,6 @@ async def cluster(tmp_path: Path) -> Any:
     words = ["serve", "--replicas", "2", "--port", str(port), "--kv-memory", "256MiB"]
     words += ["--device", "cpu", "--filter", "none", "--api-key-file", str(keys)]
     words += ["--requests-per-minute", str(PER_MINUTE), "--allowed-host", "*", "--cpu-step", "off"]
-    words += ["--max-prompt-tokens", "100000"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GEMSERVE_", "RAY_"))}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -245,7 +244,7 @@ async def a_text_goes_where_it_is_cached(cluster: Cluster) -> None:
 
 
 async def a_long_document_is_read_by_both(cluster: Cluster) -> None:
-    text = numbered_lines("market", 2000)
+    text = numbered_lines("market", 1250)
     choice = {"method": "sieve", "window": 1024, "keep": 256, "fallback": False}
     asked = {"filter": {**choice, "return_selection": True}, "model": "builtin"}
     messages = [{"role": "user", "content": f"{text}\n\nWhere is line 7?"}]

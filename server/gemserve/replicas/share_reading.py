@@ -19,9 +19,6 @@ from gemserve.replicas.window_shares import (
 )
 from gemserve.types import Finished, LoadedAdapter, Request
 
-# Groups in the engine at once: the next one begins when one ends, and others' requests wait for two
-_AT_ONCE = 2
-
 
 class ShareReader:
     """Reads shares with this replica's engine. It is used on one event loop.
@@ -43,10 +40,9 @@ class ShareReader:
             for group in share.groups:
                 request = request_for(share, group, adapter)
                 readings.append(_Reading(group.number, request, self._backlog.enter(request)))
-            for place, reading in enumerate(readings):
-                for one in readings[place : place + _AT_ONCE]:
-                    one.begin(self._engine)
-                yield await reading.end()
+            # one after the other: together they would all end late, and be lost together
+            for reading in readings:
+                yield await reading.read(self._engine)
         except _Refusal as refusal:
             yield refusal.refused
         finally:
@@ -91,17 +87,12 @@ class _Reading:
         self._number, self._request, self._job = number, request, job
         self._stream: Stream | None = None
 
-    def begin(self, engine: Engine) -> None:
-        """Have the engine read it. Idempotent. Raises `_Refusal` if the engine takes no more."""
-        if self._stream is None:
-            try:
-                self._stream = engine.submit(self._request)
-            except GemserveError as error:
-                raise _Refusal("full", str(error)) from error
-
-    async def end(self) -> GroupRead:
-        """What came of it. Raises `_Refusal` if it has failed."""
-        assert self._stream is not None
+    async def read(self, engine: Engine) -> GroupRead:
+        """What came of it. Raises `_Refusal` if it has failed, or the engine takes no more."""
+        try:
+            self._stream = engine.submit(self._request)
+        except GemserveError as error:
+            raise _Refusal("full", str(error)) from error
         async for event in self._stream:
             self._job.see(event)
             if isinstance(event, Finished) and event.windows_read is not None:

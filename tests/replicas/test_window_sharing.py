@@ -348,7 +348,7 @@ async def test_a_client_that_leaves_ends_the_peers_work() -> None:
         app = RelayedApp(owner.app, owner.app.state.documents, owner.name)
         batches = app.answer(relayed(document(15, 1500), None, stream=True))
         reading = asyncio.create_task(anext_of_all(batches))
-        await wait_for_async(lambda: peer.serving.engine.num_running, PATIENCE_S)
+        await wait_for_async(lambda: peer.app.state.backlog.tokens_left, PATIENCE_S)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         assert peer.num_open == 0

@@ -291,15 +291,14 @@ async def run_rule(
         server=ServerConfig(allowed_hosts=("*",)),
     )
     replicas = RayReplicas(deploy(settings, 2, False))
-    for _ in range(1200):
-        if len(replicas.names()) == 2:
-            break
-        await asyncio.sleep(0.2)
-    app = create_ingress(replicas, settings.server, IngressMetrics(lambda: 2, lambda: 2))
+    app = create_ingress(replicas, settings.server, IngressMetrics(lambda: 2))
     async with (
         listening(app) as address,
         httpx.AsyncClient(base_url=address, timeout=600) as client,
     ):
+        while app.state.ingress.adapters.num_ready < 2:
+            await app.state.ingress.adapters.ready()
+            await asyncio.sleep(0.2)
         await asyncio.sleep(3 * REPORT_S)  # until both have reported
         ROUTER_LINK.rule = in_turn
         cost = await measure_cost(client, facts, arguments.rounds)

@@ -388,6 +388,22 @@ class LoadedAdapter(Protocol):
     def num_positions(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterInfo:
+    """Describes an adapter by name. `is_loaded` says whether it is in memory now.
+
+    `version`, `num_bytes` and `num_positions` are those of the last time that it was loaded.
+    """
+
+    name: str
+    path: str
+    kind: str
+    version: str
+    num_bytes: int
+    num_positions: int
+    is_loaded: bool
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterName:
     """Which adapter a request uses, for who needs its tensors elsewhere or not at all."""

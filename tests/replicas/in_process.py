@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence, Set
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -14,12 +15,14 @@ import httpx
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving
 from gemserve.replicas.cached_chunks import split_keys
-from gemserve.replicas.ingress import Ingress, ReplicaFailed, ReplicaLost, create_ingress
+from gemserve.replicas.ingress import Ingress, create_ingress
 from gemserve.replicas.ingress_metrics import IngressMetrics
 from gemserve.replicas.messages import FromReplica, RelayedRequest
 from gemserve.replicas.relayed_app import RelayedApp
+from gemserve.replicas.replica_calls import CALL_TIMEOUT_S, ReplicaFailed, ReplicaLost
 from gemserve.replicas.replica_choice import RoutingHints, by_cost, order_replicas
 from gemserve.replicas.routing import ReplicaState
+from gemserve.replicas.staged_adapters import StagedAdapters
 from tests.fakes import FakeCore, serving_over
 
 
@@ -41,13 +44,17 @@ class InProcessReplicas:
 
     def __init__(self, replicas: Sequence[InProcessReplica]) -> None:
         self.all = {replica.name: replica for replica in replicas}
+        self.admitted: Set[str] = frozenset()
         self.failures = 0
+
+    def admit(self, names: Set[str]) -> None:
+        self.admitted = names
 
     def names(self) -> list[str]:
         return [name for name, replica in self.all.items() if not replica.is_lost.is_set()]
 
     def states(self) -> list[ReplicaState]:
-        running = [self.all[name] for name in self.names()]
+        running = [self.all[name] for name in self.names() if name in self.admitted]
         return [
             ReplicaState(
                 name=each.name,
@@ -86,11 +93,17 @@ class InProcessReplicas:
                     raise ReplicaFailed(str(error)) from error
                 yield _pickled(messages)
 
-    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        if self.all[replica].is_lost.is_set():
-            raise ReplicaLost(f"{replica} has died")
-        result = getattr(self.all[replica].relayed, method)(*_pickled(arguments))
-        return _pickled(await result if method == "answer_whole" else result)
+    async def call(
+        self, replica: str, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Any:
+        made = self.all[replica]
+        if not made.is_lost.is_set():
+            result = getattr(made.relayed, method)(*_pickled(arguments))
+            if inspect.isawaitable(result):
+                result = await result
+            if not made.is_lost.is_set():
+                return _pickled(result)
+        raise ReplicaLost(f"{replica} has died")
 
     def _note_failure(self) -> None:
         self.failures += 1
@@ -112,24 +125,38 @@ class Fleet:
         return self.replicas.all[name]
 
 
+def replica_of(name: str, core: FakeCore, tokenizer: Any, **settings: Any) -> InProcessReplica:
+    """`settings`: of the server. `store`: instead of `adapters`, makes a store for each replica."""
+    store = settings.pop("store", None)
+    if store is not None:
+        settings["adapters"] = store()
+    serving = serving_over(core, tokenizer, **settings)
+    adapters = StagedAdapters(serving.adapters)
+    app = create_app(serving, is_replica=True, load_adapter=adapters.stage)
+    relayed = RelayedApp(app, app.state.documents, adapters, name)
+    return InProcessReplica(name, core, serving, relayed)
+
+
 @asynccontextmanager
 async def fleet_of(tokenizer: Any, *cores: FakeCore, **settings: Any) -> AsyncIterator[Fleet]:
     """Replicas `r0`, `r1` … with these cores. `settings`: of each, and of the ingress."""
-    made = []
-    for number, core in enumerate(cores):
-        serving = serving_over(core, tokenizer, **settings)
-        app = create_app(serving, is_replica=True)
-        relayed = RelayedApp(app, app.state.documents, f"r{number}")
-        made.append(InProcessReplica(f"r{number}", core, serving, relayed))
+    adapters = settings.pop("adapters_at_start", ())
+    made = [
+        replica_of(f"r{number}", core, tokenizer, **settings) for number, core in enumerate(cores)
+    ]
     replicas = InProcessReplicas(made)
-    metrics = IngressMetrics(lambda: len(replicas.names()), lambda: 2)
-    ingress = create_ingress(replicas, made[0].serving.config, metrics)
+    config = replace(made[0].serving.config, adapters=adapters)
+    ingress = create_ingress(replicas, config, IngressMetrics(lambda: len(made)))
     transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=20
         ) as client:
-            yield Fleet(client, replicas, ingress.state.ingress)
+            fleet = Fleet(client, replicas, ingress.state.ingress)
+            while fleet.ingress.adapters.num_ready < len(made) and not adapters:
+                await fleet.ingress.adapters.ready()
+                await asyncio.sleep(0.01)
+            yield fleet
     finally:
-        for replica in made:
+        for replica in replicas.all.values():
             replica.serving.engine.stop()

@@ -232,7 +232,7 @@ async def a_text_goes_where_it_is_cached(cluster: Cluster) -> None:
         assert num_cached > 500
     # when that replica is busy, a document that is on neither goes to the other one
     busy = asyncio.create_task(ask_all_day(cluster, first))
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(2.5)  # until a report has counted all its tokens
     before = await cluster.metric("request_success_total")
     messages = [{"role": "user", "content": f"{second} Where is line 5?"}]
     reply = await cluster.post(CHAT, "key8", messages=messages, max_tokens=4)
@@ -240,7 +240,7 @@ async def a_text_goes_where_it_is_cached(cluster: Cluster) -> None:
     after = await cluster.metric("request_success_total")
     assert [name for name in after if after[name] > before[name] and name != home]
     assert not busy.done()
-    assert (await busy).status_code == 200
+    busy.cancel()
 
 
 async def a_long_document_is_read_by_both(cluster: Cluster) -> None:
@@ -276,8 +276,9 @@ def numbered_lines(place: str, count: int = 300) -> str:
 
 
 async def ask_all_day(cluster: Cluster, text: str) -> httpx.Response:
+    """As many tokens as four of these documents have."""
     messages = [{"role": "user", "content": f"{text} Where is line 8?"}]
-    fields = {"max_tokens": 1000, "ignore_eos": True}
+    fields = {"n": 4, "max_tokens": 2500, "ignore_eos": True}
     return await cluster.post(CHAT, "key8", messages=messages, **fields)
 
 

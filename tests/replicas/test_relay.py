@@ -364,12 +364,6 @@ async def test_bodies_have_their_limit_in_the_ingress(tokenizer: Any) -> None:
         assert not fleet["r0"].numbers
 
 
-async def test_adapters_stay_as_they_are(fleet: Fleet) -> None:
-    reply = await fleet.client.post("/v1/adapters", json={"name": "a", "path": "b"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_with_replicas")
-    assert (await fleet.client.get("/v1/adapters")).status_code == 200
-
-
 async def test_load_is_that_of_all_replicas(fleet: Fleet, gate: threading.Event) -> None:
     first, second = await ask_in_background(fleet), None
     name = await replica_at_work(fleet)

@@ -27,10 +27,11 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.filter_plan import Window, WindowPlan
-from gemserve.replicas.ingress import ReplicaLost
 from gemserve.replicas.messages import ChoicesAdded, RelayedRequest, TokensUsed
 from gemserve.replicas.relayed_app import RelayedApp
+from gemserve.replicas.replica_calls import ReplicaLost
 from gemserve.replicas.share_reading import ShareReader
+from gemserve.replicas.staged_adapters import StagedAdapters
 from gemserve.replicas.window_shares import FromPeer, Refused, Share, assign_groups
 from gemserve.replicas.window_sharing import LEAST_GROUPS, WindowSharing
 from gemserve.types import FilterParams, Request, SamplingParams
@@ -324,12 +325,17 @@ def relayed(text: str, caller: Caller | None, **fields: Any) -> RelayedRequest:
     return RelayedRequest(number="1", scope=scope, body=body, caller=caller)
 
 
+def relayed_of(member: Member) -> RelayedApp:
+    adapters = StagedAdapters(member.serving.adapters)
+    return RelayedApp(member.app, member.app.state.documents, adapters, member.name)
+
+
 async def test_tokens_are_charged_once_and_keys_share_nothing() -> None:
     text = document(14)
     used = []
     for count in (1, 2):
         async with fleet_of(count) as (owner, *peers):
-            app = RelayedApp(owner.app, owner.app.state.documents, owner.name)
+            app = relayed_of(owner)
             charged = 0
             for key in (b"alice", b"bob"):
                 request = relayed(text, Caller(key * 6, False))
@@ -345,7 +351,7 @@ async def test_tokens_are_charged_once_and_keys_share_nothing() -> None:
 
 async def test_a_client_that_leaves_ends_the_peers_work() -> None:
     async with fleet_of(2) as (owner, peer):
-        app = RelayedApp(owner.app, owner.app.state.documents, owner.name)
+        app = relayed_of(owner)
         batches = app.answer(relayed(document(15, 1500), None, stream=True))
         reading = asyncio.create_task(anext_of_all(batches))
         await wait_for_async(lambda: peer.app.state.backlog.tokens_left, PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,37 +14,34 @@ from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import BaseModel, base_of
 from gemserve.model.causal_model import CausalModel
+from gemserve.types import AdapterInfo
 
 _MAX_MESSAGE = 500  # longest name, in characters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterInfo:
-    """Describes an adapter by name. `is_loaded` says whether it is in memory now.
-
-    `version`, `num_bytes` and `num_positions` are those of the last time that it was loaded.
-    """
-
-    name: str
-    path: str
-    kind: str
-    version: str
-    num_bytes: int
-    num_positions: int
-    is_loaded: bool
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """`kept` is None once evicted. `last` is the same adapter while any request still holds it."""
+    """`kept` is None once evicted. `last` is the same adapter while any request still holds it.
+
+    `is_fixed`: only this version may be loaded again, because other replicas have it.
+    """
 
     path: str
     kept: Adapter | None
-    last: weakref.ref[Adapter]
+    last: Callable[[], Adapter | None]  # a weak reference
     kind: str
     version: str
     num_bytes: int
     num_positions: int
+    is_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedAdapter:
+    """An adapter that is in memory, and has no name yet: see `AdapterStore.prepare`."""
+
+    info: AdapterInfo
+    entry: _Entry
 
 
 class AdapterStore:
@@ -100,6 +98,43 @@ class AdapterStore:
                 self._put(name, entry)
                 return _registered(name, entry)
 
+    def prepare(self, name: str, path: str) -> PreparedAdapter:
+        """The first half of `load`; `keep` is the second one. Raises what `load` raises."""
+        with self._loading:
+            adapter = self._read(name, path)
+            with self._lock:
+                entry = self._admit(name, path, adapter)
+                return PreparedAdapter(_registered(name, entry), entry)
+
+    def keep(self, prepared: PreparedAdapter) -> None:
+        """Give an adapter its name, in place of one that has it."""
+        with self._lock:
+            self._put(prepared.info.name, prepared.entry)
+
+    def adopt(self, wanted: AdapterInfo) -> None:
+        """Have the adapter that another replica has: from now on no other version gets this name.
+
+        Raises what `load` raises. The name is known then, too, and the next request that names it
+        loads it, if it can.
+        """
+        name = wanted.name
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None or (entry.path, entry.version) != (wanted.path, wanted.version):
+                entry = _Entry(
+                    path=wanted.path,
+                    kept=None,
+                    last=_no_adapter,
+                    kind=wanted.kind,
+                    version=wanted.version,
+                    num_bytes=wanted.num_bytes,
+                    num_positions=wanted.num_positions,
+                )
+                self._put(name, entry)
+            entry.is_fixed = True
+        if entry.last is _no_adapter:
+            self.get(name)
+
     def unload(self, name: str) -> None:
         """Forget a name. Raises `AdapterNotFound`."""
         with self._lock:
@@ -129,8 +164,14 @@ class AdapterStore:
             with self._lock:
                 before = self._known(name)
             adapter = self._read(name, before.path)
+            if before.is_fixed and adapter.version != before.version:
+                raise AdapterError(
+                    f"adapter {shown(name)}, path {shown(before.path)}: has version "
+                    f"{adapter.version}, and other replicas have {before.version}"
+                )
             with self._lock:
                 entry = self._admit(name, before.path, adapter)
+                entry.is_fixed = before.is_fixed
                 if self._entries.get(name) is before:  # it was not unloaded in the meantime
                     self._put(name, entry)
             return adapter
@@ -197,6 +238,10 @@ class AdapterStore:
         self._alive = [last for last in self._alive if last() is not None]
         adapters = [last() for last in self._alive]
         return sum(adapter.num_bytes for adapter in adapters if adapter is not None)
+
+
+def _no_adapter() -> None:
+    """Stands for a weak reference where there never was an adapter."""
 
 
 def _registered(name: str, entry: _Entry) -> AdapterInfo:

@@ -29,7 +29,7 @@ from gemserve.api.outer_middleware import Counts, add_outer_middleware, add_requ
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
-from gemserve.api.routes.adapters import adapter_routes
+from gemserve.api.routes.adapters import LoadAdapter, adapter_routes
 from gemserve.api.routes.completions import completion_routes
 from gemserve.api.routes.document_text import document_text_routes
 from gemserve.api.routes.documents import document_routes
@@ -55,14 +55,16 @@ def create_app(
     *,
     is_replica: bool = False,
     new_sharing: Callable[[Backlog, Metrics], WindowSharing] | None = None,
+    load_adapter: LoadAdapter | None = None,
 ) -> FastAPI:
     """The application over one engine. Tests use it in process, through an ASGI transport.
 
     It stops the engine and the export of `traces` when it shuts down. Raises `ConfigError` if its
     key files are wrong. `is_replica`: requests have passed the outer middleware of an ingress,
     which has put the caller into their state. `new_sharing`: makes what has other replicas read
-    parts of long documents, if there are any. The state of the application has what a replica
-    shows its ingress: `backlog` and `documents`.
+    parts of long documents, if there are any. `load_adapter`: what `POST /v1/adapters` does there
+    instead of loading. The state of the application has what a replica shows its ingress:
+    `backlog` and `documents`.
     """
     config = serving.config
     backlog = Backlog(max_tokens=config.max_queued_tokens)
@@ -86,7 +88,7 @@ def create_app(
     )
     sharing = None if new_sharing is None else new_sharing(backlog, metrics)
     operations: dict[str, Operation] = {}
-    for routes in _all_routes(serving, metrics, traces, backlog, documents, sharing):
+    for routes in _all_routes(serving, metrics, traces, backlog, documents, sharing, load_adapter):
         app.include_router(routes)
         operations |= routes.operations
     app.include_router(inspector_routes())
@@ -109,6 +111,7 @@ def _all_routes(
     backlog: Backlog,
     documents: DocumentStore,
     sharing: WindowSharing | None,
+    load_adapter: LoadAdapter | None,
 ) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
@@ -137,7 +140,7 @@ def _all_routes(
         document_text_routes(submitter, pdfs),
         tokenizing_routes(builder, models, documents, submitter.long_texts),
         model_routes(models, builder.context_tokens),
-        adapter_routes(models, config),
+        adapter_routes(models, config, load_adapter),
         health_routes(engine, serving.backend, metrics, serving.watchdog),
         server_state_routes(
             engine,

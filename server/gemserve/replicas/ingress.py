@@ -14,10 +14,11 @@ import re
 import secrets
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
@@ -26,10 +27,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.head_requests import HeadRequests
-from gemserve.api.error_replies import error_body, error_response
+from gemserve.api.error_replies import error_response
 from gemserve.api.outer_middleware import Counts, add_outer_middleware
 from gemserve.config import ServerConfig
 from gemserve.errors import EngineDead, GemserveError, QuotaExceeded, ReplicaUnavailable
+from gemserve.replicas.adapter_copies import PATH as ADAPTERS_PATH
+from gemserve.replicas.adapter_copies import AdapterCopies
 from gemserve.replicas.document_copies import PATH as DOCUMENTS_PATH
 from gemserve.replicas.document_copies import DocumentCopies
 from gemserve.replicas.ingress_metrics import IngressMetrics
@@ -44,6 +47,7 @@ from gemserve.replicas.messages import (
     TokensUsed,
     WholeReply,
 )
+from gemserve.replicas.replica_calls import ReplicaFailed, ReplicaLost, Replicas
 from gemserve.replicas.replica_choice import RoutingHints
 from gemserve.replicas.text_chunks import LEAST_CHUNK, TextChunk, chunk_salt, text_chunks
 
@@ -61,38 +65,11 @@ _ANSWER_TOKENS = 128  # of an answer, until the replica knows more
 _SCOPE_KEYS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
 
 
-class ReplicaLost(Exception):
-    """A replica has died, or does not answer, while it had a request."""
-
-
-class ReplicaFailed(Exception):
-    """A replica's application has raised."""
-
-
-class Replicas(Protocol):
-    """How the ingress reaches replicas."""
-
-    def names(self) -> Sequence[str]:
-        """The replicas that run."""
-        ...
-
-    def answer(
-        self, hints: RoutingHints, request: RelayedRequest
-    ) -> AsyncGenerator[list[FromReplica], None]:
-        """See `RelayedApp.answer`.
-
-        Raises `ReplicaLost`, `ReplicaFailed` and `ReplicaUnavailable`.
-        """
-        ...
-
-    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        """Call a method of one replica's `RelayedApp`. Raises `ReplicaLost`."""
-        ...
-
-
 def create_ingress(replicas: Replicas, config: ServerConfig, metrics: IngressMetrics) -> Starlette:
     """The application. Its state has the `Ingress`. Raises `ConfigError` for wrong key files."""
-    ingress = Ingress(replicas, metrics)
+    adapters = AdapterCopies(replicas, config.adapters)
+    metrics.count_replicas(lambda: adapters.num_ready)
+    ingress = Ingress(replicas, adapters, metrics)
     app = Starlette()
     app.state.ingress = ingress
     app.router.default = ingress
@@ -115,8 +92,11 @@ def create_ingress(replicas: Replicas, config: ServerConfig, metrics: IngressMet
 class Ingress:
     """Relays requests. It is used on one event loop; `drain` and `stop` may be called anywhere."""
 
-    def __init__(self, replicas: Replicas, metrics: IngressMetrics) -> None:
+    def __init__(
+        self, replicas: Replicas, adapters: AdapterCopies, metrics: IngressMetrics
+    ) -> None:
         self._replicas = replicas
+        self.adapters = adapters
         self._metrics = metrics
         self._documents = DocumentCopies()
         self._secret = secrets.token_bytes(32)
@@ -155,8 +135,8 @@ class Ingress:
                 await (await self._tell_metrics(scope))(scope, receive, send)
             elif path == "/load" and method == "GET":
                 await (await self._tell_load(scope))(scope, receive, send)
-            elif path.startswith("/v1/adapters") and method in ("POST", "DELETE"):
-                await _refuse_adapters()(scope, receive, send)
+            elif _changes_adapters(method, path):
+                await self._change_adapters(scope, receive, send)
             else:
                 await self._relay(scope, receive, send)
         except (ReplicaUnavailable, EngineDead, QuotaExceeded) as error:
@@ -182,12 +162,23 @@ class Ingress:
         finally:
             self._running.discard(relaying)
 
+    async def _change_adapters(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._is_draining:
+            raise EngineDead("shutting down")
+        body = await _read_body(receive)
+        if body is None:
+            return
+        request = replace(self._request_of(scope), body=body)
+        is_new = scope["method"] == "POST"
+        change = self.adapters.load(request) if is_new else self.adapters.unload(request)
+        await _response_of(await change)(scope, receive, send)
+
     async def _try_replicas(self, relaying: _Relaying, request: RelayedRequest) -> None:
         """Answer, on a second replica if the first one is lost before the reply has begun."""
         avoid: set[str] = set()
         chunks = await self._chunks(request)
         while True:
-            if not self._replicas.names():
+            if not await self.adapters.ready():
                 raise ReplicaUnavailable("No replica is ready.", code="no_replica")
             hints = self._hints(request, chunks, frozenset(avoid))
             try:
@@ -352,8 +343,11 @@ class Ingress:
 
     async def _probe(self, scope: Scope) -> Response:
         """A replica's reply that is good, or else one that is not."""
-        if self._is_draining and scope["path"] == "/ready":
-            return JSONResponse({"status": "shutting down"}, status_code=503)
+        if scope["path"] == "/ready":
+            if self._is_draining:
+                return JSONResponse({"status": "shutting down"}, status_code=503)
+            if not await self.adapters.ready(PROBE_TIMEOUT_S):
+                return JSONResponse({"status": "loading"}, status_code=503)
         bad: WholeReply | None = None
         async with aclosing(self._ask_all(scope)) as replies:
             async for reply in replies:
@@ -365,6 +359,7 @@ class Ingress:
         return JSONResponse({"status": "loading"}, status_code=503)
 
     async def _tell_metrics(self, scope: Scope) -> Response:
+        self.adapters.ready_now()
         replies = [reply async for reply in self._ask_all(scope) if reply.status == 200]
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(self._metrics.text(replies), media_type=media_type)
@@ -490,6 +485,11 @@ async def _read_body(receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
+def _changes_adapters(method: str, path: str) -> bool:
+    is_load = method == "POST" and path == ADAPTERS_PATH
+    return is_load or (method == "DELETE" and path.startswith(f"{ADAPTERS_PATH}/"))
+
+
 def _body_chunks(body: bytes, secret: bytes, tenant: bytes) -> tuple[TextChunk, ...]:
     """The chunks of a body's JSON, from the field on whose text is read.
 
@@ -518,12 +518,3 @@ def _response_of(reply: WholeReply) -> Response:
 
 def _load_in(reply: WholeReply) -> int:
     return int(json.loads(reply.body)["server_load"])
-
-
-def _refuse_adapters() -> Response:
-    message = (
-        "Adapters cannot be changed while several replicas run; name them with --adapter when the "
-        "server starts."
-    )
-    body = error_body(message, kind="invalid_request_error", code="not_with_replicas")
-    return JSONResponse(body, status_code=501)

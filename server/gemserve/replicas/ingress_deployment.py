@@ -50,7 +50,7 @@ class IngressDeployment:
         self._num_wanted = config["num_replicas"]
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        metrics = IngressMetrics(lambda: len(self._replicas.names()), lambda: self._num_wanted)
+        metrics = IngressMetrics(lambda: self._num_wanted)
         ROUTER_LINK.on_failure = metrics.router_failures.inc
         return _without_request_id(create_ingress(self._replicas, self._server, metrics))
 

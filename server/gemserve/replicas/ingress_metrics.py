@@ -13,9 +13,12 @@ from gemserve.replicas.messages import WholeReply
 
 
 class IngressMetrics:
-    """`num_ready`: the replicas that take requests now; `num_wanted`: that should."""
+    """Counts what the ingress does, and joins the metrics of replicas.
 
-    def __init__(self, num_ready: Callable[[], int], num_wanted: Callable[[], int]) -> None:
+    `num_wanted`: the replicas that should take requests.
+    """
+
+    def __init__(self, num_wanted: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._refusals = Counter(
             "gemserve_admission_rejections",
@@ -34,9 +37,13 @@ class IngressMetrics:
         self.router_failures = self._counter(
             "router_failures", "Requests that went to the least loaded replica, as a rule failed"
         )
-        for state, number in (("ready", num_ready), ("wanted", num_wanted)):
-            name, text = f"gemserve_replicas_{state}", f"Replicas {state}"
-            Gauge(name, text, registry=self._registry).set_function(number)
+        wanted = Gauge("gemserve_replicas_wanted", "Replicas wanted", registry=self._registry)
+        wanted.set_function(num_wanted)
+        self._ready = Gauge("gemserve_replicas_ready", "Replicas ready", registry=self._registry)
+
+    def count_replicas(self, num_ready: Callable[[], int]) -> None:
+        """`num_ready`: the replicas that take requests now."""
+        self._ready.set_function(num_ready)
 
     def text(self, replies: Sequence[WholeReply]) -> bytes:
         """The ingress's metrics, and those of `replies`, which are of `/metrics` of replicas."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemserve.api.access.keys import Caller
+from gemserve.types import AdapterInfo
 
 AsgiMessage = Mapping[str, Any]
 
@@ -48,6 +49,14 @@ class DocumentCopy:
     expires_s: int
     is_pinned: bool
     home: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSet:
+    """The adapters that all replicas have. `revision`: larger than those of earlier sets."""
+
+    revision: int
+    adapters: tuple[AdapterInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from ray import serve
 
-from gemserve.replicas.ingress import ReplicaLost
 from gemserve.replicas.ray_replicas import as_own_request, ray_failures
+from gemserve.replicas.replica_calls import ReplicaLost
 from gemserve.replicas.replica_choice import RoutingHints
 from gemserve.replicas.router_link import ROUTER_LINK
 from gemserve.replicas.window_shares import FromPeer, Share

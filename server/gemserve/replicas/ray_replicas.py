@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import Context
 from typing import Any
@@ -13,15 +13,14 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from gemserve.errors import ReplicaUnavailable
-from gemserve.replicas.ingress import ReplicaFailed, ReplicaLost
 from gemserve.replicas.messages import FromReplica, RelayedRequest
+from gemserve.replicas.replica_calls import CALL_TIMEOUT_S, ReplicaFailed, ReplicaLost
 from gemserve.replicas.replica_choice import RoutingHints
 from gemserve.replicas.replica_reports import QueueReport
 from gemserve.replicas.router_link import ROUTER_LINK
 
 # In which a replica takes a request. Ray itself would wait for ever where no replica can.
 _ACCEPT_TIMEOUT_S = 60.0
-_CALL_TIMEOUT_S = 10.0
 
 
 class RayReplicas:
@@ -33,6 +32,9 @@ class RayReplicas:
 
     def names(self) -> Sequence[str]:
         return ROUTER_LINK.names()
+
+    def admit(self, names: Set[str]) -> None:
+        ROUTER_LINK.admitted = names
 
     async def answer(
         self, hints: RoutingHints, request: RelayedRequest
@@ -58,7 +60,9 @@ class RayReplicas:
                 if not has_ended:
                     batches.cancel()
 
-    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+    async def call(
+        self, replica: str, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Any:
         if replica not in self.names():
             raise ReplicaLost(f"replica {replica} does not run any more")
         with ray_failures():
@@ -66,10 +70,10 @@ class RayReplicas:
                 self._calls.remote, RoutingHints(only=replica), method, *arguments
             )
             try:
-                async with asyncio.timeout(_CALL_TIMEOUT_S):
+                async with asyncio.timeout(timeout_s):
                     return await reply
             except TimeoutError:
-                text = f"replica {replica} has not answered within {_CALL_TIMEOUT_S:g} s"
+                text = f"replica {replica} has not answered within {timeout_s:g} s"
                 raise ReplicaLost(text) from None
             finally:
                 reply.cancel()

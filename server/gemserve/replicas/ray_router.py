@@ -41,7 +41,9 @@ class TokenRouter(RequestRouter):
         self._take_reports()
         hints = pending_request.args[0]
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        states = [state for state in self._reports.states() if state.name in by_name]
+        admitted = {*router_link.ROUTER_LINK.admitted, hints.only}
+        known = admitted.intersection(by_name)
+        states = [state for state in self._reports.states() if state.name in known]
         rule = router_link.ROUTER_LINK.rule
         ordered = replica_choice.order_replicas(hints, states, rule, self._note_failure)
         if ordered:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from anyio import to_thread
 from starlette.types import ASGIApp, Message
 
 from gemserve.api.documents.store import Document, DocumentStore
@@ -14,6 +15,7 @@ from gemserve.errors import DocumentNotFound
 from gemserve.replicas.cached_chunks import CachedChunks
 from gemserve.replicas.messages import (
     Accepted,
+    AdapterSet,
     ChoicesAdded,
     DocumentCopy,
     DocumentsMissing,
@@ -23,6 +25,7 @@ from gemserve.replicas.messages import (
     TokensUsed,
     WholeReply,
 )
+from gemserve.replicas.staged_adapters import StagedAdapters
 from gemserve.replicas.text_chunks import TextChunk
 from gemserve.types import ReadingNotes
 
@@ -36,9 +39,12 @@ class RelayedApp:
     All methods are called on one event loop.
     """
 
-    def __init__(self, app: ASGIApp, documents: DocumentStore, replica: str) -> None:
+    def __init__(
+        self, app: ASGIApp, documents: DocumentStore, adapters: StagedAdapters, replica: str
+    ) -> None:
         self._app = app
         self._documents = documents
+        self._adapters = adapters
         self._replica = replica
         self._running: dict[str, _Answering] = {}
         self._cached = CachedChunks()
@@ -132,6 +138,19 @@ class RelayedApp:
         for document_id in ids:
             with suppress(DocumentNotFound):
                 self._documents.delete(tenant, document_id)
+
+    def adapters(self) -> AdapterSet:
+        """See `StagedAdapters.current`, and the methods there for these."""
+        return self._adapters.current()
+
+    async def load_adapter(self, name: str, path: str) -> str | None:
+        return await to_thread.run_sync(self._adapters.load, name, path)
+
+    async def adopt_adapters(self, wanted: AdapterSet) -> None:
+        await to_thread.run_sync(self._adapters.adopt, wanted)
+
+    def drop_staged_adapter(self) -> None:
+        self._adapters.drop()
 
     def _missing(self, request: RelayedRequest) -> tuple[str, ...]:
         return tuple(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import serve
@@ -47,6 +48,7 @@ class Replica:
         from gemserve.replicas.ray_peers import RayPeers
         from gemserve.replicas.relayed_app import RelayedApp
         from gemserve.replicas.share_reading import ShareReader
+        from gemserve.replicas.staged_adapters import StagedAdapters
         from gemserve.replicas.window_sharing import WindowSharing
 
         switch_threads_often()
@@ -55,7 +57,10 @@ class Replica:
         core = call_in_new_thread(lambda: build_calibrated_core(model, settings.engine))
         self._model = model_reading(core.config, core.calibration, core.model.shape)
         name = server.served_model_name or model.model
-        self._serving = build_serving(core, model_name=name, config=server)
+        # the ingress has replicas load the adapters, so that all have the same
+        config = replace(server, adapters=())
+        self._serving = build_serving(core, model_name=name, config=config)
+        adapters = StagedAdapters(self._serving.adapters)
         self._traces = open_traces(server.otel)
         self._name = serve.get_replica_context().replica_id.unique_id
         peers = RayPeers(self._name)
@@ -63,6 +68,7 @@ class Replica:
             self._serving,
             self._traces,
             is_replica=True,
+            load_adapter=adapters.stage,
             new_sharing=lambda backlog, metrics: WindowSharing(
                 self._serving.engine, backlog, peers, metrics.lent_windows()
             ),
@@ -70,7 +76,7 @@ class Replica:
         self._shares = ShareReader(
             self._serving.engine, self._serving.adapters, self._app.state.backlog
         )
-        self._relayed = RelayedApp(self._app, self._app.state.documents, self._name)
+        self._relayed = RelayedApp(self._app, self._app.state.documents, adapters, self._name)
         self._num_reports = self._last_received = 0
         log.info("replica %s is ready, process %d", self._name, os.getpid())
 
@@ -98,7 +104,7 @@ class Replica:
     async def call(self, hints: RoutingHints, method: str, *arguments: Any) -> Any:
         """Call another method of `RelayedApp`."""
         result = getattr(self._relayed, method)(*arguments)
-        return await result if method == "answer_whole" else result
+        return await result if inspect.isawaitable(result) else result
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the router learns of this replica, every second."""

@@ -8,7 +8,7 @@ name this module and not what is in it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from gemserve.replicas.replica_choice import OrderReplicas, by_cost
 from gemserve.replicas.replica_reports import QueueReport
@@ -17,14 +17,16 @@ _MOST_QUEUES = 1024  # that wait for the router, which takes them with the next 
 
 
 class RouterLink:
-    """`rule` and `on_failure` are the ingress's to set, `names` is the router's.
+    """`names` is the router's to set, all others are the ingress's.
 
-    The ingress appends to `queues`, and the router takes from it.
+    `admitted`: the replicas that get requests. The ingress appends to `queues`, and
+    the router takes from it.
     """
 
     def __init__(self) -> None:
         self.rule: OrderReplicas = by_cost
         self.on_failure: Callable[[], None] = lambda: None
+        self.admitted: Set[str] = frozenset()
         self.names: Callable[[], Sequence[str]] = list
         self.queues: deque[QueueReport] = deque(maxlen=_MOST_QUEUES)
 

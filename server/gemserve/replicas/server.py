@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -39,6 +40,7 @@ def serve_replicas(
     from gemserve.replicas.ingress_metrics import IngressMetrics
     from gemserve.replicas.ray_replicas import RayReplicas
     from gemserve.replicas.replica import ReplicaSettings
+    from gemserve.replicas.replica_calls import ReplicaFailed, ReplicaLost
     from gemserve.replicas.router_link import ROUTER_LINK
 
     settings = ReplicaSettings(
@@ -50,9 +52,13 @@ def serve_replicas(
             replicas = RayReplicas(deploy(settings, num_replicas, bool(num_gpus)))
             _wait_until_ready(replicas)
         log.info("the first replica is ready")
-        metrics = IngressMetrics(lambda: len(replicas.names()), lambda: num_replicas)
+        metrics = IngressMetrics(lambda: num_replicas)
         ROUTER_LINK.on_failure = metrics.router_failures.inc
         app = create_ingress(replicas, server, metrics)
+        try:
+            asyncio.run(app.state.ingress.adapters.learn())
+        except (ReplicaLost, ReplicaFailed) as error:
+            raise ModelError(f"no replica could load its adapters: {error}") from error
         http_server(app, app.state.ingress, server, log_config=log_config, access_log=False).run()
     return 0
 

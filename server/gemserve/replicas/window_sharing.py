@@ -20,7 +20,7 @@ from gemserve.api.access.backlog import Backlog
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import ReplicaUnavailable
-from gemserve.replicas.ingress import ReplicaLost
+from gemserve.replicas.replica_calls import ReplicaLost
 from gemserve.replicas.window_shares import (
     FromPeer,
     RefusalReason,

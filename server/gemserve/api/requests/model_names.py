@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
 
-from gemserve.adapters.store import AdapterInfo, AdapterStore
+from gemserve.adapters.store import AdapterStore
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.errors import (
     AdapterError,
@@ -21,7 +21,7 @@ from gemserve.errors import (
     RequestError,
     shown,
 )
-from gemserve.types import LoadedAdapter
+from gemserve.types import AdapterInfo, LoadedAdapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from anyio import to_thread
 from fastapi import Request
 
-from gemserve.adapters.store import AdapterInfo
 from gemserve.api.access.keys import check_admin
 from gemserve.api.error_replies import Error
 from gemserve.api.replies.reply_types import Adapter, AdapterDeleted, Adapters
@@ -16,7 +17,9 @@ from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import read_body
 from gemserve.config import ServerConfig
 from gemserve.errors import AdapterError, AdapterNotFound, RequestError
+from gemserve.types import AdapterInfo
 
+LoadAdapter = Callable[[str, str], AdapterInfo]  # a folder under a name; see `AdapterStore.load`
 LIST_ADAPTERS = Operation(summary="List the adapters", reply=Adapters)
 LOAD_ADAPTER = Operation(
     summary="Load an adapter, in place of one with its name",
@@ -29,14 +32,18 @@ LOAD_ADAPTER = Operation(
 UNLOAD_ADAPTER = Operation(summary="Unload an adapter", reply=AdapterDeleted, is_admin=True)
 
 
-def adapter_routes(models: ModelNames, config: ServerConfig) -> Routes:
+def adapter_routes(
+    models: ModelNames, config: ServerConfig, load_adapter: LoadAdapter | None = None
+) -> Routes:
+    """`load_adapter`: instead of the store's `load`, for one of several replicas."""
+    load_named = load_adapter or models.adapters.load
     routes = Routes()
     adapters = models.adapters
 
     def load(raw: bytes) -> Adapter:
         body = parse_body(raw, AdapterBody)
         try:
-            return _describe(adapters.load(body.name, body.path), models.model)
+            return _describe(load_named(body.name, body.path), models.model)
         except AdapterError as error:
             raise RequestError(str(error), param="path", code="invalid_adapter") from error
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from gemserve.adapters.store import AdapterInfo
 from gemserve.api.replies.reply_types import Model, Models
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.routes.operation import Operation, Routes
+from gemserve.types import AdapterInfo
 
 LIST_MODELS = Operation(
     summary="List the model that is served, and it with each adapter",

@@ -136,6 +136,7 @@ class ServerConfig:
     `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
     that are being read. `logprobs_memory_bytes`: of the log-probabilities of all requests.
+    `reply_memory_bytes`: of all large replies that are written or sent.
     `body_timeout_s`: in which a request's body must come.
     `read_timeout_s`: in which a client must read 64 KiB of a reply. `request_timeout_s`: from a
     request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not read
@@ -160,6 +161,7 @@ class ServerConfig:
     max_body_bytes: int = 64 << 20
     body_memory_bytes: int = 256 << 20
     logprobs_memory_bytes: int = 4 << 30
+    reply_memory_bytes: int = 1 << 30
     max_connections: int = 1000
     body_timeout_s: float = 120.0
     read_timeout_s: float = 60.0

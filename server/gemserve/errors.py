@@ -249,6 +249,19 @@ class LogprobsFull(QueueFull):
         )
 
 
+class ReplyMemoryFull(QueueFull):
+    """The replies that are being written or sent leave too little room for a further one."""
+
+    code = "reply_memory_full"
+
+    def __init__(self, needed: int, *, used: int, limit: int) -> None:
+        GemserveError.__init__(
+            self,
+            f"The reply may take {needed} bytes of memory; those that are being written or sent "
+            f"take {used} of {limit} (--reply-memory).",
+        )
+
+
 class SchemasBusy(GemserveError):
     """Schemas that are new to the server are tried a few at a time, and too many wait for that."""
 

@@ -327,4 +327,4 @@ async def test_a_document_that_is_named_often_is_not_tokenized(api: Api, path: s
     messages = [{"role": "user", "content": [file] * 1700}]
     reply = await api.client.post(path, json={"model": "fake", "messages": messages})
     assert reply.status_code == 400, reply.text[:300]
-    assert "characters, the limit of what is tokenized is" in reply.json()["error"]["message"]
+    assert "bytes as UTF-8, the limit of what is tokenized is" in reply.json()["error"]["message"]

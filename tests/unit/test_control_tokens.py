@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from gemserve.errors import PromptTooLong
 from gemserve.prompting.control_tokens import spell_out
-from gemserve.prompting.encoding import encode
+from gemserve.prompting.encoding import TokenLimit, encode
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.types import Priority
 
@@ -118,9 +118,11 @@ def test_a_chat_that_is_too_long_once_it_is_spelled_out(tokenizer: Any) -> None:
     messages = [message("user", "<|end|>" * 50)]
     num_tokens = len(chat_prompt(tokenizer, messages).ids)
     assert num_tokens > 100
-    assert len(chat_prompt(tokenizer, messages, num_tokens).ids) == num_tokens
+    assert (
+        len(chat_prompt(tokenizer, messages, TokenLimit(num_tokens, "messages")).ids) == num_tokens
+    )
     with pytest.raises(PromptTooLong) as caught:
-        chat_prompt(tokenizer, messages, num_tokens - 1)
+        chat_prompt(tokenizer, messages, TokenLimit(num_tokens - 1, "messages"))
     assert str(num_tokens) in str(caught.value)
 
 

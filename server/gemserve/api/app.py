@@ -17,6 +17,7 @@ from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.head_requests import HeadRequests
 from gemserve.api.access.logprob_limit import LogprobLimit
+from gemserve.api.access.reply_memory import ReplyMemory
 from gemserve.api.anthropic.routes import anthropic_routes
 from gemserve.api.documents.pdf_queue import PdfQueue
 from gemserve.api.documents.pdf_text import PdfLimits
@@ -73,7 +74,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        metrics.loop_watch.start()
+        try:
+            yield
+        finally:
+            metrics.loop_watch.stop()
         if serving.watchdog is not None:
             serving.watchdog.stop()
         await to_thread.run_sync(serving.engine.stop)
@@ -158,6 +163,7 @@ def _add_middleware(
 ) -> None:
     """The last one added sees a request first and its reply last."""
     app.add_middleware(HeadRequests)
+    app.add_middleware(ReplyMemory, memory_bytes=config.reply_memory_bytes)
     app.add_middleware(LogprobLimit, memory_bytes=config.logprobs_memory_bytes)
     app.add_middleware(
         BodyLimit,

@@ -291,6 +291,12 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         read_bytes,
         "memory for the log-probabilities that all requests in progress may get",
     ),
+    Option(
+        "--reply-memory",
+        "reply_memory_bytes",
+        read_bytes,
+        "memory for all large replies that are being written or sent",
+    ),
     Option("--max-connections", "max_connections", number(1), "connections at once"),
     Option(
         "--body-timeout",

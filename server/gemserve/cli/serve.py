@@ -24,6 +24,7 @@ from gemserve.cli.options import (
 )
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig, find_window
 from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
+from gemserve.http_server.descriptors import raise_descriptor_limit
 from gemserve.http_server.loading_probe import LoadingProbe
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     # as process 1 of a container, Python would ignore SIGTERM until the server has started
     signal.signal(signal.SIGTERM, _end_at_once)
     switch_threads_often()
+    raise_descriptor_limit()
     # what can be wrong is found early: importing torch takes seconds, loading a model minutes
     num_replicas = read_value("--replicas", arguments.replicas, number(1, MOST_REPLICAS))
     model, engine, server, traces = _read_settings(arguments, num_replicas)

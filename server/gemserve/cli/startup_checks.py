@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import tempfile
@@ -13,11 +14,24 @@ from pathlib import Path
 from gemserve.adapters.find_folder import find_folder
 from gemserve.api.access.keys import KeyFile
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.errors import AdapterError, ConfigError
+from gemserve.errors import AdapterError, ConfigError, shown
 from gemserve.replicas.cluster import check_ray_is_installed
 
 # where the limit of a container's memory is, in versions 2 and 1 of control groups
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+# far beyond any model; with more it would take hours to find that there are no weights for them
+_MOST_OF_MODEL = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 100_000,
+    "num_key_value_heads": 100_000,
+    "num_experts": 100_000,
+    "num_local_experts": 100_000,
+    "hidden_size": 1_000_000,
+    "intermediate_size": 10_000_000,
+    "vocab_size": 100_000_000,
+}
 
 
 class Problems:
@@ -135,6 +149,25 @@ def _check_model(model: ModelConfig) -> None:
     looks_like_path = model.model.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf"
     if looks_like_path and not path.exists():
         raise ConfigError(f"model={model.model}: no such file or folder")
+    _check_model_config(path / "config.json")
+
+
+def _check_model_config(path: Path) -> None:
+    """Refuse a checkpoint whose config would make a model that takes for ever to make.
+
+    What is wrong with the config otherwise is told when the model is loaded.
+    """
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return
+    if not isinstance(config, dict):
+        return
+    for part in (config, config.get("text_config")):
+        for name, most in _MOST_OF_MODEL.items():
+            value = part.get(name) if isinstance(part, dict) else None
+            if isinstance(value, int) and value > most:
+                raise ConfigError(f"{path}: {name}={shown(value)}: the limit is {most}")
 
 
 def _check_calibration(engine: EngineConfig) -> None:
@@ -217,7 +250,7 @@ def _check_free(server: ServerConfig) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((server.host, server.port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the latter for a port that cannot be
             raise ConfigError(
                 f"--host={server.host} --port={server.port}: cannot listen there: {error}"
             ) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 from types import FrameType
 from typing import Any, Protocol
@@ -11,6 +13,7 @@ from starlette.types import ASGIApp
 
 from gemserve.config import ServerConfig
 from gemserve.http_server.connections import MAX_HEAD_BYTES, connection_limits, limited_protocol
+from gemserve.http_server.descriptors import RareAcceptErrors, fit_connections
 
 DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
 
@@ -40,6 +43,10 @@ class HttpServer(uvicorn.Server):
         self._engine = engine
         self._drains_until_s: float | None = None
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(RareAcceptErrors())
+        await super().startup(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)
         if self._drains_until_s is None:
@@ -61,10 +68,16 @@ class HttpServer(uvicorn.Server):
 def http_server(
     app: ASGIApp, engine: Stoppable, config: ServerConfig, **options: Any
 ) -> HttpServer:
-    """A server for the application. `options` are uvicorn's."""
+    """A server for the application. `options` are uvicorn's.
+
+    It has no more connections than there are file descriptors for. Raises `ConfigError` if that is
+    next to none.
+    """
+    config, backlog = fit_connections(config)
     settings = {
         "host": config.host,
         "port": config.port,
+        "backlog": backlog,
         "log_level": "info",
         "timeout_keep_alive": 30,
         # longer than the engine drains, so that every reply ends before connections are closed

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gemserve.prompting.encoding import TokenOffsets, token_edges
+from gemserve.prompting.stopping import check_stopped
 
 _AT_ONCE = 1 << 16  # tokens that are looked at while the interpreter lock is held
 
@@ -30,6 +31,7 @@ def find_tokens(ids: Sequence[int], wanted: Collection[int]) -> list[int]:
     is_wanted[list(wanted)] = True
     found: list[int] = []
     for start in range(0, len(ids), _AT_ONCE):
+        check_stopped()
         part = np.array(ids[start : start + _AT_ONCE], dtype=np.int64)
         is_found = is_wanted[np.minimum(part, len(is_wanted) - 1)] & (part < len(is_wanted))
         found += (start + np.flatnonzero(is_found)).tolist()
@@ -48,11 +50,11 @@ def spell_out(
     backend = tokenizer.backend_tokenizer
     control = control_ids(tokenizer)
     ids: list[int] = encoding.ids
-    forged = [
-        index
-        for index in find_tokens(ids, control)
-        if _touches(places, text, encoding.token_to_chars(index))
-    ]
+    forged = []
+    for index in find_tokens(ids, control):
+        check_stopped()
+        if _touches(places, text, encoding.token_to_chars(index)):
+            forged.append(index)
     if not forged:
         return encoding
 
@@ -69,6 +71,7 @@ def spell_out(
     counts = np.ones(len(ids), dtype=np.int64)
     at = 0
     for index in forged:
+        check_stopped()
         spelled = spelling(text[starts[index] : ends[index]])
         spelled_ids += ids[at:index] + spelled
         counts[index] = len(spelled)

@@ -1,7 +1,8 @@
 """Text to token ids and back, without holding the interpreter lock for long.
 
 The tokenizer's library reads a text's offsets, and frees them, while it holds the lock: 0.3 s for a
-million tokens. So a long text is encoded in pieces that overlap.
+million tokens. So a long text is encoded in pieces that overlap. Between two of them the work can
+be stopped, and it ends as soon as there are more tokens than are wanted.
 """
 
 from __future__ import annotations
@@ -15,12 +16,42 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gemserve.errors import PromptTooLong, RequestError
+from gemserve.prompting.stopping import check_stopped
+
 IntArray = npt.NDArray[np.int64]
 
 _PIECE = 1 << 15  # characters; those of code are 20,000 tokens
 _OVERLAP = 1024  # characters on either side of the place where two pieces are joined
 _AGREED = 512  # characters on either side of it where both must have the same tokens
 _FEWEST_AGREED = 16  # tokens
+# UTF-8 bytes of a piece. A call for as many takes 0.2 s and 200 MB, and cannot be interrupted.
+_MOST_PIECE_BYTES = 12 * _PIECE
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimit:
+    """How many tokens a text may have; `field` is the request's field that has the text."""
+
+    most: int
+    field: str
+    is_context: bool = True  # else it bounds what is only tokenized
+
+    def check(self, num_tokens: int, *, is_least: bool) -> None:
+        """Raise `RequestError` if these are too many. `is_least`: there may be more of them."""
+        if num_tokens <= self.most:
+            return
+        if self.is_context:
+            raise PromptTooLong(
+                tokens=num_tokens, limit=self.most, param=self.field, is_least=is_least
+            )
+        least = "at least " if is_least else ""
+        raise RequestError(
+            f"{self.field}: has {least}{num_tokens} tokens, the limit of what is tokenized is "
+            f"{self.most}",
+            param=self.field,
+            code="body_too_large",
+        )
 
 
 @dataclass(frozen=True)
@@ -45,13 +76,20 @@ class TokenOffsets:
         return list(zip(self.starts.tolist(), self.ends.tolist(), strict=True))
 
 
-def encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:
-    """The text's `tokenizers.Encoding`; `TokenOffsets` for a long text."""
+def encode(
+    tokenizer: Any, text: str, *, add_special_tokens: bool, limit: TokenLimit | None = None
+) -> Any:
+    """The text's `tokenizers.Encoding`; `TokenOffsets` for a long text.
+
+    Raises `PromptTooLong` as soon as a long text has more tokens than `limit` says, and
+    `RequestError` for one that cannot be cut into pieces.
+    """
+    check_stopped()
     backend = tokenizer.backend_tokenizer
     if len(text) > 4 * _PIECE:
         beside = _special_tokens(backend) if add_special_tokens else ([], [])
         if beside is not None:
-            return _encode_long(backend, text, *beside)
+            return _encode_long(backend, text, *beside, limit)
     return _encode(backend, text, add_special_tokens=add_special_tokens)
 
 
@@ -88,13 +126,18 @@ def _special_tokens(backend: Any) -> tuple[list[int], list[int]] | None:
 
 
 def _encode_long(
-    backend: Any, text: str, before: Sequence[int], behind: Sequence[int]
+    backend: Any,
+    text: str,
+    before: Sequence[int],
+    behind: Sequence[int],
+    limit: TokenLimit | None,
 ) -> TokenOffsets:
     """Encode pieces that overlap, and join them where they have the same tokens.
 
     A tokenizer splits a text from left to right and looks ahead little. So two pieces that have the
     same tokens over a thousand characters have the tokens of the whole text there. Where no such
-    place is found, as within a word of many thousand characters, both are encoded as one piece.
+    place is found, as within a word of many thousand characters, both are encoded as one piece, up
+    to `_MOST_PIECE_BYTES`.
     """
     ids = [*before]
     starts = [np.zeros(len(before), dtype=np.int64)]
@@ -108,6 +151,7 @@ def _encode_long(
         joint = piece.joint(after, stop)
         if joint is None:  # twice as long, so that the time stays linear
             following = stop + 2 * (stop - begin)
+            _check_piece(text[begin:following], begin)
             piece = _Piece.of(backend, text, begin, following + _OVERLAP)
             stop = following
             continue
@@ -116,6 +160,8 @@ def _encode_long(
         starts.append(piece.starts[low:high])
         ends.append(piece.ends[low:high])
         at, begin, stop, piece = joint, stop - _OVERLAP, following, after
+        if limit is not None:
+            limit.check(len(ids), is_least=True)
     low = int(np.searchsorted(piece.starts, at))
     ids += [*piece.ids[low:].tolist(), *behind]
     edge = np.full(len(behind), len(text), dtype=np.int64)
@@ -124,6 +170,22 @@ def _encode_long(
         np.concatenate([*starts, piece.starts[low:], edge]),
         np.concatenate([*ends, piece.ends[low:], edge]),
     )
+
+
+def num_bytes(text: str) -> int:
+    """Bytes of the text as UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _check_piece(text: str, start: int) -> None:
+    if num_bytes(text) > _MOST_PIECE_BYTES:
+        raise RequestError(
+            f"the text from character {start} on cannot be cut for {len(text)} characters, because "
+            f"its tokens depend on where it begins; the limit is {_MOST_PIECE_BYTES} bytes. Break "
+            "up what repeats there",
+            param=None,
+            code="text_not_divisible",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +198,7 @@ class _Piece:
 
     @staticmethod
     def of(backend: Any, text: str, start: int, stop: int) -> _Piece:
+        check_stopped()
         encoding = _encode(backend, text[start:stop], add_special_tokens=False)
         starts, ends = token_edges(encoding)
         return _Piece(np.array(encoding.ids, dtype=np.int64), starts + start, ends + start)

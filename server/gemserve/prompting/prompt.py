@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gemserve.errors import PromptTooLong, RequestError
+from gemserve.errors import RequestError
 from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.chat_protection import check_marks, marked_ranges, protect_chat
 from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
 from gemserve.prompting.client_text import encode_chat
-from gemserve.prompting.encoding import encode, token_edges
+from gemserve.prompting.encoding import TokenLimit, encode, token_edges
 from gemserve.prompting.protected import (
     last_paragraphs,
     plain_ranges,
@@ -120,14 +120,17 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
     )
 
 
-def text_prompt(tokenizer: Any, text: str, protect: Protect = NO_PROTECT) -> Prompt:
+def text_prompt(
+    tokenizer: Any, text: str, protect: Protect = NO_PROTECT, limit: TokenLimit | None = None
+) -> Prompt:
     """A plain prompt, with the special tokens the tokenizer adds (BOS).
 
-    Raises `RequestError` if `protect` names what is not there.
+    Raises `RequestError` if `protect` names what is not there. A long text is read no further than
+    to the `limit`.
     """
     _check_plain(protect)
     check_marks(text, protect)
-    encoding = encode(tokenizer, text, add_special_tokens=True)
+    encoding = encode(tokenizer, text, add_special_tokens=True, limit=limit)
     ids = encoding.ids
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     # blanks are encoded again: a long encoding gives its offsets slowly, and only the end matters
@@ -161,10 +164,9 @@ def text_prompt(tokenizer: Any, text: str, protect: Protect = NO_PROTECT) -> Pro
 def chat_prompt(
     tokenizer: Any,
     messages: Sequence[Message],
-    max_tokens: int | None = None,
+    limit: TokenLimit | None = None,
     tools: Sequence[Tool] = (),
     *,
-    field: str = "messages",
     variables: Mapping[str, Any] = NO_VARIABLES,
     protect: Protect = NO_PROTECT,
     short: int = SHORT_TURN,
@@ -175,16 +177,16 @@ def chat_prompt(
 
     Where a message, a tool or a call spells a control token, this is text.
     Raises `RequestError` if there is no template, if it refuses the messages, or if the rendered
-    chat has more than `max_tokens` tokens; that error names `field`.
+    chat has more tokens than `limit` says.
     """
     has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
     taken, tools = for_template(tokenizer, messages, tools)
     messages = fit_roles(tokenizer, [message.message for message in taken], tools, variables)
     text = render_chat(tokenizer, messages, tools, variables=variables)
-    encoding = encode(tokenizer, text, add_special_tokens=False)
-    _check_length(encoding, max_tokens, field)
+    encoding = encode(tokenizer, text, add_special_tokens=False, limit=limit)
+    _check_length(encoding, limit)
     encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
-    _check_length(encoding, max_tokens, field)
+    _check_length(encoding, limit)
     places = source_places(places, messages, text)
     chat = RenderedChat(taken, places, text, encoding, has_tools)
     question, num_called = chat_question(chat)
@@ -218,6 +220,6 @@ def _check_plain(protect: Protect) -> None:
             raise RequestError(f"{field}: only with messages; a prompt has none", param=field)
 
 
-def _check_length(encoding: Any, max_tokens: int | None, field: str) -> None:
-    if max_tokens is not None and len(encoding) > max_tokens:
-        raise PromptTooLong(tokens=len(encoding), limit=max_tokens, param=field)
+def _check_length(encoding: Any, limit: TokenLimit | None) -> None:
+    if limit is not None:
+        limit.check(len(encoding), is_least=False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol, TypeVar
 
+from gemserve.api.replies.large_replies import CHARS_PER_SCORED
 from gemserve.api.replies.reply_types import (
     AttentionExtras,
     Chat,
@@ -58,10 +59,11 @@ class Choice:
 
     @property
     def num_scored(self) -> int:
-        """How many tokens have log-probabilities, or ids that take as long to write."""
+        """How many tokens have log-probabilities, or ids and texts that take as long to write."""
+        num_texts = (len(self.echo) + sum(map(len, self.texts))) // CHARS_PER_SCORED
         num_ids = len(self.prompt_ids) + len(self.token_ids) if self.returns_ids else 0
         num_prompt = 0 if self.scored is None else len(self.scored.logprobs)
-        return len(self.logprobs) + num_prompt + num_ids // _IDS_PER_SCORED
+        return len(self.logprobs) + num_prompt + num_texts + num_ids // _IDS_PER_SCORED
 
     @property
     def first_token(self) -> int:

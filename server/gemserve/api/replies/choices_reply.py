@@ -96,7 +96,8 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                     if is_failure(event):
                         return failure_response(event)
                     work = partial(self.format.choice, choice, event)
-                    finished[index] = await build(work, choice.num_scored)
+                    # choices end together: their sum would hold the event loop
+                    finished[index] = await build(work, self._num_scored())
         reports = self._reports()
         content = partial(
             self.format.reply,
@@ -106,8 +107,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             [filter_object(report) for report in reports],
             self.choices[0].prompt_extras,
         )
-        num_scored = sum(choice.num_scored for choice in self.choices)
-        return await json_reply(content, self.headers(), num_scored)
+        return await json_reply(content, self.headers(), self._num_scored())
 
     async def chunks(
         self, options: StreamOptions, progress: ProgressReader | None
@@ -186,6 +186,9 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         if len(reports) * self.n < len(self.choices):
             return {}
         return answer_headers(reports, [stream.request for stream in self.reader.streams])
+
+    def _num_scored(self) -> int:
+        return sum(choice.num_scored for choice in self.choices)
 
     def _reports(self) -> list[FilterReport]:
         """One for each prompt of which it is known, by any of its choices."""

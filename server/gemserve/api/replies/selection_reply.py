@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from anyio import to_thread
 from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
+from gemserve.api.replies.large_replies import CHARS_PER_SCORED, json_reply
 from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
 from gemserve.types import Filtered, FilterReport, Finished
@@ -35,9 +35,14 @@ async def selection_reply(
                 finished = event
     if is_failure(finished) or report is None or kept is None:
         return failure_response(finished)
-    content: Selection = {
-        "filter": filter_object(report if shows_selection else replace(report, selection=None)),
-        "text": await to_thread.run_sync(decode, kept),
-        "usage": usage_object([report], 0),
-    }
-    return JSONResponse(content, headers=token_headers([report]))
+    shown = report if shows_selection else replace(report, selection=None)
+    text = await to_thread.run_sync(decode, kept)
+    usage = usage_object([report], 0)
+
+    def content() -> Selection:
+        return {"filter": filter_object(shown), "text": text, "usage": usage}
+
+    # a list of ranges, and a report of each message: each takes as long to write as a score
+    num_parts = len(shown.selection or ()) + len(report.messages or ())
+    num_scored = num_parts + len(text) // CHARS_PER_SCORED
+    return await json_reply(content, token_headers([report]), num_scored)

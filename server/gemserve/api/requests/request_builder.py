@@ -17,7 +17,13 @@ from gemserve.api.requests.completion_body import (
     prompt_list,
 )
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
-from gemserve.api.requests.long_texts import MOST_CHARS, check_tokenized_chars, count_chat_chars
+from gemserve.api.requests.long_texts import (
+    MOST_BYTES,
+    MOST_TOKENS,
+    check_tokenized_bytes,
+    count_chat_bytes,
+    count_chat_chars,
+)
 from gemserve.api.requests.sampling_options import check_ids, read_sampling
 from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_grammar
@@ -28,7 +34,7 @@ from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.context_limits import ContextLimits
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.prompting.encoding import decode
+from gemserve.prompting.encoding import TokenLimit, decode
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.tools import Tool
 from gemserve.types import (
@@ -138,8 +144,9 @@ class RequestBuilder:
             chat_call_rules(form.chat)
             messages = [message.plain for message in form.chat.messages]
             tools = prompt_tools(form.chat)
-            self.check_tokenized_chars(count_chat_chars(messages, tools), "messages")
-            return len(chat_prompt(self.tokenizer, messages, tools=tools).ids)
+            self.check_tokenized_bytes(count_chat_bytes(messages, tools), "messages")
+            limit = TokenLimit(self.most_tokenized, "messages", is_context=False)
+            return len(chat_prompt(self.tokenizer, messages, limit, tools=tools).ids)
 
     def build_selection(
         self, body: SelectionBody, request_id: str, adapter: LoadedAdapter | None = None
@@ -189,7 +196,8 @@ class RequestBuilder:
             raise RequestError(f"{field}: must not be empty", param=field)
         if isinstance(prompt, str):
             self._check_chars(len(prompt), field)
-            return text_prompt(self.tokenizer, prompt, protect)
+            limit = TokenLimit(self.max_prompt_tokens, field)
+            return text_prompt(self.tokenizer, prompt, protect, limit)
         check_ids(prompt, field, self.vocab_size)
         return ids_prompt(self.tokenizer, prompt, protect)
 
@@ -212,9 +220,8 @@ class RequestBuilder:
         return chat_prompt(
             self.tokenizer,
             messages,
-            self.max_prompt_tokens,
+            TokenLimit(self.max_prompt_tokens, field),
             tools,
-            field=field,
             variables=variables or {},
             protect=protect,
             short=self.planner.short_message_tokens,
@@ -282,10 +289,15 @@ class RequestBuilder:
     def _resolve(self, body: FilterBody | None) -> FilterParams:
         return self.planner.resolve(FilterOptions() if body is None else body.options)
 
-    def check_tokenized_chars(self, num_chars: int, field: str) -> None:
+    @property
+    def most_tokenized(self) -> int:
+        """The most tokens of what is only tokenized or detokenized."""
+        return max(MOST_TOKENS, self.max_prompt_tokens)
+
+    def check_tokenized_bytes(self, size: int, field: str) -> None:
         """Refuse a text that is only tokenized, and too long for that. Raises `RequestError`."""
-        most = max(MOST_CHARS, self.max_prompt_tokens * self.longest_token_chars)
-        check_tokenized_chars(num_chars, most, field)
+        most = max(MOST_BYTES, self.max_prompt_tokens * self.longest_token_chars)
+        check_tokenized_bytes(size, most, field)
 
     def _check_chars(self, num_chars: int, field: str) -> None:
         """Refuse a text that is too long whatever its tokens are, before it is tokenized."""

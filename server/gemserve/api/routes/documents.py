@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from anyio import to_thread
 from fastapi import Request as HttpRequest
@@ -157,8 +158,8 @@ async def _take_in(
     body, wish = await to_thread.run_sync(parse)
     reference = submitter.models.find_reference(body)
     adapter = None if reference is None else await submitter.models.load(reference)
-    async with submitter.long_texts.turn(tenant, wish.num_bytes):
-        return await to_thread.run_sync(build, adapter)
+    work = partial(to_thread.run_sync, build, adapter)
+    return await submitter.long_texts.run(http, tenant, wish.num_bytes, work)
 
 
 async def _pdf_text(http: HttpRequest, raw: bytes, pdfs: PdfQueue) -> str | None:

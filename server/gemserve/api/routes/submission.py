@@ -41,9 +41,11 @@ from gemserve.errors import (
     SchemasBusy,
     WaitTooLong,
 )
+from gemserve.prompting.encoding import num_bytes
 from gemserve.types import LoadedAdapter
 from gemserve.types import Request as EngineRequest
 
+_COPIES = 2  # of an echoed text while its reply is written
 BodyT = TypeVar("BodyT", bound=FilteringBody)
 Build = Callable[[BodyT, str, LoadedAdapter | None], EngineRequests]
 
@@ -126,20 +128,26 @@ class Submitter:
             caller = http.scope["state"].get("caller")
             with self.preparing.one_more(self.engine, tenant):
                 work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
-                async with self.long_texts.turn(tenant, len(raw)):
-                    body, requests = await self.trials.run(work, tenant)
+                body, requests = await self.long_texts.run(
+                    http, tenant, len(raw), partial(self.trials.run, work, tenant)
+                )
                 if requests is None:
                     reference = self.models.find_reference(body)
                     adapter = None if reference is None else await self.models.load(reference)
                     rest = partial(build, body, request_id, adapter)
-                    async with self.long_texts.turn(tenant, len(raw) + finder.num_chars):
-                        requests = await self.trials.run(rest, tenant)
+                    requests = await self.long_texts.run(
+                        http,
+                        tenant,
+                        len(raw) + finder.num_chars,
+                        partial(self.trials.run, rest, tenant),
+                    )
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
             num_tokens = sum(len(request.prompt_ids) for request in requests.requests)
             self.backlog.check_room(num_tokens)
             http.scope["state"]["logprobs"].take(requests.num_scores)
+            http.scope["state"]["reply"].take(_echo_bytes(requests), "echo")
             if caller is not None:
                 place = http.scope["state"]["place"]
                 place.add_choices(len(requests.requests) - 1)
@@ -246,6 +254,11 @@ async def read_body(http: Request) -> bytes:
         return await http.body()
     except ClientDisconnect as error:
         raise HTTPException(499, "the client left") from error  # nobody reads it
+
+
+def _echo_bytes(requests: EngineRequests) -> int:
+    """Bytes that the echoes of all choices take, as text and as what is sent."""
+    return _COPIES * requests.n * sum(map(num_bytes, requests.echoes))
 
 
 def _reason(error: RequestError) -> str:

@@ -13,6 +13,7 @@ from gemserve.api.access.keys import tenant_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.long_texts import charge
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.routes.submission import Submitter, read_body
 
@@ -29,8 +30,11 @@ async def count_tokens(
     body = await to_thread.run_sync(
         partial(_parse, raw, body_type, finder, submitter.models),
     )
-    async with submitter.long_texts.turn(tenant, len(raw) + finder.num_chars):
-        return await to_thread.run_sync(count, body)
+    num_tokens = await submitter.long_texts.run(
+        http, tenant, len(raw) + finder.num_chars, partial(to_thread.run_sync, count, body)
+    )
+    charge(http, num_tokens)
+    return num_tokens
 
 
 def _parse(raw: bytes, body_type: type[BodyT], finder: Finder, models: ModelNames) -> BodyT:

@@ -1,13 +1,15 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them. They do not use the engine.
 
-Texts may be longer than the model's context: see `check_tokenized_chars`.
+Texts may be longer than the model's context: see `RequestBuilder.check_tokenized_bytes`. Replies
+are estimated before, written in a thread in slices, and sent so.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from anyio import to_thread
 from fastapi import Request, Response
@@ -15,9 +17,10 @@ from fastapi import Request, Response
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
+from gemserve.api.replies.large_replies import SlicedResponse, encoded_slices
 from gemserve.api.replies.reply_types import Text, TokenizerInfo, Tokens
 from gemserve.api.requests.json_body import parse_body
-from gemserve.api.requests.long_texts import LongTexts, count_chat_chars
+from gemserve.api.requests.long_texts import LongTexts, charge, count_chat_bytes
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.sampling_options import check_ids
@@ -29,11 +32,14 @@ from gemserve.api.routes.submission import read_body
 from gemserve.errors import RequestError, shown
 from gemserve.prompting.chat_template import render_chat
 from gemserve.prompting.client_text import encode_chat
-from gemserve.prompting.encoding import decode, encode
+from gemserve.prompting.encoding import TokenLimit, decode, encode, num_bytes, token_edges
+from gemserve.prompting.stopping import check_stopped
 from gemserve.prompting.template_roles import fit_roles
 from gemserve.prompting.tools import for_template
 
 _SLICE_TOKENS = 8192
+_ID_BYTES = 16  # of an id or an offset in a body or a reply
+_STRING_BYTES = 32  # of a token's string in a reply
 TOKENIZE = Operation(
     summary="Tokenize a prompt or messages",
     body=TokenizeBody,
@@ -54,6 +60,15 @@ DETOKENIZE = Operation(
 )
 TOKENIZER_INFO = Operation(summary="Describe the tokenizer", reply=TokenizerInfo)
 BodyT = TypeVar("BodyT", bound=TokenizerBody)
+BodyT_contra = TypeVar("BodyT_contra", bound=TokenizerBody, contravariant=True)
+
+
+class Write(Protocol[BodyT_contra]):
+    """Returns how many tokens there are, and the reply in parts."""
+
+    def __call__(
+        self, builder: RequestBuilder, body: BodyT_contra
+    ) -> tuple[int, Iterator[str]]: ...
 
 
 def tokenizing_routes(
@@ -61,9 +76,7 @@ def tokenizing_routes(
 ) -> Routes:
     routes = Routes()
 
-    async def answer(
-        http: Request, body_type: type[BodyT], write: Callable[[RequestBuilder, BodyT], str]
-    ) -> Response:
+    async def answer(http: Request, body_type: type[BodyT], write: Write[BodyT]) -> Response:
         tenant = tenant_of(http)
         finder = Finder(documents, tenant)
 
@@ -73,10 +86,22 @@ def tokenizing_routes(
             return body
 
         raw = await read_body(http)
+        if body_type is DetokenizeBody:
+            _check_ids_body(raw, builder.most_tokenized)
         body = await to_thread.run_sync(parse, raw)
-        async with long_texts.turn(tenant, len(raw) + finder.num_chars):
-            text = await to_thread.run_sync(write, builder, body)
-        return Response(text, media_type="application/json")
+        field = "tokens" if body_type is DetokenizeBody else "prompt"
+        size = await to_thread.run_sync(_reply_bytes, builder, body)
+        http.scope["state"]["reply"].take(size, field)
+
+        def slices() -> tuple[int, list[bytes]]:
+            num_tokens, parts = write(builder, body)
+            return num_tokens, encoded_slices(parts)
+
+        num_tokens, written = await long_texts.run(
+            http, tenant, len(raw) + finder.num_chars, partial(to_thread.run_sync, slices)
+        )
+        charge(http, num_tokens)
+        return SlicedResponse(written)
 
     @routes.add("POST", "/tokenize", TOKENIZE)
     async def post_tokenize(http: Request) -> Response:
@@ -93,29 +118,72 @@ def tokenizing_routes(
     return routes
 
 
-def tokenize(builder: RequestBuilder, body: TokenizeBody) -> str:
-    """The reply's JSON. Special tokens are added to a prompt; a chat template writes its own."""
+def tokenize(builder: RequestBuilder, body: TokenizeBody) -> tuple[int, Iterator[str]]:
+    """How many tokens there are, and the reply's JSON in parts.
+
+    Special tokens are added to a prompt; a chat template writes its own.
+    """
     text, encoding = _encode_body(builder, body)
     ids = encoding.ids
-    strings = "null"
-    if body.return_token_strs:
-        strings = _json_array(ids, builder.tokenizer.convert_ids_to_tokens)
-    offsets = ""
-    if body.return_offsets:
-        starts = [start for start, _ in encoding.offsets]
-        shown_text = json.dumps(text, ensure_ascii=False)
-        offsets = f', "text": {shown_text}, "offsets": {_json_array(starts)}'
-    return (
-        f'{{"count": {len(ids)}, "max_model_len": {builder.context_tokens}, '
-        f'"tokens": {_json_array(ids)}, "token_strs": {strings}{offsets}}}'
-    )
+
+    def parts() -> Iterator[str]:
+        yield f'{{"count": {len(ids)}, "max_model_len": {builder.context_tokens}, "tokens": '
+        yield from _json_array(len(ids), lambda some: ids[some])
+        yield ', "token_strs": '
+        if body.return_token_strs:
+            strings = builder.tokenizer.convert_ids_to_tokens
+            yield from _json_array(len(ids), lambda some: strings(ids[some]))
+        else:
+            yield "null"
+        if body.return_offsets:
+            yield f', "text": {json.dumps(text, ensure_ascii=False)}, "offsets": '
+            starts = token_edges(encoding)[0]
+            yield from _json_array(len(starts), lambda some: starts[some].tolist())
+        yield "}"
+
+    return len(ids), parts()
 
 
-def detokenize(builder: RequestBuilder, body: DetokenizeBody) -> str:
-    """The reply's JSON. Special tokens are part of the text."""
+def detokenize(builder: RequestBuilder, body: DetokenizeBody) -> tuple[int, Iterator[str]]:
+    """How many tokens there are, and the reply's JSON. Special tokens are part of the text."""
     check_ids(body.tokens, "tokens", builder.vocab_size)
     text: Text = {"prompt": decode(builder.tokenizer, body.tokens)}
-    return json.dumps(text, ensure_ascii=False)
+    return len(body.tokens), iter([json.dumps(text, ensure_ascii=False)])
+
+
+def _check_ids_body(raw: bytes, most: int) -> None:
+    """Refuse a body with too many ids before it is parsed, which would take long."""
+    if len(raw) > most * _ID_BYTES:
+        raise RequestError(
+            f"tokens: the body has {len(raw)} bytes, the limit of what is detokenized is {most} "
+            f"tokens, of {_ID_BYTES} bytes each",
+            param="tokens",
+            code="body_too_large",
+        )
+
+
+def _reply_bytes(builder: RequestBuilder, body: TokenizerBody) -> int:
+    """The most bytes that the reply may take while it is written."""
+    if isinstance(body, DetokenizeBody):
+        num_tokens = len(body.tokens)
+        if num_tokens > builder.most_tokenized:
+            raise RequestError(
+                f"tokens: has {num_tokens} tokens, the limit of what is detokenized is "
+                f"{builder.most_tokenized}",
+                param="tokens",
+                code="body_too_large",
+            )
+        return num_tokens * builder.longest_token_chars
+    assert isinstance(body, TokenizeBody)
+    if body.messages is not None:
+        plain = [message.plain for message in body.messages]
+        size = count_chat_bytes(plain, check_tools(body.tools), body.chat_template_kwargs)
+        builder.check_tokenized_bytes(size, "messages")
+    else:
+        size = num_bytes(body.prompt or "")
+        builder.check_tokenized_bytes(size, "prompt")
+    each = _ID_BYTES + body.return_token_strs * _STRING_BYTES + body.return_offsets * _ID_BYTES
+    return min(size, builder.most_tokenized) * each + size
 
 
 def tokenizer_info(builder: RequestBuilder) -> TokenizerInfo:
@@ -147,8 +215,6 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
             raise RequestError("messages: not together with prompt", param="messages")
         plain = [message.plain for message in body.messages]
         given = check_tools(body.tools)
-        num_chars = count_chat_chars(plain, given, body.chat_template_kwargs)
-        builder.check_tokenized_chars(num_chars, "messages")
         taken, tools = for_template(tokenizer, plain, given)
         has_header = body.add_generation_prompt is not False
         variables = body.chat_template_kwargs or {}
@@ -157,7 +223,9 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         text = render_chat(
             tokenizer, messages, tools, add_generation_prompt=has_header, variables=variables
         )
-        encoding = encode(tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
+        is_adding = bool(body.add_special_tokens)
+        limit = TokenLimit(builder.most_tokenized, "messages", is_context=False)
+        encoding = encode(tokenizer, text, add_special_tokens=is_adding, limit=limit)
         encoding, _ = encode_chat(
             tokenizer,
             text,
@@ -180,16 +248,17 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         raise RequestError(
             "prompt: required, unless there are messages", param="prompt", code="missing_field"
         )
-    builder.check_tokenized_chars(len(body.prompt), "prompt")
     is_adding = body.add_special_tokens is not False
-    return body.prompt, encode(tokenizer, body.prompt, add_special_tokens=is_adding)
+    limit = TokenLimit(builder.most_tokenized, "prompt", is_context=False)
+    return body.prompt, encode(tokenizer, body.prompt, add_special_tokens=is_adding, limit=limit)
 
 
-def _json_array(
-    ids: Sequence[int], items: Callable[[Sequence[int]], Sequence[int | str]] = lambda ids: ids
-) -> str:
-    """`items` of the ids, as JSON."""
+def _json_array(length: int, items: Callable[[slice], Sequence[int | str]]) -> Iterator[str]:
+    """A JSON array of so many items, in parts; `items` has those of a slice."""
     # in slices: json.dumps keeps the interpreter lock, for a second if there are millions of ids
-    slices = (ids[at : at + _SLICE_TOKENS] for at in range(0, len(ids), _SLICE_TOKENS))
-    texts = (json.dumps(items(part), ensure_ascii=False)[1:-1] for part in slices)
-    return f"[{', '.join(texts)}]"
+    yield "["
+    for at in range(0, length, _SLICE_TOKENS):
+        check_stopped()
+        part = items(slice(at, at + _SLICE_TOKENS))
+        yield (", " if at else "") + json.dumps(part, ensure_ascii=False)[1:-1]
+    yield "]"

@@ -20,6 +20,7 @@ from prometheus_client import (
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.telemetry.cache_metrics import CacheCollector
 from gemserve.api.telemetry.internal_errors import InternalErrors
+from gemserve.api.telemetry.loop_watch import LoopWatch
 from gemserve.engine.worker import Engine
 from gemserve.types import Event, Filtered, FilterReport, Finished, FinishReason, Request, TextDelta
 from gemserve_kernels import Backend
@@ -107,6 +108,12 @@ class Metrics:
             "adapter_memory_bytes", "Of adapters loaded or in use", lambda: adapters.num_bytes
         )
         self._gauge("event_loop_tasks", "Tasks of the event loop, this scrape's too", _num_tasks)
+        self.loop_watch = LoopWatch()
+        self._gauge(
+            "event_loop_longest_stall_seconds",
+            "For how long the event loop was held up at most, since the last scrape",
+            self.loop_watch.take_longest_s,
+        )
         self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
         ProcessCollector(registry=self._registry)
         self._registry.register(CacheCollector(lambda: engine.cache_state))

@@ -1,4 +1,4 @@
-"""Texts and replies that are hostile or merely large: they cost nobody else more than their share."""
+"""Hostile or merely large texts and replies: they cost nobody else more than their share."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_a_stall_of_the_event_loop_is_seen(
         with caplog.at_level(logging.WARNING, "gemserve.api"), monkeypatch.context() as patch:
             patch.setattr(engine, "num_running", property(lambda _: hold_up_the_loop()))
             server.get("/load")
-            wait_for(lambda: "hold_up_the_loop" in caplog.text, PATIENCE_S)
+            wait_for(lambda: "hold_up_the_loop" in caplog.text, 20)
         stalled = server.metrics()["event_loop_longest_stall_seconds"]
         assert stalled > 0.3
 

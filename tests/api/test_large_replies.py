@@ -22,7 +22,7 @@ def builders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads in which log-probabilities are written."""
     threads: list[str] = []
     write = "gemserve.api.replies.logprobs.CompletionLogprobWriter.write"
-    original = large_replies.to_json
+    original = large_replies._json_parts
 
     from gemserve.api.replies.logprobs import CompletionLogprobWriter
 
@@ -32,13 +32,12 @@ def builders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         threads.append(threading.current_thread().name)
         return written(self, tokens)
 
-    def dumping(content: Any, num_scored: int) -> str:
+    def dumping(content: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return original(content, num_scored)
+        return original(content)
 
     monkeypatch.setattr(write, writing)
-    monkeypatch.setattr(large_replies, "to_json", dumping)
-    monkeypatch.setattr("gemserve.api.replies.server_sent_events.to_json", dumping)
+    monkeypatch.setattr(large_replies, "_json_parts", dumping)
     return threads
 
 

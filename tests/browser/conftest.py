@@ -23,6 +23,7 @@ from tests.browser.page import Page
 
 START_TIMEOUT_S = 600
 MODEL = os.environ.get("BROWSER_MODEL", "builtin")
+REPLICAS = os.environ.get("TEST_REPLICAS")
 
 
 @contextmanager
@@ -32,6 +33,8 @@ def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "gemserve.cli.main", "serve", "--port", str(port), *options]
+    if REPLICAS is not None:
+        command += ["--replicas", REPLICAS, "--device", "cpu"]
     log = folder / f"server-{port}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -44,7 +47,10 @@ def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[
             time.sleep(0.2)
         yield url, process
     finally:
-        process.kill()
+        if REPLICAS is not None:
+            process.terminate()  # else processes of Ray would be left for a while
+        else:
+            process.kill()
         process.wait()
 
 

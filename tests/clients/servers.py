@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
+
+from benchmarks.shared.server_process import ServeProcess
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.types import Event, Request
-from tests.fakes import FILTERED, FakeCore, FakeJob, Step, live_server, serving_over
+from tests.fakes import FILTERED, FakeCore, FakeJob, Step, live_server, serving_over, wait_for
 
+REPLICAS = "TEST_REPLICAS"
+START_S, STOP_S = 240.0, 60.0  # for machines that are busy
 TEXT = "Héllo 🌍!"
 DOCUMENT = "The river runs past the houses. " * 150
 # A document with a fact, which the built-in model finds.
@@ -89,7 +98,32 @@ def scripted(
 
 @contextmanager
 def builtin() -> Iterator[str]:
+    """In this process; `TEST_REPLICAS=2` has `gemserve serve --replicas 2` in its place."""
+    if REPLICAS in os.environ:
+        with replicas(int(os.environ[REPLICAS])) as address:
+            yield address
+        return
     core = build_core(ModelConfig(device="cpu"), EngineConfig(kv_memory_bytes=1 << 28))
     serving = build_serving(core, model_name="builtin", config=ServerConfig())
     with live_server(serving) as address:
         yield address
+
+
+@contextmanager
+def replicas(count: int) -> Iterator[str]:
+    """The built-in model on so many replicas, all of which take requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--replicas", str(count), "--device", "cpu", "--kv-memory", "256MiB"]
+        server = ServeProcess(options, Path(folder) / "log")
+        try:
+            server.wait_until_ready(START_S)
+            wait_for(lambda: _num_ready(server.url) == count, START_S)
+            yield server.url
+        finally:
+            server.stop(STOP_S)
+
+
+def _num_ready(url: str) -> int:
+    metrics = httpx.get(f"{url}/metrics", timeout=20).text
+    found = re.search(r"^gemserve_replicas_ready (\d+)", metrics, re.MULTILINE)
+    return int(found[1]) if found else 0

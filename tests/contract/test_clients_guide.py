@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemserve.api.serving import build_serving
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.engine.build import build_core
-from tests.fakes import live_server
+from tests.clients import servers
 from tests.guide import examples, run_example
 
 FACT = "48213"
@@ -28,9 +25,7 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    core = build_core(ModelConfig(device="cpu"), EngineConfig(kv_memory_bytes=1 << 28))
-    serving = build_serving(core, model_name="builtin", config=ServerConfig())
-    with live_server(serving) as address:
+    with servers.builtin() as address:
         yield address
 
 

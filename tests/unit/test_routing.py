@@ -247,6 +247,15 @@ def _route(reports: ReplicaReports, request: RoutedRequest) -> tuple[str, int]:
     return route.name, reports.sent(route)
 
 
+def _sent(reports: ReplicaReports, request: RoutedRequest) -> tuple[str, int]:
+    """As the router does: with the keys of the request's chunks."""
+    route = choose_replica(
+        request, reports.states(), COSTS, most_above_mean=BOUND, random=Random(0)
+    )
+    assert route is not None
+    return route.name, reports.sent(route, keys=_keys(request.chunks))
+
+
 def test_what_was_sent_counts_until_a_report_counts_it() -> None:
     """Without it, all requests between two reports went to the same replica."""
     reports = _reports()
@@ -279,8 +288,8 @@ def test_a_request_that_never_arrives_is_taken_back() -> None:
     reports = _reports()
     reports.set_replicas(["x"])
     _, number = _route(reports, _request(_document("a")))
-    reports.failed("x", number)
-    reports.failed("x", number)
+    reports.ended("x", number)
+    reports.ended("x", number)
     assert _queue(reports, "x") == 0
     _route(reports, _request(_document("a")))
     for _ in range(3):
@@ -297,12 +306,52 @@ def test_a_cache_is_what_the_replica_says() -> None:
     reports.reported(name, queued_tokens=0, last_received=number)
     reports.cache_listed(name, 0, [])
     reports.cache_listed(other, 0, [])
-    assert all(not state.cached for state in reports.states())
+    key = document[0].key
+    assert all(key not in state.cached for state in reports.states())
     assert reports.cache_changed(other, 1, stored=_keys(document))
     assert _route(reports, _request(document))[0] == other
     reports.reported(other, queued_tokens=1_000, last_received=None)
     assert reports.cache_changed(other, 2, dropped=_keys(document))
     assert _route(reports, _request(document))[0] == name  # its queue is shorter
+
+
+def test_a_question_follows_the_one_that_is_having_its_document_read() -> None:
+    """Two questions about a new document, one after another, were read by two replicas."""
+    reports = _reports()
+    document = _document("a")
+    request = _request(document)
+    name, number = _sent(reports, request)
+    assert _sent(reports, request)[0] == name
+    other = "y" if name == "x" else "x"
+    reports.reported(other, queued_tokens=500, last_received=None)
+    reports.reported(name, queued_tokens=1_000, last_received=number + 1)
+    assert _sent(reports, request)[0] == name  # the report tells of the queue, not of the cache
+
+
+def test_what_was_on_its_way_is_believed_until_the_last_request_ends() -> None:
+    reports = _reports()
+    reports.set_replicas(["x"])
+    document = _document("a")
+    numbers = [_sent(reports, _request(document))[1] for _ in range(2)]
+    key = document[0].key
+    assert key in reports.states()[0].cached
+    reports.ended("x", numbers[0])
+    reports.ended("x", numbers[0])
+    assert key in reports.states()[0].cached
+    reports.ended("x", numbers[1])
+    assert key not in reports.states()[0].cached
+    reports.cache_listed("x", 0, _keys(document))
+    assert key in reports.states()[0].cached
+    reports.ended("gone", 1)
+
+
+def test_a_restarted_replica_has_nothing_on_its_way() -> None:
+    reports = _reports()
+    document = _document("a")
+    name, _ = _sent(reports, _request(document))
+    reports.set_replicas([])
+    reports.set_replicas([name])
+    assert document[0].key not in reports.states()[0].cached
 
 
 def test_a_missing_change_of_a_cache_forgets_it() -> None:
@@ -316,7 +365,8 @@ def test_a_missing_change_of_a_cache_forgets_it() -> None:
     assert b"a" not in reports.states()[0].cached
     reports.cache_listed("x", 11, [b"a", b"d"])
     assert reports.cache_changed("x", 12, dropped=[b"a"])
-    assert reports.states()[0].cached == {b"d"}
+    assert b"a" not in reports.states()[0].cached
+    assert b"d" in reports.states()[0].cached
 
 
 def test_replicas_come_and_go() -> None:
@@ -328,7 +378,7 @@ def test_replicas_come_and_go() -> None:
     reports.reported("y", queued_tokens=1, last_received=None)
     reports.cache_listed("y", 0, [b"a"])
     assert not reports.cache_changed("y", 1)
-    reports.failed("y", 1)
+    reports.ended("y", 1)
     assert [state.name for state in reports.states()] == ["x", "new"]
     reports.set_replicas([])
     assert reports.states() == []

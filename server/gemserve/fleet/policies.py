@@ -62,6 +62,7 @@ class LeastLoaded(Policy):
         self._reports = ReplicaReports()
         self._reports.set_replicas(map(str, range(len(replicas))))
         self._num_reports = 0
+        self._under_way: list[tuple[Job, str, int]] = []  # where to, and the router's number
         for index in range(len(replicas)):
             self._reports.cache_listed(str(index), 0, [])
 
@@ -73,7 +74,8 @@ class LeastLoaded(Policy):
             random=self.random,
         )
         assert route is not None
-        self._reports.sent(route)
+        number = self._reports.sent(route, keys=job.keys if self.sees_documents else ())
+        self._under_way.append((job, route.name, number))
         return int(route.name)
 
     def report(self) -> None:
@@ -86,6 +88,10 @@ class LeastLoaded(Policy):
             self._reports.cache_changed(
                 str(index), self._num_reports, stored=stored, dropped=dropped
             )
+        for job, name, number in self._under_way:
+            if job.finished_s is not None:
+                self._reports.ended(name, number)
+        self._under_way = [entry for entry in self._under_way if entry[0].finished_s is None]
 
     def _request(self, job: Job) -> RoutedRequest:
         tokens = self.cost.piece_tokens

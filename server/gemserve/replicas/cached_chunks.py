@@ -7,12 +7,13 @@ What stands around the text, as a chat template does, is short beside the texts 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from gemserve.replicas.text_chunks import KEY_BYTES, TextChunk
 from gemserve.types import CacheEntry, ReadingNotes
 
-# Of keys that are reported: 320 KB each second, for about 40 million tokens.
+# Of keys that are reported: 320 KB each second, for about 10 million tokens.
 MOST_KEYS = 20_000
 
 
@@ -55,12 +56,12 @@ class CachedChunks:
             return
         middles = _middles(chunks)
         for part in parts:
-            for chunk, middle in zip(chunks, middles, strict=True):
-                if part.start <= middle < part.stop:
-                    entries = self._entries.pop(chunk.key, [])
-                    if part.entry not in entries:
-                        entries.append(part.entry)
-                    self._entries[chunk.key] = entries
+            first, last = bisect_left(middles, part.start), bisect_left(middles, part.stop)
+            for chunk in chunks[first:last]:
+                entries = self._entries.pop(chunk.key, [])
+                if part.entry not in entries:
+                    entries.append(part.entry)
+                self._entries[chunk.key] = entries
 
 
 def split_keys(keys: bytes) -> list[bytes]:

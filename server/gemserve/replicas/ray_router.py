@@ -58,7 +58,7 @@ class TokenRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         where = self._sent.pop(internal_request_id, None)
         if where is not None:
-            self._reports.failed(*where)  # if no report has counted it, none needs to any more
+            self._reports.ended(*where)
 
     def _take_reports(self) -> None:
         replicas = {each.replica_id.unique_id: each for each in list(self.curr_replicas.values())}
@@ -75,12 +75,13 @@ class TokenRouter(RequestRouter):
         if hints.only is not None or before == (replica, hints.number):
             return
         if before is not None:
-            self._reports.failed(*before)
+            self._reports.ended(*before)
         states = self._reports.states()
         for state in states:
             if state.name == replica:
                 route = replica_choice.route_of(hints, state, states)
-                self._sent[request] = replica, self._reports.sent(route, hints.number)
+                keys = (chunk.key for chunk in hints.chunks)
+                self._sent[request] = replica, self._reports.sent(route, hints.number, keys)
 
     def _note_failure(self) -> None:
         log.exception("the rule that chooses a replica has failed; the least loaded one is taken")

@@ -2,14 +2,16 @@
 
 A report is older than the router's last choice. So the router adds the work of each request
 that it sends to a replica's queue, and takes it back when a report counts that request. It believes
-of a cache only what the replica has said.
+of a cache only what the replica has said, and that it will have what it is reading now: until a
+request ends, others with the same text may follow it.
 
 Everything here belongs to one event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -47,6 +49,17 @@ class _Sent:
     reports: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldOrComing:
+    """The keys of chunks that a replica has, or is about to read."""
+
+    held: Container[bytes]
+    coming: Mapping[bytes, int]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.held or key in self.coming
+
+
 @dataclass(slots=True)
 class _Replica:
     queued_tokens: float = 0.0  # as it was last reported
@@ -55,6 +68,8 @@ class _Replica:
     cached: set[bytes] = field(default_factory=set)
     last_event: int | None = None  # None: events are missing, and a list is needed
     sent: dict[int, _Sent] = field(default_factory=dict)
+    under_way: dict[int, frozenset[bytes]] = field(default_factory=dict)  # keys, by the request
+    coming: Counter[bytes] = field(default_factory=Counter)  # requests under way, by the key
     model: ModelReading = UNKNOWN_READING
     last_report: int | None = None
     last_queue: int = 0  # the number of the report that `queued_tokens` is from
@@ -79,7 +94,7 @@ class ReplicaReports:
                 name=name,
                 queued_tokens=one.queued_tokens
                 + sum(sent.work_tokens for sent in one.sent.values()),
-                cached=one.cached,
+                cached=_HeldOrComing(one.cached, one.coming),
                 is_healthy=one.is_healthy,
                 is_draining=one.is_draining,
                 model=one.model,
@@ -87,20 +102,30 @@ class ReplicaReports:
             for name, one in self._replicas.items()
         ]
 
-    def sent(self, route: Route, number: int | None = None) -> int:
+    def sent(self, route: Route, number: int | None = None, keys: Iterable[bytes] = ()) -> int:
         """Note that a request goes there. Return its number, which goes with it.
 
-        `number`: if the request has one already, from whoever numbers them in their order.
+        `number`: if the request has one already, from whoever numbers them in their order. `keys`:
+        of the chunks of its text.
         """
         self._num_sent = self._num_sent + 1 if number is None else number
-        if route.name in self._replicas:
-            self._replicas[route.name].sent[self._num_sent] = _Sent(route.work_tokens)
+        one = self._replicas.get(route.name)
+        if one is not None:
+            one.sent[self._num_sent] = _Sent(route.work_tokens)
+            one.under_way[self._num_sent] = frozenset(keys)
+            one.coming.update(one.under_way[self._num_sent])
         return self._num_sent
 
-    def failed(self, name: str, number: int) -> None:
-        """Take back a request that did not reach the replica. Idempotent."""
-        if name in self._replicas:
-            self._replicas[name].sent.pop(number, None)
+    def ended(self, name: str, number: int) -> None:
+        """Take back a request that has ended, or did not reach the replica. Idempotent."""
+        one = self._replicas.get(name)
+        if one is None:
+            return
+        one.sent.pop(number, None)
+        for key in one.under_way.pop(number, ()):
+            one.coming[key] -= 1
+            if not one.coming[key]:
+                del one.coming[key]
 
     def reported(
         self,

@@ -95,7 +95,8 @@ class ReplicaState:
     """What is known of a replica.
 
     `queued_tokens`: the work that waits or runs there, in tokens of a filter pass. `cached`: the
-    chunk keys that the replica itself has said to have stored, without those that it has dropped.
+    keys of the chunks that the replica has said to have stored, without those that it has dropped,
+    and of those that it is reading.
     `is_draining`: it finishes what it has and takes nothing new. `model`: how it reads.
     """
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-LEAST_CHUNK = 2_048  # bytes
-MEAN_CHUNK = 8_192  # of random text; code, which repeats itself, has chunks of 8,000 to 14,000
-MOST_CHUNK = 32_768
+# The last chunk has the question in it, which is new each time: of a document that fits into one
+# chunk nothing would be found again. So chunks are short beside the documents that are cached.
+LEAST_CHUNK = 512  # bytes
+MEAN_CHUNK = 2_048  # of random text
+MOST_CHUNK = 8_192
 _SEEN = 8  # bytes in front of a place, by which it is chosen
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _LIMIT = np.uint64((1 << 64) // (MEAN_CHUNK - LEAST_CHUNK))

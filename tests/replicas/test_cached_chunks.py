@@ -175,7 +175,7 @@ def test_a_replica_that_is_replaced_has_nothing() -> None:
     reports.take("x", report(9, chunks))
     reports.set_replicas(["y", "z"])
     reports.take("x", report(10, chunks))
-    assert all(not state.cached for state in reports.states())
+    assert not any(chunk.key in each.cached for each in reports.states() for chunk in chunks)
     reports.take("z", {})  # it has not reported yet
     assert [state.queued_tokens for state in reports.states()] == [0, 0]
 
@@ -185,15 +185,15 @@ def test_a_hot_document_is_bounded_by_load() -> None:
     reports, chunks = reports_of("x", "y"), chunks_of("hot", 20)
     reports.take("x", report(1, chunks))
     chosen = []
-    for number in range(1, 400):
+    for number in range(1, 700):
         hints = RoutingHints(number=number, chunks=chunks, answer_tokens=100)
         states = reports.states()
         name = by_cost(hints, states)[0]
         state = next(state for state in states if state.name == name)
         reports.sent(route_of(hints, state, states), number)
         chosen.append(name)
-    assert set(chosen[:150]) == {"x"}
-    assert 1 <= chosen.count("y") < 150
+    assert set(chosen[:300]) == {"x"}
+    assert 1 <= chosen.count("y") < 300
 
 
 @pytest.mark.anyio

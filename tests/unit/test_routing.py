@@ -123,7 +123,7 @@ def test_a_hot_document_comes_to_live_on_several_replicas() -> None:
     cached = {"x": _keys(hot) | _keys(cold), "y": frozenset[bytes](), "z": frozenset[bytes]()}
     queued = dict.fromkeys(cached, 0.0)
     random = Random(0)
-    for _ in range(60):
+    for _ in range(150):
         states = [_state(name, queued[name], cached[name]) for name in cached]
         route = choose_replica(_request(hot), states, COSTS, most_above_mean=BOUND, random=random)
         assert route is not None

@@ -2,8 +2,8 @@
 
 Each replica is given a cost: the tokens that it would have to read for the request, those that it
 would only have to read again, and what waits there already. The smallest cost wins. So a document
-goes to a replica that has it, until the queue there is longer than reading the document elsewhere
-would take; then another replica reads it, and has it, too.
+goes to a replica that has it, until the queue there is twice as long as reading the document
+elsewhere would take; then another replica reads it, and has it, too.
 
 All of this is counted in one unit, a token of a filter pass: see `TokenCosts`. Requests are never
 counted: one of 200,000 tokens is not one of 200.
@@ -28,8 +28,12 @@ Reading = Literal["windows", "one_pass", "whole"]
 # because of the others' states or the request something is wrong.
 RouteReason = Literal["cached", "uncached", "least_loaded"]
 # Tokens by which a queue may exceed the mean. Costs alone keep affinity from making it longer than
-# the longest document; this holds if what they are computed from is wrong.
+# two of the longest document; this holds if what they are computed from is wrong.
 MOST_ABOVE_MEAN = 1 << 20
+# The request's own work counts twice beside what waits before it: those who come later wait for it,
+# too, and what is read a second time displaces another document from a cache. In simulated fleets
+# 2 finds more in caches than 1 does, and waits are shorter; 4 is no better unless all are too busy.
+_OWN_WORK = 2.0
 # Costs that differ by less than this share of the request's own work are equal. In simulated fleets
 # 0.1 finds a little more in caches than 0.01 does, and 0.5 makes the slowest requests wait longer.
 _EQUAL = 0.1
@@ -142,7 +146,7 @@ def choose_replica(
     shortest = min(state.queued_tokens for state in usable)
     longest = max(mean + most_above_mean, shortest)
     routes = [
-        (state.queued_tokens + route.work_tokens, route)
+        (state.queued_tokens + _OWN_WORK * route.work_tokens, route)
         for state in usable
         if state.queued_tokens <= longest
         for route in [route_to(request, state, costs)]

@@ -54,7 +54,8 @@ class ModelConfig:
 
     `model`: "builtin", "smollm2", a GGUF file, a directory or a hub id. `dtype` auto: the
     checkpoint's own, but on a CPU float32 unless the checkpoint has bfloat16 and the CPU multiplies
-    it fast (AMX). `attention_backend`: one of `ATTENTION_BACKENDS`.
+    it fast (AMX). `attention_backend`: one of `ATTENTION_BACKENDS`. `chat_template`: a file, a
+    name, or "none"; None: the checkpoint's own. See `model.chosen_chat_template`.
     """
 
     model: str = "builtin"
@@ -63,6 +64,7 @@ class ModelConfig:
     revision: str | None = None
     trust_remote_code: bool = False
     attention_backend: str = "auto"
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

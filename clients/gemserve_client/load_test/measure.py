@@ -42,6 +42,7 @@ from gemserve_client.load_test.traffic import Job, Prompts, arrivals, jobs
 MAX_WARM_UP_TOKENS = 2048
 WARM_UP_ANSWER_TOKENS = 4
 LATE_MS = 50  # above this delay the client itself is the bottleneck
+CACHED_SHARE = 0.1  # a chat template in front of all prompts is less
 
 
 class Unusable(Exception):
@@ -252,6 +253,12 @@ def _warn(name: str, row: dict[str, Any]) -> None:
         notes.append(f"answers without text, and so without TTFT: {row['without_text']}")
     if row["filtered_share"] == 0:
         notes.append("no prompt was filtered: were they too short, or is the filter off?")
+    if row["cached_tokens"] and row["cached_tokens"] > CACHED_SHARE * row["prompt_tokens"]:
+        share = row["cached_tokens"] / row["prompt_tokens"]
+        notes.append(
+            f"{share:.0%} of the prompts' tokens were in the server's cache: were they sent "
+            "before? Without --seed each run sends others"
+        )
     for note in notes:
         print(f"{name}: {point_name(row)}: {note}", file=sys.stderr)
 

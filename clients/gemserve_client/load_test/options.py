@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ MAX_RATE = 10_000
 MAX_POINTS = 64
 MAX_SECONDS = 7 * 86_400
 MAX_FILE_BYTES = 256 << 20
+MAX_SEED = (1 << 31) - 1
 SECRET_FLAGS = ("--api-key",)
 
 T = TypeVar("T")
@@ -114,7 +116,7 @@ def read_options(words: Sequence[str], program: str) -> Options | Comparison:
         timeout_s=given.timeout,
         max_seconds=given.max_seconds,
         slo=Slo(ttft_ms=given.slo_ttft_ms, tpot_ms=given.slo_tpot_ms),
-        seed=given.seed,
+        seed=secrets.randbelow(MAX_SEED + 1) if given.seed is None else given.seed,
         label=given.label,
         device=given.device,
         out=given.out,
@@ -172,8 +174,12 @@ def _add_traffic(add: Callable[..., object]) -> None:
     add("--prompt-tokens", type=_checked(read_lengths), default="512", metavar="LENGTHS")
     add("--max-tokens", type=_checked(read_lengths), default="128", metavar="LENGTHS")
     add("--prompt-file", type=_words, metavar="FILE", help="words for prompts, in its order")
-    add("--seed", type=int, default=0, help="the same seed sends the same prompts: change it, or "
-        "restart a server that keeps prefixes")  # fmt: skip
+    add(
+        "--seed",
+        type=number(int, 0, MAX_SEED),
+        help="the same seed sends the same prompts, which a server may have cached; default: "
+        "another one for each run, which --out's result names",
+    )
 
 
 def _add_requests(add: Callable[..., object]) -> None:

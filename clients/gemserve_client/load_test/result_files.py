@@ -34,6 +34,7 @@ def _request(record: Record) -> dict[str, Any]:
         "itl_mean_ms": _ms(sum(gaps_s) / len(gaps_s) if gaps_s else None),
         "e2e_ms": _ms(record.e2e_s if record.is_complete else None),
         "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
         "kept_tokens": record.kept_tokens,
         "is_filtered": record.is_filtered,
         "filter_reason": record.filter_reason,

@@ -30,7 +30,8 @@ class Record:
     run ended first). A complete answer whose tokens show no text, such as special tokens, has no
     TTFT.
 
-    Only gemserve reports `kept_tokens` (the prompt tokens that the answer was generated from),
+    `cached_tokens`: of the prompt, those that the server had computed before, if it says so. Only
+    gemserve reports `kept_tokens` (the prompt tokens that the answer was generated from),
     `is_filtered` (whether a filter chose them) and `filter_reason` (why it chose none, or kept
     more).
     """
@@ -42,6 +43,7 @@ class Record:
     ttft_s: float | None = None
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     kept_tokens: int | None = None
     is_filtered: bool | None = None
     filter_reason: str | None = None
@@ -189,6 +191,8 @@ class Client:
                 if usage := event.get("usage"):
                     record.prompt_tokens = _count(usage.get("prompt_tokens"))
                     counted = _count(usage.get("completion_tokens"))
+                    if details := usage.get("prompt_tokens_details"):
+                        record.cached_tokens = _count(details.get("cached_tokens"))
                 if report := event.get("filter"):
                     record.kept_tokens = _count(report.get("kept_tokens"))
                     record.is_filtered = bool(report.get("applied"))

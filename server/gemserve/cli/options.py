@@ -181,6 +181,13 @@ MODEL_OPTIONS: tuple[Option, ...] = (
         choice(*ATTENTION_BACKENDS),
         f"one of {', '.join(ATTENTION_BACKENDS)}",
     ),
+    Option(
+        "--chat-template",
+        "chat_template",
+        str,
+        "a file of Jinja, chatml, plain, one of several that the model has, or none",
+        "the model's own",
+    ),
 )
 ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter", "filter_method", read_method, "default filter method"),

@@ -18,6 +18,7 @@ from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
 from gemserve.model.checkpoint import GgufCheckpoint, open_checkpoint
+from gemserve.model.chosen_chat_template import choose_chat_template
 from gemserve.model.compatibility import check_servable
 from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
@@ -69,6 +70,7 @@ def load(
         with _backend_errors():  # fail before minutes are spent on loading
             select_backend(device, name=config.attention_backend, dtype=dtype)
         tokenizer = checkpoint.load_tokenizer()
+        choose_chat_template(tokenizer, config.chat_template)
         weights = checkpoint.load_weights(dtype, num_ranks)
         shard = None
         if num_ranks > 1:

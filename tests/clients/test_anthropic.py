@@ -50,7 +50,7 @@ count = client.messages.count_tokens(model="builtin", messages=[USER])
 assert count.input_tokens == final.usage.input_tokens
 for fields, error in (
     ({"model": "claude"}, anthropic.NotFoundError),
-    ({"max_tokens": 5000}, anthropic.BadRequestError),
+    ({"max_tokens": 0}, anthropic.BadRequestError),
 ):
     try:
         client.messages.create(**{**ASKED, **fields})

@@ -170,4 +170,5 @@ def test_filter(client: openai.OpenAI, known: Answers) -> None:
     reply = client.chat.completions.create(model="known", messages=messages, extra_body=extra_body)
     assert (known.requests[0].filter.method, known.requests[0].filter.keep) == ("sieve", 512)
     assert reply.model_extra is not None
-    assert reply.model_extra["filter"]["kept_tokens"] == 512
+    report = reply.model_extra["filter"]
+    assert report["kept_tokens"] == 512 + report["protected_tokens"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +16,12 @@ from gemserve.errors import ModelError
 from gemserve.model import gguf
 from gemserve.model.gguf_file import GgufFile, read_gguf
 from gemserve.model.gguf_tokenizer import load_tokenizer
+from gemserve.model.quantised import (
+    ask_for_dequantised,
+    check_scales,
+    log_dequantised,
+    quantisation_of,
+)
 from gemserve.model.weight_files import check_complete, check_files
 
 # names of the text model's tensors in a multimodal checkpoint, and its own
@@ -110,9 +116,11 @@ class HubCheckpoint:
             from transformers import DistributedConfig
 
             options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
-        folder = Path(self.source)
-        if folder.is_dir():
-            check_files(folder, is_quantised=hasattr(self.config, "quantization_config"))
+        settings = quantisation_of(self.config)
+        is_local = Path(self.source).is_dir()
+        if is_local:
+            self._check_files(settings)
+        ask_for_dequantised(self.config)
         with _quiet("transformers.modeling_utils"):  # what it would warn of is in the report
             model, report = AutoModelForCausalLM.from_pretrained(
                 self.source,
@@ -124,7 +132,25 @@ class HubCheckpoint:
                 **options,
             )
         check_complete(self.source, model, report)
+        if settings is not None:
+            if not is_local:  # the files are here only now
+                self._check_files(settings)
+            # transformers leaves those without scales as they are stored
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(dtype)
+            log_dequantised(self.source, settings, model, dtype)
         return model
+
+    def _check_files(self, settings: Mapping[str, Any] | None) -> None:
+        """Check the headers of the files, which must be on this machine."""
+        from transformers.utils import CONFIG_NAME, cached_file
+
+        revision = self._options["revision"]
+        found = cached_file(self.source, CONFIG_NAME, revision=revision, local_files_only=True)
+        assert found is not None, "it was read to make `config`"
+        tensors = check_files(Path(found).parent, is_quantised=settings is not None)
+        if settings is not None:
+            check_scales(settings, tensors)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gemserve.model.gguf_families import FAMILIES
 from gemserve.model.loader import load
 from tests import models
 from tests.architectures import families
+from tests.architectures.page import PAGE
 from tests.model import gguf_files
 
 IDS = [5 + 7 * i % 150 for i in range(120)]
@@ -81,8 +83,10 @@ def test_logits_are_those_of_the_ordinary_checkpoint(architecture: str, tmp_path
     compare(tmp_path / "tiny.gguf", architecture, built(architecture))
 
 
-def test_every_family_is_compared() -> None:
+def test_every_family_is_compared_and_listed() -> None:
     assert set(CHANGES) == set(FAMILIES)
+    listed = PAGE.read_text().split("<!-- begin: gguf -->")[1].split("<!-- end: gguf -->")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(FAMILIES)
 
 
 @pytest.mark.parametrize(("architecture", "num_layers"), [("gemma2", 46), ("gemma3", 62)])

@@ -16,6 +16,7 @@ from gemserve.errors import ModelError
 from gemserve.model import gguf
 from gemserve.model.gguf_file import GgufFile, read_gguf
 from gemserve.model.gguf_tokenizer import load_tokenizer
+from gemserve.model.multimodal import TEXT_NAMES, text_config
 from gemserve.model.quantised import (
     ask_for_dequantised,
     check_scales,
@@ -24,11 +25,6 @@ from gemserve.model.quantised import (
 )
 from gemserve.model.weight_files import check_complete, check_files
 
-# names of the text model's tensors in a multimodal checkpoint, and its own
-_TEXT_NAMES = {
-    r"^(?:model\.)?language_model\.lm_head\.": "lm_head.",
-    r"^(?:model\.)?language_model\.(?:model\.)?": "model.",
-}
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
 
@@ -54,22 +50,6 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Read the config, not the weights. Raises `ModelError`, or what transformers raises."""
     path = gguf.find_gguf(config.model)
     return HubCheckpoint(config) if path is None else GgufCheckpoint(read_gguf(path))
-
-
-def text_config(config: Any) -> Any:
-    """The config of the text model in a multimodal one, if transformers has it as a causal LM.
-
-    Otherwise it is the config itself.
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    text = getattr(config, "text_config", None)
-    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return config
-    for name in ("dtype", "quantization_config"):
-        if getattr(text, name, None) is None and getattr(config, name, None) is not None:
-            setattr(text, name, getattr(config, name))
-    return text
 
 
 class GgufCheckpoint:
@@ -111,7 +91,7 @@ class HubCheckpoint:
 
         options: dict[str, Any] = dict(self._options)
         if self._is_part:
-            options["key_mapping"] = _TEXT_NAMES
+            options["key_mapping"] = TEXT_NAMES
         if num_ranks > 1:
             from transformers import DistributedConfig
 

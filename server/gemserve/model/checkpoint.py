@@ -77,7 +77,15 @@ class HubCheckpoint:
             "revision": config.revision,
             "trust_remote_code": config.trust_remote_code,
         }
-        config = AutoConfig.from_pretrained(self.source, **self._options)
+        try:
+            config = AutoConfig.from_pretrained(self.source, **self._options)
+        except OSError as error:
+            if Path(self.source).is_dir():
+                raise
+            raise ModelError(
+                f"cannot load model {self.source!r}: no such directory or GGUF file here, and "
+                f"not to be had from the hub: {' '.join(str(error).split())}"
+            ) from error
         self.config: Any = text_config(config)
         self._is_part = self.config is not config
 

@@ -130,6 +130,11 @@ def test_settings_that_would_be_left_out(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"llama\.residual_scale=0\.25 is not read"):
         load(config(file))
     file = gguf_files.save(
+        "qwen3", tmp_path / "c.gguf", change=lambda writer: writer.add_causal_attention(False)
+    )
+    with pytest.raises(ModelError, match=r"qwen3\.attention\.causal=False is not read"):
+        load(config(file))
+    file = gguf_files.save(
         "qwen2",
         tmp_path / "b.gguf",
         change=lambda writer: writer.add_rope_dimension_count(8),

@@ -31,16 +31,16 @@ _EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-# they change the result, and none of these families' files has them
-_UNREAD = (
-    "attention.causal",
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
-    "attention.scale",
-    "embedding_scale",
-    "logit_scale",
-    "residual_scale",
-)
+# settings that are not read, and the value by which each changes nothing
+_UNREAD = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.scale": 0.0,
+    "embedding_scale": 1.0,
+    "logit_scale": 1.0,
+    "residual_scale": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +125,11 @@ def settings_of(file: GgufFile) -> dict[str, Any]:
             )
         if value is not None:
             settings[name] = value
-    for key in _UNREAD:
-        if file.setting(key) not in (None, 0.0, True):
+    for key, neutral in _UNREAD.items():
+        value = file.setting(key)
+        if value is not None and value != neutral:
             raise ModelError(
-                f"{file.path}: {file.architecture}.{key}={shown(file.setting(key))} is not read "
-                "from GGUF files"
+                f"{file.path}: {file.architecture}.{key}={shown(value)} is not read from GGUF files"
             )
     settings["pad_token_id"] = None  # or some configs take one beyond the vocabulary
     for kind, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):

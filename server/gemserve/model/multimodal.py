@@ -56,7 +56,7 @@ def text_config(config: Any) -> Any:
         )
     if is_same and getattr(text, "model_type", None) in _AS_CAUSAL:
         text, has_part = _as_causal(text), True
-    if not has_part:
+    if not has_part or text is None:
         return config
     for name in ("dtype", "quantization_config"):
         if getattr(text, name, None) is None and getattr(config, name, None) is not None:

@@ -19,6 +19,7 @@ from gemserve.model.loader import BUILTIN_PATH, load
 from gemserve.model.multimodal import TEXT_IS_THE_SAME
 from tests.architectures import families
 from tests.architectures.page import PAGE
+from tests.model.test_quantised import Fp8, rewrite
 
 IDS = [5 + 7 * i % 150 for i in range(100)]
 # sizes of vision models, by all the names that families have for them
@@ -123,6 +124,24 @@ def test_a_head_of_its_own_is_used(is_tied: bool, is_stated: bool, tmp_path: Pat
         config = json.loads(file.read_text())
         del config["tie_word_embeddings"]
         file.write_text(json.dumps(config))
+    torch.testing.assert_close(logits_of(tmp_path), expected(whole), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mistral3", "qwen3_vl"])
+def test_in_fp8(family: str, tmp_path: Path) -> None:
+    """The whole's config says how the part is quantised."""
+    whole, form = saved(family, tmp_path), Fp8()
+
+    def of_the_text(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return form(name, values) if "language_model" in name else {name: values}
+
+    rewrite(tmp_path, form.settings, of_the_text)
+    own = {name.split("layers.")[-1]: value for name, value in form.dense.items()}
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            if "language_model" in name and name.split("layers.")[-1] in own:
+                parameter.copy_(own[name.split("layers.")[-1]])
+    assert len(own) == 4 * 7
     torch.testing.assert_close(logits_of(tmp_path), expected(whole), atol=1e-4, rtol=1e-4)
 
 

@@ -204,6 +204,7 @@ def test_dequantised_as_the_format_says(
     num_bytes = sum(p.numel() for p in planned.parameters()) * dtype.itemsize
     assert num_bytes == sum(weight.nbytes for weight in weights)
     assert f"dequantised to float32: they take {num_bytes:,} bytes of memory" in caplog.text
+    assert "not sharded" not in caplog.text
 
 
 def test_what_is_not_quantised_has_the_asked_dtype_too(tmp_path: Path) -> None:

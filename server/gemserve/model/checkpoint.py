@@ -109,7 +109,12 @@ class HubCheckpoint:
         if is_local:
             self._check_files(settings)
         ask_for_dequantised(self.config)
-        with _quiet("transformers.modeling_utils"):  # what it would warn of is in the report
+        # what the first would warn of is in the report; the second warns of ranks where there are
+        # none, if weights are quantised
+        quiet = ["transformers.modeling_utils"]
+        if settings is not None:
+            quiet.append("transformers.distributed.tensor_parallel")
+        with _quiet(*quiet):
             model, report = AutoModelForCausalLM.from_pretrained(
                 self.source,
                 config=self.config,
@@ -142,15 +147,16 @@ class HubCheckpoint:
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Leave out warnings of the logger of that name."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+def _quiet(*names: str) -> Iterator[None]:
+    """Leave out warnings of the loggers of those names."""
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _resolve_source(model: str) -> str:

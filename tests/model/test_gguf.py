@@ -67,28 +67,6 @@ def test_what_is_read_directly_is_what_transformers_reads(llama: Path) -> None:
         assert torch.equal(ours.state_dict()[name], value.float()), name
 
 
-def test_other_architectures_are_left_to_transformers(tmp_path: Path) -> None:
-    """Its own default keeps blocks packed, in modules that are no nn.Linear."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(0)
-    sizes = {**models.SIZES, "tie_word_embeddings": True, "head_dim": 16, "sliding_window": 64}
-    theirs = Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).eval()
-    file = gguf_files.write(
-        tmp_path / "tiny.gguf",
-        theirs,
-        architecture="gemma3",
-        kind=GGMLQuantizationType.F16,
-        change=lambda writer: writer.add_sliding_window(64),
-        leave_out="output.weight",
-    )
-    ours = load(config(file)).model.hf
-    assert {type(m) for n, m in ours.named_modules() if n.endswith("_proj")} == {torch.nn.Linear}
-    for name, value in theirs.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[name], value, atol=1e-4, rtol=1e-3)
-    assert ours.config.sliding_window == 64
-
-
 def test_quantised_weights_are_dequantised_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

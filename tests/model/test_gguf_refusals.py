@@ -95,9 +95,61 @@ def test_not_a_gguf_file(tmp_path: Path) -> None:
         load(config(tmp_path / "a.gguf"))
 
 
-def test_unknown_architecture(tmp_path: Path) -> None:
-    file = gguf_files.write(tmp_path / "a.gguf", models.build("llama"), architecture="zebra")
-    with pytest.raises(ModelError, match="architecture 'zebra' is not one that transformers reads"):
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "zebra",
+        "falcon",
+        "gpt2",
+        "bloom",
+        "mamba",
+        "lfm2",
+        "deci",
+        "gpt-oss",
+        "t5",
+        "stablelm",
+        "nemotron",
+        "gemma4",
+        "qwen35",
+    ],
+)
+def test_architectures_that_are_not_read(tmp_path: Path, architecture: str) -> None:
+    """Before the config, because transformers reads some of these by wrong numbers."""
+    file = gguf_files.write(tmp_path / "a.gguf", models.build("llama"), architecture=architecture)
+    with pytest.raises(ModelError, match=f"architecture '{architecture}' are not read; must be"):
+        load(config(file))
+
+
+def test_settings_that_would_be_left_out(tmp_path: Path) -> None:
+    """Granite's converter writes such factors, which Llama's code has no place for."""
+    file = gguf_files.save(
+        "llama",
+        tmp_path / "a.gguf",
+        change=lambda writer: writer.add_float32("llama.residual_scale", 0.25),
+    )
+    with pytest.raises(ModelError, match=r"llama\.residual_scale=0\.25 is not read"):
+        load(config(file))
+    file = gguf_files.save(
+        "qwen3", tmp_path / "c.gguf", change=lambda writer: writer.add_causal_attention(False)
+    )
+    with pytest.raises(ModelError, match=r"qwen3\.attention\.causal=False is not read"):
+        load(config(file))
+    file = gguf_files.save(
+        "qwen2",
+        tmp_path / "b.gguf",
+        change=lambda writer: writer.add_rope_dimension_count(8),
+    )
+    with pytest.raises(ModelError, match=r"rope\.dimension_count=8: must be .* which is 16"):
+        load(config(file))
+
+
+def test_settings_that_differ_between_layers(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.kv_data[0].pop("llama.attention.head_count_kv")
+        writer.add_head_count_kv([2, 2, 1, 2])
+
+    file = gguf_files.save("llama", tmp_path / "a.gguf", change=change)
+    with pytest.raises(ModelError, match=r"llama\.attention\.head_count_kv differs between layers"):
         load(config(file))
 
 

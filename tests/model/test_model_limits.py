@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
     Gemma3Config,
@@ -24,7 +25,7 @@ from gemserve.llm import LLM
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH
 from gemserve.model.config_check import check_config, find_context_tokens
-from gemserve.model.loader import LoadedModel, load
+from gemserve.model.loader import LoadedModel, load, model_from_config
 from tests import models
 
 SMALL = EngineConfig(kv_memory_bytes=8 << 20, calibrate="off")
@@ -117,8 +118,27 @@ def test_the_text_part_of_a_multimodal_checkpoint_is_served(tmp_path: Path) -> N
 def test_a_recurrent_model_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     """Its config has no heads: there was a traceback."""
     MambaConfig(hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="type 'mamba' cannot be served: their config has no"):
+    with pytest.raises(ModelError, match=r"type 'mamba' cannot be served: .* without attention"):
         load(ModelConfig(model=str(tmp_path), device="cpu"))
+
+
+@pytest.mark.parametrize("family", ["mllama_text_model", "qwen3_vl_text", "clip_text_model"])
+def test_a_type_without_a_causal_model_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    """transformers' message was a list of all that it has."""
+    CONFIG_MAPPING[family]().save_pretrained(tmp_path)
+    message = f"type '{family}' cannot be served: transformers has no causal language model"
+    for read in (load, model_from_config):
+        with pytest.raises(ModelError, match=message):
+            read(ModelConfig(model=str(tmp_path), device="cpu"))
+
+
+@pytest.mark.parametrize("name", ["foo", "foo/bar"])
+def test_a_name_of_nothing(name: str) -> None:
+    """The message was only about the hub."""
+    with pytest.raises(
+        ModelError, match=f"cannot load model '{name}': no such directory or GGUF file"
+    ):
+        load(ModelConfig(model=name, device="cpu"))
 
 
 @pytest.mark.parametrize("kind", ["linear_attention", "conv", "mystery"])

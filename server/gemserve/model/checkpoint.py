@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -16,13 +16,15 @@ from gemserve.errors import ModelError
 from gemserve.model import gguf
 from gemserve.model.gguf_file import GgufFile, read_gguf
 from gemserve.model.gguf_tokenizer import load_tokenizer
+from gemserve.model.multimodal import TEXT_NAMES, text_config
+from gemserve.model.quantised import (
+    ask_for_dequantised,
+    check_scales,
+    log_dequantised,
+    quantisation_of,
+)
 from gemserve.model.weight_files import check_complete, check_files
 
-# names of the text model's tensors in a multimodal checkpoint, and its own
-_TEXT_NAMES = {
-    r"^(?:model\.)?language_model\.lm_head\.": "lm_head.",
-    r"^(?:model\.)?language_model\.(?:model\.)?": "model.",
-}
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
 
@@ -50,22 +52,6 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     return HubCheckpoint(config) if path is None else GgufCheckpoint(read_gguf(path))
 
 
-def text_config(config: Any) -> Any:
-    """The config of the text model in a multimodal one, if transformers has it as a causal LM.
-
-    Otherwise it is the config itself.
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    text = getattr(config, "text_config", None)
-    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return config
-    for name in ("dtype", "quantization_config"):
-        if getattr(text, name, None) is None and getattr(config, name, None) is not None:
-            setattr(text, name, getattr(config, name))
-    return text
-
-
 class GgufCheckpoint:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -91,7 +77,15 @@ class HubCheckpoint:
             "revision": config.revision,
             "trust_remote_code": config.trust_remote_code,
         }
-        config = AutoConfig.from_pretrained(self.source, **self._options)
+        try:
+            config = AutoConfig.from_pretrained(self.source, **self._options)
+        except OSError as error:
+            if Path(self.source).is_dir():
+                raise
+            raise ModelError(
+                f"cannot load model {self.source!r}: no such directory or GGUF file here, and "
+                f"not to be had from the hub: {' '.join(str(error).split())}"
+            ) from error
         self.config: Any = text_config(config)
         self._is_part = self.config is not config
 
@@ -105,15 +99,22 @@ class HubCheckpoint:
 
         options: dict[str, Any] = dict(self._options)
         if self._is_part:
-            options["key_mapping"] = _TEXT_NAMES
+            options["key_mapping"] = TEXT_NAMES
         if num_ranks > 1:
             from transformers import DistributedConfig
 
             options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
-        folder = Path(self.source)
-        if folder.is_dir():
-            check_files(folder, is_quantised=hasattr(self.config, "quantization_config"))
-        with _quiet("transformers.modeling_utils"):  # what it would warn of is in the report
+        settings = quantisation_of(self.config)
+        is_local = Path(self.source).is_dir()
+        if is_local:
+            self._check_files(settings)
+        ask_for_dequantised(self.config)
+        # what the first would warn of is in the report; the second warns of ranks where there are
+        # none, if weights are quantised
+        quiet = ["transformers.modeling_utils"]
+        if settings is not None:
+            quiet.append("transformers.distributed.tensor_parallel")
+        with _quiet(*quiet):
             model, report = AutoModelForCausalLM.from_pretrained(
                 self.source,
                 config=self.config,
@@ -124,19 +125,38 @@ class HubCheckpoint:
                 **options,
             )
         check_complete(self.source, model, report)
+        if settings is not None:
+            if not is_local:  # the files are here only now
+                self._check_files(settings)
+            # transformers leaves those without scales as they are stored
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(dtype)
+            log_dequantised(self.source, settings, model, dtype)
         return model
+
+    def _check_files(self, settings: Mapping[str, Any] | None) -> None:
+        """Check the headers of the files, which must be on this machine."""
+        from transformers.utils import CONFIG_NAME, cached_file
+
+        revision = self._options["revision"]
+        found = cached_file(self.source, CONFIG_NAME, revision=revision, local_files_only=True)
+        assert found is not None, "it was read to make `config`"
+        tensors = check_files(Path(found).parent, is_quantised=settings is not None)
+        if settings is not None:
+            check_scales(settings, tensors)
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Leave out warnings of the logger of that name."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+def _quiet(*names: str) -> Iterator[None]:
+    """Leave out warnings of the loggers of those names."""
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _resolve_source(model: str) -> str:

@@ -12,6 +12,7 @@ _NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_siz
 
 def check_config(config: Any) -> None:
     """Raise `ModelError` with the reason if no model of this config can be served."""
+    has_model = _has_causal_model(config)
     config = _served_part(config)
     kind = f"models of type {config.model_type!r} cannot be served"
     if getattr(config, "is_encoder_decoder", False):
@@ -22,9 +23,14 @@ def check_config(config: Any) -> None:
             f"{kind}: they are multimodal, and transformers has no causal language model for the "
             "text part alone"
         )
+    if not has_model:
+        raise ModelError(f"{kind}: transformers has no causal language model of that type")
     _find(config, "head_dim"), _find(config, "num_key_value_heads")  # or they differ
     if missing:
-        raise ModelError(f"{kind}: their config has no {missing[0]}")
+        reason = f"their config has no {missing[0]}"
+        if missing[0] == "num_attention_heads":
+            reason += ", as of models without attention, for whose state there is no memory"
+        raise ModelError(f"{kind}: {reason}")
     for name in _NEEDED:
         if getattr(config, name) < 1:
             raise ModelError(f"{kind}: {name}={getattr(config, name)}: must be at least 1")
@@ -54,6 +60,13 @@ def _served_part(config: Any) -> Any:
     made = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     text = getattr(config, "text_config", None)
     return text if made is not None and made.config_class is type(text) else config
+
+
+def _has_causal_model(config: Any) -> bool:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    own_code = getattr(config, "auto_map", None) or {}  # for `trust_remote_code`
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_code
 
 
 def _find(config: Any, name: str) -> Any:

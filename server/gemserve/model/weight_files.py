@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +25,37 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _COMPUTED = re.compile(r"(?:inv_freq|masked_bias|(?:attention|attn)\.bias)$")
 
 
-def check_files(folder: Path, *, is_quantised: bool) -> None:
-    """Read the headers of a folder's safetensors files, and none of the weights.
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a safetensors file's header describes it. `dtype` is the format's name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+
+def check_files(folder: Path, *, is_quantised: bool) -> dict[str, StoredTensor]:
+    """The tensors of a folder's safetensors files by name. Only headers are read.
 
     Raises `ModelError` with the file's name if one is missing or cut off, if the index names
     tensors that are not there, or if weights are not floating-point numbers and the model is not
     `is_quantised`. A folder without such files is left to transformers.
     """
-    index, found = folder / _INDEX, dict[str, set[str]]()
+    index, found = folder / _INDEX, dict[str, dict[str, StoredTensor]]()
     if (folder / _SINGLE).is_file():
         names, indexed = [_SINGLE], {}
     elif index.is_file():
         indexed = _read_index(index)
         names = sorted(set(indexed.values()))
     else:
-        return
+        return {}
     for name in names:
         path = folder / name
         if not path.is_file():
             raise ModelError(f"{path}: no such file, and {index.name} names it")
         tensors = _read_header(path)
-        found[name] = set(tensors)
-        odd = {t: dtype for t, dtype in tensors.items() if dtype not in _FLOATS}
+        found[name] = tensors
+        odd = {t: stored.dtype for t, stored in tensors.items() if stored.dtype not in _FLOATS}
         if odd and not is_quantised:
             tensor, dtype = next(iter(odd.items()))
             raise ModelError(
@@ -58,6 +68,7 @@ def check_files(folder: Path, *, is_quantised: bool) -> None:
             f"{folder / indexed[lost[0]]}: has no tensor {_listed(lost)}, and {index.name} says "
             "that it has"
         )
+    return {t: stored for tensors in found.values() for t, stored in tensors.items()}
 
 
 def check_complete(source: str, model: Any, report: Mapping[str, Any]) -> None:
@@ -123,8 +134,8 @@ def _read_index(path: Path) -> dict[str, str]:
     return tensors
 
 
-def _read_header(path: Path) -> dict[str, str]:
-    """The dtype of each tensor by its name. Raises `ModelError` if the file is not whole."""
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors by their names. Raises `ModelError` if the file is not whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -136,7 +147,10 @@ def _read_header(path: Path) -> dict[str, str]:
     try:
         header = {name: t for name, t in json.loads(raw).items() if name != "__metadata__"}
         end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
-        dtypes = {name: str(tensor["dtype"]) for name, tensor in header.items()}
+        tensors = {
+            name: StoredTensor(str(tensor["dtype"]), tuple(map(int, tensor["shape"])), path)
+            for name, tensor in header.items()
+        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: is no safetensors file: its header is damaged") from error
     if size != 8 + length + end:
@@ -144,4 +158,4 @@ def _read_header(path: Path) -> dict[str, str]:
             f"{path}: has {size} bytes, and by its header {8 + length + end}: it is cut off or "
             "damaged"
         )
-    return dtypes
+    return tensors

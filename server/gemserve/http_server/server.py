@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
@@ -46,6 +50,20 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(RareAcceptErrors())
         await super().startup(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """SIGHUP drains too. A terminal sends it when it closes; nohup has it ignored."""
+        with super().capture_signals():
+            is_main = threading.current_thread() is threading.main_thread()
+            if not is_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)

@@ -344,6 +344,12 @@ REMOVALS: tuple[Removal, ...] = (
         "before = signal.getsignal(signal.SIGHUP)",
     ),
     Removal(
+        "tests/e2e/test_connections.py::test_a_reader_who_stops_does_not_hold_up_the_end",
+        "http_server/server.py",
+        "call_later(CLOSE_S, self._drop_connections)",
+        "call_later(9999, self._drop_connections)",
+    ),
+    Removal(
         f"{DISK}::test_a_disk_with_room_again_is_written_to_again",
         "engine/reuse/disk.py",
         "self._writes_again_s = time.monotonic() + _PAUSE_S",

@@ -20,6 +20,7 @@ from gemserve.http_server.connections import MAX_HEAD_BYTES, connection_limits, 
 from gemserve.http_server.descriptors import RareAcceptErrors, fit_connections
 
 DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
+CLOSE_S = 5  # that clients then have to read what is left of their replies
 
 
 class Stoppable(Protocol):
@@ -39,7 +40,8 @@ class HttpServer(uvicorn.Server):
 
     First it goes on to listen until all requests have ended, for `DRAIN_S` seconds at most:
     meanwhile `/ready` says that it is draining, and new requests get a 503. The second signal ends
-    all requests, each with its last event. The third one ends the connections as they are.
+    all requests, each with its last event. The third one ends the connections as they are. A client
+    that does not read its reply holds the end up for `CLOSE_S`.
     """
 
     def __init__(self, config: uvicorn.Config, engine: Stoppable) -> None:
@@ -75,6 +77,20 @@ class HttpServer(uvicorn.Server):
             self.should_exit = True
         else:
             self.force_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections; those whose clients do not read, after `CLOSE_S`."""
+        timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop_connections)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def _drop_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
         if self._drains_until_s is not None:

@@ -162,6 +162,9 @@ def test_the_default_memory_is_what_there_is(
         monkeypatch.setattr(startup_checks, "total_memory", lambda total=total: total)
         fitting = startup_checks.fitting_engine(model, default)
         assert fitting.kv_memory_bytes == expected
+    monkeypatch.setattr(startup_checks, "total_memory", lambda: 1 << 40)
+    monkeypatch.setattr(startup_checks, "address_space", lambda: (5 << 30) + (3 << 20))
+    assert startup_checks.fitting_engine(model, default).kv_memory_bytes == 3 << 30
     chosen = EngineConfig(kv_memory_bytes=500 << 20)
     assert startup_checks.fitting_engine(model, chosen) is chosen
 

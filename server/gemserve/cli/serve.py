@@ -178,14 +178,15 @@ def _load(
 
 def _fitting(model: ModelConfig, engine: EngineConfig, num_replicas: int) -> EngineConfig:
     """The settings with a KV memory that fits, and a line if that is less than the default."""
-    from gemserve.cli.startup_checks import fitting_engine, total_memory
+    from gemserve.cli.startup_checks import address_space, fitting_engine, total_memory
 
     fitting = fitting_engine(model, engine, num_replicas)
     if fitting is not engine:
         log.warning(
             "kv_memory=%d instead of %d, because there are %d bytes of memory here; --kv-memory "
             "sets it",
-            *(fitting.kv_memory_bytes, engine.kv_memory_bytes, total_memory()),
+            *(fitting.kv_memory_bytes, engine.kv_memory_bytes),
+            min(total_memory(), address_space()),
         )
     return fitting
 

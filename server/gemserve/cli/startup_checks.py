@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 # of a CPU server besides weights and KV memory: libraries, tokenizer, bodies and replies
 _PROCESS_BYTES = 1 << 30
+_ADDRESS_BYTES = 2 << 30
 _LEAST_KV_BYTES = 64 << 20
 
 # far beyond any model; with more it would take hours to find that there are no weights for them
@@ -140,16 +142,18 @@ def check_adapters(config: ServerConfig) -> None:
 
 
 def total_memory() -> int:
-    """Bytes of memory that this machine has, or that its container or its process may have."""
+    """Bytes of memory that this machine has, or that its container may have."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _cgroup_limits():
         with suppress(OSError, ValueError):  # it is "max" where there is no limit
             limits.append(int(path.read_text()))
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        soft, _ = resource.getrlimit(kind)
-        if soft != resource.RLIM_INFINITY:
-            limits.append(soft)
     return min(limits)
+
+
+def address_space() -> int:
+    """Bytes of addresses that a process may use. Libraries take more of them than of memory."""
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return min((soft for soft in limits if soft != resource.RLIM_INFINITY), default=sys.maxsize)
 
 
 def _cgroup_limits() -> list[Path]:
@@ -185,7 +189,8 @@ def fitting_engine(model: ModelConfig, engine: EngineConfig, num_engines: int = 
     if engine.kv_memory_bytes != default or _has_gpu(model):
         return engine
     weights = _file_bytes(Path(model.model).expanduser())
-    left = total_memory() // num_engines - weights - _PROCESS_BYTES
+    left = min(total_memory() // num_engines - _PROCESS_BYTES, address_space() - _ADDRESS_BYTES)
+    left -= weights
     if left >= default:
         return engine
     return replace(engine, kv_memory_bytes=max(_LEAST_KV_BYTES, left >> 20 << 20))
@@ -251,7 +256,8 @@ def _check_memory(model: ModelConfig, engine: EngineConfig, num_engines: int) ->
     is_default = engine.kv_memory_bytes == EngineConfig().kv_memory_bytes
     if _has_gpu(model) or is_default:
         return
-    weights, total = _file_bytes(Path(model.model).expanduser()), total_memory()
+    weights = _file_bytes(Path(model.model).expanduser())
+    total = min(total_memory(), num_engines * address_space())
     if num_engines * (engine.kv_memory_bytes + weights) > total:
         times = "" if num_engines == 1 else f"{num_engines} times as much, "
         raise ConfigError(

@@ -9,9 +9,11 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +22,8 @@ import torch
 log = logging.getLogger("gemserve.kernels")
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 _TIMEOUT_S = 120
+_UNFINISHED = "unfinished-"  # folders of compilations that have not ended
+_UNFINISHED_S = 10 * _TIMEOUT_S  # after which one never will
 
 
 class CannotCompile(RuntimeError):
@@ -34,16 +38,27 @@ def open_library(source: Path) -> ctypes.CDLL:
     """
     compiler = _find_compiler()
     library = _folder() / f"{source.stem}-{_key(source, compiler)}.so"
-    if not library.is_file():
-        started_s = time.monotonic()
-        _compile(compiler, source, library)
-        taken_s = time.monotonic() - started_s
-        log.info("compiled %s in %.1f s; it is kept as %s", source.name, taken_s, library)
+    if library.is_file():
+        try:
+            return _load(library)
+        except PermissionError as error:
+            raise CannotCompile(f"{library}: {error}") from error
+        except OSError as error:
+            log.warning("%s is damaged, and compiled anew: %s", library, error)
+    started_s = time.monotonic()
+    _compile(compiler, source, library)
+    taken_s = time.monotonic() - started_s
+    log.info("compiled %s in %.1f s; it is kept as %s", source.name, taken_s, library)
     try:
-        _check_owner(library)
-        return ctypes.CDLL(str(library))
+        return _load(library)
     except OSError as error:
         raise CannotCompile(f"{library}: {error}") from error
+
+
+def _load(library: Path) -> ctypes.CDLL:
+    """Raises `OSError`, of the class `PermissionError` if it must not be loaded."""
+    _check_owner(library)
+    return ctypes.CDLL(str(library))
 
 
 def _find_compiler() -> list[str]:
@@ -57,17 +72,50 @@ def _find_compiler() -> list[str]:
 def _compile(compiler: list[str], source: Path, library: Path) -> None:
     try:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        _remove_unfinished(library.parent)
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=_UNFINISHED) as folder:
             made = Path(folder) / library.name
-            command = [*compiler, *_OPTIONS, str(source), "-o", str(made)]
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S
-            )
-            if done.returncode:
-                raise CannotCompile(f"{compiler[0]} fails: {done.stderr.strip()[-500:]}")
+            status, said = _call([*compiler, *_OPTIONS, str(source), "-o", str(made)], folder)
+            if status:
+                ended = f"was ended by signal {-status}" if status < 0 else "fails"
+                raise CannotCompile(f"{compiler[0]} {ended}: {said.strip()[-500:]}")
+            with open(made, "rb+") as file:  # else the name may outlive a crash, and not the bytes
+                os.fsync(file.fileno())
             made.rename(library)  # at once, in case another process does the same
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(f"{compiler[0]}: {error}") from error
+
+
+def _call(command: list[str], folder: str) -> tuple[int, str]:
+    """The exit status of a compiler, and what it said. Its temporary files are in `folder`.
+
+    A compiler starts other programs. If it takes too long all of them are ended; one that is left
+    would keep a processor busy, and `TimeoutExpired` is raised.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": folder},
+        start_new_session=True,
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, said
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what processes have left that were killed while they compiled."""
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _UNFINISHED_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _folder() -> Path:

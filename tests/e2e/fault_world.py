@@ -119,7 +119,7 @@ class World:
         assert disk is not None
         for info in disk.folder.files:
             disk.folder.remove(info)
-        disk._is_writing = True  # a full disk ends that for good
+        disk._writes_again_s = 0.0  # a full disk ends that for a minute
 
     def assert_nothing_is_held(self) -> None:
         """No memory but that of cached documents, no sequence, no file half written."""

@@ -18,6 +18,7 @@ import pytest
 from gemserve.api.app import create_app
 from gemserve.config import ServerConfig
 from gemserve.http_server import connections as http_connections
+from gemserve.http_server import server as http_server_module
 from gemserve.http_server.server import HttpServer, http_server
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, serving_over, wait_for
 
@@ -249,6 +250,22 @@ def test_draining_shows_on_ready_while_streams_go_on(tokenizer: Any) -> None:
             gate.set()
             assert [line for line in lines if line][-1] == "data: [DONE]"
         wait_for(lambda: server.should_exit)
+
+
+def test_a_reader_who_stops_does_not_hold_up_the_end(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 64 s, longer than orchestrators wait before they kill the process."""
+    monkeypatch.setattr(http_server_module, "DRAIN_S", 0.3)
+    monkeypatch.setattr(http_server_module, "CLOSE_S", 0.3)
+    core = FakeCore(FILTERED, *["x" * 50_000] * 1000, threading.Event())
+    with served(core, tokenizer, read_timeout_s=60) as (port, server), connect(port) as held:
+        content = json.dumps({**BODY, "stream": True}).encode()
+        held.sendall(head(**{"Content-Length": len(content)}) + content)
+        wait_for(core.started.is_set)
+        server.handle_exit(signal.SIGTERM, None)
+        wait_for(lambda: server.should_exit and not server.server_state.tasks, 10)
+        wait_for(lambda: not server.server_state.connections, 5)
 
 
 def test_a_second_signal_ends_streams_with_their_last_event(tokenizer: Any) -> None:

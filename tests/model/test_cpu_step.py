@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.loader import load
 from gemserve.model.packed_linear import can_pack, with_packed_linears
-from gemserve_kernels import native_library
+from gemserve_kernels import cpu_step, native_library
 from tests import models
 from tests.compiled_step import compiled_step, needs_compiler
+from tests.fakes import wait_for
 from tests.model.test_selection import random_ids
 
 ROOM = 1200
@@ -235,6 +237,90 @@ def test_a_compiler_that_fails_does_not_end_the_start(
     model = CausalModel(models.build("llama"))
     assert with_cpu_step(model, "auto") is model
     assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes this shell script the compiler; gives the folder for compiled files."""
+
+    def make(script: str) -> Path:
+        program = tmp_path / "compiler"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        monkeypatch.setenv("CXX", str(program))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        native_library.open_library.cache_clear()
+        return tmp_path / "gemserve" / "compiled"
+
+    return make
+
+
+def test_a_compiler_that_is_killed_does_not_end_the_start(
+    fake_compiler: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message was empty: a process that is killed, as for want of memory, says nothing."""
+    folder = fake_compiler('echo "half a library" > "$TMPDIR/part.o"; kill -9 $$')
+    model = CausalModel(models.build("llama"))
+    with caplog.at_level(logging.INFO, logger="gemserve.model"):
+        assert with_cpu_step(model, "auto") is model
+    assert "compiler was ended by signal 9" in caplog.text
+    assert not list(folder.iterdir())
+
+
+def test_a_compiler_that_hangs_is_ended_with_what_it_has_started(
+    fake_compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the program itself was killed; the compiler proper, which it starts, went on."""
+    monkeypatch.setattr(native_library, "_TIMEOUT_S", 1)
+    fake_compiler(f"sleep 300 & echo $! > {tmp_path}/pid; wait")
+    with pytest.raises(native_library.CannotCompile, match="timed out after 1 seconds"):
+        native_library.open_library(cpu_step.SOURCE)
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not _is_running(pid))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # nobody may have asked how it ended
+
+
+@needs_compiler
+def test_a_damaged_library_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: None
+) -> None:
+    """After a crash of the machine the decode steps would have been slow for ever."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "one.cpp"
+    source.write_text('extern "C" int one() { return 1; }')
+    assert native_library.open_library(source).one() == 1
+    native_library.open_library.cache_clear()
+    (library,) = (tmp_path / "gemserve" / "compiled").glob("*.so")
+    library.unlink()  # it is loaded in this process
+    library.write_bytes(b"")
+    library.chmod(0o700)
+    assert native_library.open_library(source).one() == 1
+
+
+@needs_compiler
+def test_what_killed_processes_have_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: None
+) -> None:
+    """Each start that was killed while it compiled left a folder for ever."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "gemserve" / "compiled"
+    old, new = folder / "unfinished-old", folder / "unfinished-new"
+    for each in (old, new):
+        each.mkdir(parents=True)
+        folder.chmod(0o700)
+    os.utime(old, (0, 0))
+    source = tmp_path / "two.cpp"
+    source.write_text('extern "C" int two() { return 2; }')
+    assert native_library.open_library(source).two() == 2
+    assert not old.exists()
+    assert new.exists()  # another process may be compiling there
 
 
 @needs_compiler

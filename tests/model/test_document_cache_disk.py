@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +245,70 @@ def test_a_full_disk_is_one_warning(
     assert len(caplog.records) == 1
     assert "No space left" in caplog.text
     assert not files(tmp_path)
+    core.close()
+
+
+def test_a_disk_with_room_again_is_written_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One full minute of a disk was the end of writing until the server was restarted."""
+    monkeypatch.setattr(cache_disk, "_PAUSE_S", 0.5)
+    core = disk_core(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        list(core.run_alone(asked()))
+        settle(core)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "File too large" in caplog.text
+    assert not files(tmp_path)
+    assert not list(tmp_path.glob("*.tmp"))
+    time.sleep(0.6)
+    list(core.run_alone(asked(0, random_ids(Random(5), 600))))
+    settle(core)
+    assert len(files(tmp_path)) == 1
+    core.close()
+
+
+def test_a_folder_that_was_deleted_is_left_to_its_next_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both servers wrote to the new folder, and each counted its own files only."""
+    folder = tmp_path / "cache"
+    first = disk_core(folder)
+    list(first.run_alone(asked()))
+    settle(first)
+    assert len(files(folder)) == 1
+    shutil.rmtree(folder)
+    second = disk_core(folder)
+    for number in range(2):
+        document = random_ids(Random(number), 600)
+        events = list(first.run_alone(asked(0, document)))
+        assert answer_of(events) == cold_answer(asked(0, document))
+        settle(first)
+    assert not files(folder)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"document cache: nothing more is written to disk: {folder} was moved or deleted"
+    ]
+    list(second.run_alone(asked(1)))
+    settle(second)
+    first.close()
+    assert len(files(folder)) == 1
+    second.close()
+
+
+def test_a_pipe_in_a_file_s_place_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that reads waited for somebody to write, and the disk counted as broken."""
+    path = write_document(tmp_path)
+    core = disk_core(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    events = list(core.run_alone(asked(1)))
+    assert answer_of(events) == cold_answer(asked(1))
+    assert "it is not a file" in caplog.text
     core.close()
 
 

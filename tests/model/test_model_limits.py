@@ -167,3 +167,11 @@ def test_a_model_in_bfloat16_is_compared_in_float32() -> None:
     with torch.inference_mode():
         expected = wide(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_that_cannot_be_had_is_named() -> None:
+    """The start ended with a traceback of the allocator."""
+    huge = EngineConfig(kv_memory_bytes=1 << 55, calibrate="off", cpu_step="off")
+    loaded = load(ModelConfig(device="cpu"))
+    with pytest.raises(ConfigError, match=r"kv_memory: \d+ bytes cannot be allocated here; lower"):
+        assemble(loaded, huge)

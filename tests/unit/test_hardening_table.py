@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.hardening.remove_guards import REMOVALS, ROOT, SERVER, Removal
+from tests.hardening.remove_guards import REMOVALS, ROOT, Removal, path_of
 
 PAGE = (ROOT / "docs/hardening.md").read_text("utf-8")
 ROWS = [
@@ -46,7 +46,7 @@ def test_a_row_names_what_is_there(row: list[str]) -> None:
         assert re.search(rf"^(async )?def {function}\(", (ROOT / path).read_text("utf-8"), re.M)
     assert guards_in(guards)
     for file, names in guards_in(guards):
-        source = (SERVER / "gemserve" / f"{file}.py").read_text("utf-8")
+        source = path_of(f"{file}.py").read_text("utf-8")
         assert all(re.search(rf"\b{name}\b", source) for name in names), (file, names)
     removed = {removal.test for removal in REMOVALS}
     assert outcome == ("yes" if removed & set(named_tests(tests)) else "not tried")
@@ -55,6 +55,6 @@ def test_a_row_names_what_is_there(row: list[str]) -> None:
 @pytest.mark.parametrize("removal", REMOVALS, ids=lambda removal: removal.test.split("::")[1])
 def test_a_guard_stands_where_it_is_taken_out(removal: Removal) -> None:
     """Otherwise the script would take out nothing, and the table would claim too much."""
-    source = (SERVER / "gemserve" / removal.file).read_text("utf-8")
+    source = path_of(removal.file).read_text("utf-8")
     assert source.count(removal.text) == 1
     assert any(removal.test in named_tests(row[-3]) for row in ROWS)

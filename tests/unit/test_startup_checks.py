@@ -117,6 +117,58 @@ def test_memory_counts_the_model_s_files(tmp_path: Path, monkeypatch: pytest.Mon
         assert found(EngineConfig(), model=model) == []  # the default is used lazily
 
 
+OWN_GROUPS = "9:name=systemd:/\n4:memory:/service/inner\n1:cpu:/\n0::/user/unit\n"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "memory.max",
+        "user/memory.max",
+        "user/unit/memory.max",
+        "memory/memory.limit_in_bytes",
+        "memory/service/memory.limit_in_bytes",
+        "memory/service/inner/memory.limit_in_bytes",
+    ],
+)
+def test_the_limits_of_all_control_groups_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Only the outermost group's was read, which a service of systemd has not."""
+    (tmp_path / "own").write_text(OWN_GROUPS)
+    monkeypatch.setattr(startup_checks, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(startup_checks, "_CGROUPS", tmp_path / "groups")
+    machine = startup_checks.total_memory()
+    (tmp_path / "groups" / "user" / "unit").mkdir(parents=True)
+    (tmp_path / "groups" / "user" / "unit" / "memory.max").write_text("max\n")
+    assert startup_checks.total_memory() == machine
+    path = tmp_path / "groups" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("1000000\n")
+    assert startup_checks.total_memory() == 1_000_000
+
+
+def test_the_default_memory_is_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests took ever more pages of it, until the system ended the server."""
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 << 20))
+    model, default = ModelConfig(model=str(tmp_path), device="cpu"), EngineConfig()
+    for total, expected in (
+        (default.kv_memory_bytes + (1 << 30) + (3 << 20), default.kv_memory_bytes),
+        ((3 << 30) + (3 << 20), 2 << 30),
+        (1 << 30, 64 << 20),
+    ):
+        monkeypatch.setattr(startup_checks, "total_memory", lambda total=total: total)
+        fitting = startup_checks.fitting_engine(model, default)
+        assert fitting.kv_memory_bytes == expected
+    monkeypatch.setattr(startup_checks, "total_memory", lambda: 1 << 40)
+    monkeypatch.setattr(startup_checks, "address_space", lambda: (5 << 30) + (3 << 20))
+    assert startup_checks.fitting_engine(model, default).kv_memory_bytes == 3 << 30
+    chosen = EngineConfig(kv_memory_bytes=500 << 20)
+    assert startup_checks.fitting_engine(model, chosen) is chosen
+
+
 def test_a_value_that_cannot_be_read_causes_no_further_problems() -> None:
     """A default in its place would look as if it contradicted another setting."""
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.logs import set_up_logs
@@ -50,14 +50,16 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # as process 1 of a container, Python would ignore SIGTERM until the server has started
-    signal.signal(signal.SIGTERM, _end_at_once)
+    # as process 1 of a container, Python would ignore them until the server has started
+    for ending in _ending_signals():
+        signal.signal(ending, _end_at_once)
     switch_threads_often()
     raise_descriptor_limit()
     # what can be wrong is found early: importing torch takes seconds, loading a model minutes
     num_replicas = read_value("--replicas", arguments.replicas, number(1, MOST_REPLICAS))
     model, engine, server, traces = _read_settings(arguments, num_replicas)
     log_config = set_up_logs(server.log_format)
+    engine = _fitting(model, engine, num_replicas)
     if num_replicas > 1:
         from gemserve.replicas.server import serve_replicas
 
@@ -105,7 +107,8 @@ def _serve(
         if ranks is not None:
             ranks.on_fault = serving.engine.abandon
         app = create_app(serving, traces)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is raised when all has ended
+    for ending in _ending_signals():  # they are raised again when all has ended
+        signal.signal(ending, _end_now)
     http_server(
         app,
         serving.engine,
@@ -173,11 +176,37 @@ def _load(
     return call_in_new_thread(lambda: build_calibrated_core(model, engine, calibrates))
 
 
-def _end_at_once(*_: object) -> None:
+def _fitting(model: ModelConfig, engine: EngineConfig, num_replicas: int) -> EngineConfig:
+    """The settings with a KV memory that fits, and a line if that is less than the default."""
+    from gemserve.cli.startup_checks import address_space, fitting_engine, total_memory
+
+    fitting = fitting_engine(model, engine, num_replicas)
+    if fitting is not engine:
+        log.warning(
+            "kv_memory=%d instead of %d, because there are %d bytes of memory here; --kv-memory "
+            "sets it",
+            *(fitting.kv_memory_bytes, engine.kv_memory_bytes),
+            min(total_memory(), address_space()),
+        )
+    return fitting
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """The signals that end the server, besides SIGINT. nohup has SIGHUP ignored."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
+def _end_at_once(number: int, _: object) -> None:
     """End while nothing is served yet. An exception could be raised anywhere, and be printed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(143)
+    with suppress(OSError):  # the terminal may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(128 + number)
+
+
+def _end_now(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _print(text: str) -> None:

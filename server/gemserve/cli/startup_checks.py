@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from gemserve.adapters.find_folder import find_folder
@@ -17,9 +20,12 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import AdapterError, ConfigError, shown
 from gemserve.replicas.cluster import check_ray_is_installed
 
-# where the limit of a container's memory is, in versions 2 and 1 of control groups
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+# of a CPU server besides weights and KV memory: libraries, tokenizer, bodies and replies
+_PROCESS_BYTES = 1 << 30
+_ADDRESS_BYTES = 2 << 30
+_LEAST_KV_BYTES = 64 << 20
 
 # far beyond any model; with more it would take hours to find that there are no weights for them
 _MOST_OF_MODEL = {
@@ -138,10 +144,56 @@ def check_adapters(config: ServerConfig) -> None:
 def total_memory() -> int:
     """Bytes of memory that this machine has, or that its container may have."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _CGROUP_LIMITS:
+    for path in _cgroup_limits():
         with suppress(OSError, ValueError):  # it is "max" where there is no limit
-            limits.append(int(Path(path).read_text()))
+            limits.append(int(path.read_text()))
     return min(limits)
+
+
+def address_space() -> int:
+    """Bytes of addresses that a process may use. Libraries take more of them than of memory."""
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return min((soft for soft in limits if soft != resource.RLIM_INFINITY), default=sys.maxsize)
+
+
+def _cgroup_limits() -> list[Path]:
+    """The files with limits of memory for this process's control group and those around it.
+
+    A container sees its own group as the outermost one; a service of systemd is some groups deep.
+    In version 2 there is one tree of groups, in version 1 one for memory.
+    """
+    found = [_CGROUPS / "memory.max", _CGROUPS / "memory" / "memory.limit_in_bytes"]
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    for line in lines:
+        _, kinds, group = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root, name = (_CGROUPS, "memory.max")
+        if kinds:
+            root, name = (_CGROUPS / "memory", "memory.limit_in_bytes")
+        path = root / group.lstrip("/")
+        inner = (path, *path.parents)
+        found += [each / name for each in inner if each.is_relative_to(root) and each != root]
+    return found
+
+
+def fitting_engine(model: ModelConfig, engine: EngineConfig, num_engines: int = 1) -> EngineConfig:
+    """The settings with a default of `kv_memory` that this machine has beside model and process.
+
+    Without it requests would take ever more of the default's pages, until the system ended the
+    server. Another value stays as it is.
+    """
+    default = EngineConfig().kv_memory_bytes
+    if engine.kv_memory_bytes != default or _has_gpu(model):
+        return engine
+    weights = _file_bytes(Path(model.model).expanduser())
+    left = min(total_memory() // num_engines - _PROCESS_BYTES, address_space() - _ADDRESS_BYTES)
+    left -= weights
+    if left >= default:
+        return engine
+    return replace(engine, kv_memory_bytes=max(_LEAST_KV_BYTES, left >> 20 << 20))
 
 
 def _check_model(model: ModelConfig) -> None:
@@ -198,20 +250,26 @@ def _check_cache_folder(engine: EngineConfig) -> None:
 def _check_memory(model: ModelConfig, engine: EngineConfig, num_engines: int) -> None:
     """Refuse a KV memory that cannot fit into the host's memory, where a CPU computes.
 
-    The default is not refused: its pages are taken only when requests need them. On a GPU, memory
-    is compared when the model is loaded.
+    The default is not refused but made smaller: see `fitting_engine`. On a GPU, memory is compared
+    when the model is loaded.
     """
-    has_gpu = model.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
     is_default = engine.kv_memory_bytes == EngineConfig().kv_memory_bytes
-    if model.device.startswith("cuda") or has_gpu or is_default:
+    if _has_gpu(model) or is_default:
         return
-    weights, total = _file_bytes(Path(model.model).expanduser()), total_memory()
+    weights = _file_bytes(Path(model.model).expanduser())
+    total = min(total_memory(), num_engines * address_space())
     if num_engines * (engine.kv_memory_bytes + weights) > total:
         times = "" if num_engines == 1 else f"{num_engines} times as much, "
         raise ConfigError(
             f"kv_memory={engine.kv_memory_bytes}: {times}with {weights} bytes of model files more "
             f"than the {total} bytes of memory that there are here; lower --kv-memory"
         )
+
+
+def _has_gpu(model: ModelConfig) -> bool:
+    """Is the KV memory on a GPU?"""
+    is_any = any(Path("/dev").glob("nvidia[0-9]*"))
+    return model.device.startswith("cuda") or (model.device == "auto" and is_any)
 
 
 def _file_bytes(path: Path) -> int:

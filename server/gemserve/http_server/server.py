@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
@@ -16,6 +20,7 @@ from gemserve.http_server.connections import MAX_HEAD_BYTES, connection_limits, 
 from gemserve.http_server.descriptors import RareAcceptErrors, fit_connections
 
 DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
+CLOSE_S = 5  # that clients then have to read what is left of their replies
 
 
 class Stoppable(Protocol):
@@ -35,7 +40,8 @@ class HttpServer(uvicorn.Server):
 
     First it goes on to listen until all requests have ended, for `DRAIN_S` seconds at most:
     meanwhile `/ready` says that it is draining, and new requests get a 503. The second signal ends
-    all requests, each with its last event. The third one ends the connections as they are.
+    all requests, each with its last event. The third one ends the connections as they are. A client
+    that does not read its reply holds the end up for `CLOSE_S`.
     """
 
     def __init__(self, config: uvicorn.Config, engine: Stoppable) -> None:
@@ -47,6 +53,20 @@ class HttpServer(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(RareAcceptErrors())
         await super().startup(sockets)
 
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """SIGHUP drains too. A terminal sends it when it closes; nohup has it ignored."""
+        with super().capture_signals():
+            is_main = threading.current_thread() is threading.main_thread()
+            if not is_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)
         if self._drains_until_s is None:
@@ -57,6 +77,20 @@ class HttpServer(uvicorn.Server):
             self.should_exit = True
         else:
             self.force_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections; those whose clients do not read, after `CLOSE_S`."""
+        timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop_connections)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def _drop_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
         if self._drains_until_s is not None:

@@ -94,6 +94,8 @@ def local_cluster(num_replicas: int, num_gpus: int) -> Iterator[None]:
             _temp_dir=folder,
         )
         signal.signal(signal.SIGTERM, _exit)  # Ray has set its own
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, _exit)
         serve.start(proxy_location="Disabled", logging_config=serve_logging())
         yield
     except SystemExit as end:
@@ -109,9 +111,9 @@ def local_cluster(num_replicas: int, num_gpus: int) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _exit(*_: object) -> None:
+def _exit(number: int, _: object) -> None:
     """End in order: what was started is stopped on the way out."""
-    sys.exit(143)
+    sys.exit(128 + number)
 
 
 def deploy(settings: ReplicaSettings, num_replicas: int, has_gpu: bool) -> DeploymentHandle[Any]:

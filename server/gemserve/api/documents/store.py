@@ -6,6 +6,7 @@ Only the event loop changes the store. Any thread may look for a document.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import sys
 import time
@@ -43,9 +44,11 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Document:
-    """A stored text. Times are Unix times in seconds.
+    """A stored text. `created_s` and `expires_s` are Unix times in seconds, as clients see them.
 
-    `num_tokens`: tokens of the text alone. `is_pinned`: whether the cache should not give it up.
+    `ends_s`: when it expires, of `time.monotonic()`, set by the store. The wall clock may be set to
+    another time. `num_tokens`: tokens of the text alone. `is_pinned`: whether the cache should not
+    give it up.
     `error`: why the warm-up failed. `is_settled` is set when the warm-up has ended. `cancel` ends
     the warm-up.
     """
@@ -63,6 +66,7 @@ class Document:
     is_settled: asyncio.Event = field(default_factory=asyncio.Event)
     cancel: Callable[[], None] = _nothing
     timer: asyncio.TimerHandle | None = None
+    ends_s: float = math.inf
 
     def settle(self, status: Status, error: str | None = None) -> None:
         """The warm-up has ended."""
@@ -88,20 +92,12 @@ class DocumentStore:
     """Documents by tenant and id. Nobody finds a document of another tenant."""
 
     def __init__(
-        self,
-        config: ServerConfig,
-        forget: Callable[[Sequence[str]], Future[None]],
-        clock: Callable[[], float] = time.time,
+        self, config: ServerConfig, forget: Callable[[Sequence[str]], Future[None]]
     ) -> None:
         """`forget` has the cache drop what it holds of these documents."""
         self._config = config
         self._forget = forget
-        self._clock = clock
         self._by_tenant: dict[bytes, dict[str, Document]] = {}
-
-    @property
-    def now_s(self) -> int:
-        return int(self._clock())
 
     def ttl_s(self, wish: Wish) -> int:
         """How long the document stays. `check` refuses wishes that are too long."""
@@ -152,7 +148,8 @@ class DocumentStore:
     def add(self, tenant: bytes, document: Document) -> None:
         """Store what `check` allows, until it expires. Call it on the event loop."""
         self._by_tenant.setdefault(tenant, {})[document.id] = document
-        seconds = max(0.0, document.expires_s - self._clock())
+        seconds = max(0.0, document.expires_s - time.time())
+        document.ends_s = time.monotonic() + seconds
         loop = asyncio.get_running_loop()
         document.timer = loop.call_later(seconds, self.drop_expired)
 
@@ -189,4 +186,4 @@ class DocumentStore:
         return self._forget(ids)
 
     def _is_expired(self, document: Document) -> bool:
-        return document.expires_s <= self._clock()
+        return document.ends_s <= time.monotonic()

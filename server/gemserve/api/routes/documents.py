@@ -183,7 +183,7 @@ def _parse(raw: bytes, content_type: str, pdf_text: str | None) -> DocumentBody:
 def _document(
     builder: RequestBuilder, store: DocumentStore, body: DocumentBody, wish: Wish
 ) -> Document:
-    created_s = store.now_s
+    created_s = int(time.time())
     return Document(
         id=new_document_id(),
         text=body.text,

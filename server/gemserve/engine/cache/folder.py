@@ -48,6 +48,15 @@ class CacheFolder:
         return len(self._files)
 
     @property
+    def is_own(self) -> bool:
+        """Is the folder still at its path? Another server may use one that was made anew."""
+        try:
+            there = os.stat(self.path / "lock")
+            return os.path.samestat(there, os.fstat(self._lock))
+        except OSError:
+            return False
+
+    @property
     def files(self) -> list[FileInfo]:
         return list(self._files.values())
 

@@ -45,6 +45,7 @@ _GROUPS_AHEAD = 1  # groups of windows that are loaded while a pass reads anothe
 _LONGEST_WAIT_S = 5.0  # for a file that is no longer wanted and is just being written
 _OVERHEAD_S = 0.03  # of a load: until its sequence goes on
 _STALL_S = 10.0  # without a segment, after which the disk counts as broken
+_PAUSE_S = 60.0  # without writing, after an error: a disk that is full may have room again
 _LONGEST_TURN_S = 0.5  # that counts as waiting: a process that was stopped has not waited
 
 
@@ -160,6 +161,7 @@ class DiskCache:
         self._save: FileSave | None = None
         self._seen_changes = -1
         self._is_writing = True
+        self._writes_again_s = 0.0  # after an error
         self._has_moved = False
         self._seen_s = 0.0  # when loads were last looked at, and how long none has come on
         self._stalled_s = 0.0
@@ -167,8 +169,12 @@ class DiskCache:
     @property
     def has_work(self) -> bool:
         """Is something being read or written, or waiting for that?"""
-        is_unseen = self._is_writing and self._seen_changes != self._cache.num_changes
+        is_unseen = self._can_write and self._seen_changes != self._cache.num_changes
         return bool(self._loads or self._save is not None or is_unseen)
+
+    @property
+    def _can_write(self) -> bool:
+        return self._is_writing and time.monotonic() >= self._writes_again_s
 
     def wait(self, seconds: float) -> None:
         """Wait until a thread has done something, if the engine has nothing else to do."""
@@ -209,7 +215,7 @@ class DiskCache:
         self._serve_readers()
         if self._save is not None:
             self._go_on_saving(self._save)
-        if self._save is None and self._is_writing:
+        if self._save is None and self._can_write:
             self._begin_save()
 
     def forget(self, ids: Collection[str]) -> None:
@@ -441,6 +447,14 @@ class DiskCache:
         if self._seen_changes == self._cache.num_changes:
             return
         self._seen_changes = self._cache.num_changes
+        if not self.folder.is_own:
+            log.warning(
+                "document cache: nothing more is written to disk: %s was moved or deleted",
+                self.folder.path,
+            )
+            self.counts.errors += 1
+            self._is_writing = False
+            return
         for document in self._cache.documents:
             if document.is_saved:
                 continue
@@ -518,8 +532,10 @@ class DiskCache:
             self.folder.add(save.result)
         elif save.result is not None:
             self.counts.errors += 1
-            log.warning("document cache: nothing more is written to disk: %s", save.result)
-            self._is_writing = False
+            log.warning(
+                "document cache: nothing is written to disk for %g s: %s", _PAUSE_S, save.result
+            )
+            self._writes_again_s = time.monotonic() + _PAUSE_S
 
     def _cancel(self, save: FileSave) -> None:
         """Stop writing a file, and remove what there is of it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from queue import Empty, Full, Queue, SimpleQueue
 
 from gemserve.engine.cache.document_cache import CachedDocument
-from gemserve.engine.cache.files import FileInfo, FileWriter, read_segment
+from gemserve.engine.cache.files import FileInfo, FileWriter, open_plain, read_segment
 
 _AHEAD = 2  # segments
 
@@ -88,7 +88,7 @@ class CacheThreads:
             end: Exception | None = None
             started_s = time.perf_counter()
             try:
-                with open(load.info.path, "rb") as file:
+                with open(load.info.path, "rb", opener=open_plain) as file:
                     for segment in range(load.segment, load.info.num_segments):
                         if load.info.tokens_of(segment)[0] >= load.num_tokens:
                             break

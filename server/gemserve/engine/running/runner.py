@@ -36,6 +36,7 @@ from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.engine.running.window_reading import ArrivedGroup, WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput, StepPlan, Task
+from gemserve.errors import ConfigError
 from gemserve.filter_plan import FilterPlan, SummaryArrays
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.snapkv import SnapKV
@@ -120,10 +121,16 @@ class Runner:
         cuda_graphs: Switch,
         lockstep: Lockstep = ALONE,
     ) -> None:
-        """Raises `ConfigError` if `cuda_graphs` is "on" and graphs cannot be used."""
+        """Raises `ConfigError` if the memory cannot be had, or graphs that must be "on"."""
         self._lockstep = lockstep
         self._model, self._grammars, self._end_ids = model, grammars, end_ids
-        self.memory = model.new_memory(num_units)
+        try:
+            self.memory = model.new_memory(num_units)
+        except RuntimeError as error:  # of torch, on any device
+            num_bytes = num_units * model.shape.unit_bytes
+            raise ConfigError(
+                f"kv_memory: {num_bytes} bytes cannot be allocated here; lower --kv-memory"
+            ) from error
         self.copies = PoolCopies(self.memory, model.dtype)
         self._graphs = build_graphs(model, self.memory, cuda_graphs)
         self._states: dict[int, RunnerState] = {}

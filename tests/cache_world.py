@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.scheduling.pace import Crowd
+from gemserve.engine.scheduling.time_shares import Load, Portion
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
@@ -153,8 +155,14 @@ class RandomPace:
         num_tokens = 4096 if self._rng is None else self._rng.choice((1, 100, 200, 400))
         return self._token_cost * num_tokens
 
-    def observe_decode(self, seconds: float) -> None: ...
+    def divide(self, loads: Sequence[Load]) -> Portion:
+        """Some of the sequences are left out of a step."""
+        return Portion(4 if self._rng is None else self._rng.choice((1, 2, 8)), None)
 
-    def observe_slice(self, seconds: float) -> None: ...
+    def observe_decode(
+        self, seconds: float, num_rows: int = 1, portion: Portion | None = None
+    ) -> None: ...
+
+    def observe_slice(self, seconds: float, portion: Portion | None = None) -> None: ...
 
     def observe_pass(self, seconds: float, cost: float) -> None: ...

@@ -11,6 +11,7 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from tests.compiled_step import compiled_step
+from tests.loop_stalls import no_stalls
 from tests.served import Served, served
 
 MODEL = "builtin"
@@ -19,6 +20,13 @@ MODEL = "builtin"
 @pytest.fixture(scope="module", autouse=True)
 def step_is_compiled(use_compiled_step: None) -> None:
     """As users meet it."""
+
+
+@pytest.fixture(autouse=True)
+def event_loops_are_free() -> Iterator[list[str]]:
+    """No test here may find that an event loop works for 100 ms in one go."""
+    with no_stalls() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -254,6 +254,12 @@ REMOVALS: tuple[Removal, ...] = (
         "if True:",
     ),
     Removal(
+        f"{NEW}shares.py::test_a_stream_keeps_its_pace_beside_another_key_s_choices",
+        "engine/core.py",
+        "if not self._present.is_shared(time.monotonic()):",
+        "if True:",
+    ),
+    Removal(
         f"{NEW}text_bytes.py::test_bytes_count_and_not_characters",
         "api/requests/long_texts.py",
         "variables or {}], num_bytes)",

@@ -65,6 +65,30 @@ def test_a_key_may_always_have_one_slot() -> None:
     assert len(s.running) == 1
 
 
+def test_one_key_s_prompts_leave_memory_for_the_next_key() -> None:
+    """Long prompts of one key held all memory, and another key's short one waited for their end."""
+    units = 2 * LAYERS * 100
+    s = Scheduler(MemoryPool(10 * units), num_layers=LAYERS, max_running=64)
+    for order in range(12):
+        s.add(of(ALICE, sequence(order, 90, None, 10)))
+    s.schedule(100, is_decode_due=False, rows_of_tenant=8)
+    assert running_of(s, ALICE) == 7
+    late = of(BOB, sequence(99, 90, None, 10))
+    s.add(late)
+    s.schedule(100, is_decode_due=False, rows_of_tenant=8)
+    assert late.state is not State.WAITING
+    s.schedule(100, is_decode_due=False)  # nobody else has been there for a while
+    assert len(s.running) == 10
+    s.check_integrity()
+
+
+def test_a_key_s_only_request_may_have_all_memory() -> None:
+    s = Scheduler(MemoryPool(2 * LAYERS * 100), num_layers=LAYERS, max_running=64)
+    s.add(of(ALICE, sequence(0, 90, None, 10)))
+    s.schedule(100, is_decode_due=False, rows_of_tenant=8)
+    assert running_of(s, ALICE) == 1
+
+
 def test_slots_are_given_in_turn_whatever_priority_says() -> None:
     """Any key may send the best priority: it orders that key's own requests."""
     s = scheduler(10)
@@ -115,7 +139,11 @@ def test_random_traces_of_several_keys_end_and_leak_nothing() -> None:
         for _ in range(20_000):
             while pending and rng.random() < 0.4:
                 s.add(pending.pop(0))
-            plan = s.schedule(rng.choice((8, 300, 5000)), is_decode_due=rng.random() < 0.5)
+            plan = s.schedule(
+                rng.choice((8, 300, 5000)),
+                is_decode_due=rng.random() < 0.5,
+                rows_of_tenant=rng.choice((None, 1, 4)),
+            )
             assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
             s.commit(plan, perform(s, plan, rng, 0.01))
             s.check_integrity()

@@ -29,9 +29,10 @@ from gemserve.engine.reuse.windows import lend_groups
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import Crowd, Pace, StepLimits
 from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.scheduling.time_shares import Portion, Presence, loads_of
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
-from gemserve.engine.sequence.sequence import Sequence, State, check_capacity
+from gemserve.engine.sequence.sequence import LAST, Sequence, State, check_capacity
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.filtering.planner import FilterPlanner
@@ -134,6 +135,7 @@ class Core:
             self._scheduler.begin_load = self._disk.begin_load
         self._events = EventMaker(model.shape, eos_ids)
         self._jobs: dict[int, Job] = {}
+        self._present = Presence()
         self._internal_errors = dict.fromkeys(_CAUGHT, 0)
         self._logged_s: dict[str, float] = {}
         self._stored_at, self._stored = 0, dict[str, StoredDocument]()
@@ -222,13 +224,17 @@ class Core:
         if self._decided:
             return self._end_decided()
         limits = self._limits()
-        plan = self._scheduler.schedule(limits.chunk_tokens, is_decode_due=limits.is_decode_due)
+        plan = self._scheduler.schedule(
+            limits.chunk_tokens,
+            is_decode_due=limits.is_decode_due,
+            rows_of_tenant=None if limits.portion is None else limits.portion.rows,
+        )
         out = self._runner.run(plan, limits)
         emitted = self._events.of_step(plan, out, self._jobs)
         emitted = [(job, self._with_attention(job, event, out)) for job, event in emitted]
         self._scheduler.commit(plan, step_output(out, emitted))
         self._runner.change_memory(self._pool.take_changes())
-        self._observe(plan, out)
+        self._observe(plan, out, limits)
         self._note_retries(out)
         self._note_choices(out)
         if plan.is_empty and self._disk is not None:  # all that is running waits for the disk
@@ -299,6 +305,7 @@ class Core:
             if sequence.window_pass is not None:
                 lend_groups(self._scheduler.cache, sequence, request.lent_groups)
         self._jobs[sequence.order] = job
+        self._present.arrive(of_engine.tenant)
         return job
 
     def cancel(self, job: Job) -> Emitted:
@@ -401,7 +408,7 @@ class Core:
         self._runner.forget([job.sequence.order])
         self._scheduler.finish(job.sequence)
         self._runner.change_memory(self._pool.take_changes())
-        del self._jobs[job.sequence.order]
+        self._drop(job.sequence.order)
 
     def _without_idle_job(self, emitted: Emitted) -> Emitted:
         """The events of requests that somebody waits for."""
@@ -437,7 +444,8 @@ class Core:
         shape, pace, config = self.model.shape, self._pace, self.config
         running, waiting = self._scheduler.running, self._scheduler.waiting
         decoding = sum(sequence.state is State.DECODING for sequence in running)
-        crowd = Crowd(decoding, unread=len(running) + len(waiting) - decoding)
+        unread = len(running) + len(waiting) - decoding
+        crowd = Crowd(decoding, unread, self._portion())
         piece_cost = pace.piece_cost(crowd)
         # only attention is cut into pieces; a layer's matrix products over a chunk are one piece
         fitting = int(piece_cost / shape.layer(0, 1))
@@ -446,14 +454,23 @@ class Core:
             slice_s=pace.slice_s(crowd),
             piece=int(piece_cost / shape.pair()),
             is_decode_due=pace.is_decode_due(crowd),
+            portion=crowd.portion,
         )
 
-    def _observe(self, plan: StepPlan, out: RunOutput) -> None:
+    def _portion(self) -> Portion | None:
+        """What tenants may have of the next step. None: there is one tenant."""
+        if not self._present.is_shared(time.monotonic()):
+            return None
+        all_of = [*self._scheduler.running, *self._scheduler.waiting]
+        asked = [sequence for sequence in all_of if sequence.request.priority != LAST]
+        return self._pace.divide(loads_of(asked, lambda s: s.state is State.DECODING))
+
+    def _observe(self, plan: StepPlan, out: RunOutput, limits: StepLimits) -> None:
         """Tell the pace how long a step took."""
         if plan.decodes:
-            self._pace.observe_decode(out.taken_s)
+            self._pace.observe_decode(out.taken_s, len(plan.decodes), limits.portion)
         if plan.chunk is not None:
-            self._pace.observe_slice(out.taken_s)
+            self._pace.observe_slice(out.taken_s, limits.portion)
             sequence = self._jobs[plan.chunk.sequence].sequence
             sequence.open_s = 0.0 if out.is_chunk_done else sequence.open_s + out.taken_s
             if out.pass_s:
@@ -469,9 +486,14 @@ class Core:
     def _forget_finished(self, emitted: Emitted) -> None:
         ended = [job.sequence.order for job, event in emitted if isinstance(event, Finished)]
         for number in ended:
-            del self._jobs[number]
+            self._drop(number)
         if ended:
             self._runner.forget(ended)
+
+    def _drop(self, number: int) -> None:
+        """Forget the job of a request that has ended."""
+        job = self._jobs.pop(number)
+        self._present.leave(job.sequence.request.tenant, time.monotonic())
 
     def _note_retries(self, out: RunOutput) -> None:
         """Count what failed and was done in another way; log each kind of batch once a minute."""

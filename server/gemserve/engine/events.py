@@ -160,6 +160,7 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
     ended = {job.sequence.order for job, event in emitted if isinstance(event, Finished)}
     return StepOutput(
         is_chunk_done=out.is_chunk_done,
+        taken_s=out.taken_s,
         tokens={number: drawn.token for number, drawn in out.drawn.items()},
         kept=out.kept,
         failed_filters=frozenset(n for n, kept in out.kept.items() if kept.has_failed),

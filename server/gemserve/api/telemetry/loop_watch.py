@@ -21,14 +21,15 @@ class LoopWatch:
 
     A thread looks, because a loop that is held up cannot. If the thread itself comes late, the
     whole process was starved or the interpreter lock was held by a call that is not Python's: the
-    stall counts, and the line says so.
+    stall counts, and the line says so. The line has the processor time of the loop's thread, too,
+    which tells work on the loop from a busy machine.
     """
 
     def __init__(self, bound_s: float = BOUND_S) -> None:
         self._bound_s = bound_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
-        self._beat_s = 0.0
+        self._beat_s = self._worked_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._longest_s = 0.0
         self._seen: tuple[float, str] | None = None  # the beat that was late, and the stack
@@ -38,7 +39,7 @@ class LoopWatch:
     def start(self) -> None:
         """Watch the running event loop."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
-        self._beat_s = time.monotonic()
+        self._beat_s, self._worked_s = time.monotonic(), time.thread_time()
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
         threading.Thread(target=self._watch, name="gemserve-loop-watch", daemon=True).start()
 
@@ -57,9 +58,10 @@ class LoopWatch:
         now_s = time.monotonic()
         late_s = now_s - self._beat_s - _BEAT_S
         self._longest_s = max(self._longest_s, late_s)
+        worked_s = time.thread_time()
         if late_s > self._bound_s:
-            self._report(late_s)
-        self._beat_s = now_s
+            self._report(late_s, worked_s - self._worked_s)
+        self._beat_s, self._worked_s = now_s, worked_s
         assert self._loop is not None
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
 
@@ -72,7 +74,7 @@ class LoopWatch:
                 if frame is not None and (self._seen is None or self._seen[0] != beat_s):
                     self._seen = beat_s, "".join(traceback.format_stack(frame))
 
-    def _report(self, late_s: float) -> None:
+    def _report(self, late_s: float, worked_s: float) -> None:
         stack = ""
         if self._seen is not None and self._seen[0] == self._beat_s:
             stack = self._seen[1]
@@ -84,5 +86,9 @@ class LoopWatch:
             self._logged_s.clear()
         self._logged_s[place] = now_s
         log.warning(
-            "the event loop was held up for %.0f ms, by: %s\n%s", late_s * 1000, place, stack
+            "the event loop was held up for %.0f ms (%.0f ms of its own work), by: %s\n%s",
+            late_s * 1000,
+            worked_s * 1000,
+            place,
+            stack,
         )

@@ -1,4 +1,4 @@
-"""How slots, places in the queue and reading time are shared between tenants.
+"""How slots, places in the queue, memory and reading time are shared between tenants.
 
 Tenants are the API keys of requests.
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 
 from gemserve.engine.sequence.sequence import Sequence
 
-# A tenant may hold so many times the slots, or places in the queue, that are free. So one alone
+# A tenant may hold so many times the slots, places or memory that are free. So one alone
 # leaves a quarter of them, and whoever comes next is not refused, nor waits for a long answer.
 MOST_PER_FREE_SLOT = 3
 
@@ -25,11 +25,19 @@ def may_hold(count: int, num_free: int) -> bool:
 
 
 class SlotShares:
-    """The slots of one admission round."""
+    """The slots of one admission round, and the memory that is shared beside them."""
 
-    def __init__(self, running: Items[Sequence], max_running: int) -> None:
+    def __init__(
+        self, running: Items[Sequence], max_running: int, capacity: int | None = None
+    ) -> None:
+        """`capacity`: units of memory that several tenants share; None: there is one tenant."""
         self._held = Counter(sequence.request.tenant for sequence in running)
         self._num_free = max_running - len(running)
+        self._capacity = capacity
+        self._units: Counter[bytes] = Counter()
+        if capacity is not None:
+            for sequence in running:
+                self._units[sequence.request.tenant] += sequence.memory.size
 
     def order(self, waiting: Items[Sequence]) -> list[Sequence]:
         """Who is admitted first: in turn between tenants, beginning with who holds least.
@@ -52,30 +60,62 @@ class SlotShares:
             return self._num_free > 0
         return may_hold(self._held[tenant] + 1, self._num_free - 1)
 
-    def take(self, sequence: Sequence) -> None:
+    def may_have(self, sequence: Sequence, size: int) -> bool:
+        """May this sequence's tenant have `size` more units of memory?
+
+        A tenant's first sequence may have all that there is.
+        """
+        tenant = sequence.request.tenant
+        if self._capacity is None or not tenant or not self._held[tenant]:
+            return True
+        num_free = self._capacity - self._units.total() - size
+        return may_hold(self._units[tenant] + size, num_free)
+
+    def take(self, sequence: Sequence, size: int) -> None:
+        """Note that a sequence has a slot and `size` units of memory."""
         self._held[sequence.request.tenant] += 1
+        self._units[sequence.request.tenant] += size
         self._num_free -= 1
 
 
 class ReadingShares:
-    """How many tokens of each tenant's prompts have been read."""
+    """For how many seconds each tenant's prompts have been read."""
 
     def __init__(self) -> None:
-        self._read: dict[bytes, int] = {}
+        self._read_s: dict[bytes, float] = {}
+        self._is_first_next: dict[bytes, bool] = {}
+        self._last: bytes | None = None
 
-    def first(self, unfinished: Iterable[Sequence]) -> Sequence:
-        """The next prompt to read: of the tenant of which least was read, the first by rank.
+    def choose(self, unfinished: Iterable[Sequence]) -> Sequence:
+        """The next prompt to read: of the tenant that was read for the shortest time.
+
+        Of its prompts, the first by rank and the one nearest its end come in turn. So a huge prompt
+        always advances, and short ones do not wait behind it. A chunk that has begun is finished
+        before another one of the tenant's begins, so few passes hold memory at once.
 
         A tenant without unfinished prompts is forgotten. One that comes anew has as much to its
-        account as the one that has least, so that waiting earns nothing.
+        account as the one that has least, so that waiting earns nothing, and it is read at once.
         """
         prompts = list(unfinished)
         tenants = {sequence.request.tenant for sequence in prompts}
-        known = [count for tenant, count in self._read.items() if tenant in tenants]
-        least = min(known, default=0)
-        self._read = {tenant: self._read.get(tenant, least) for tenant in tenants}
-        return min(prompts, key=lambda s: (self._read[s.request.tenant], s.rank))
+        known = [seconds for tenant, seconds in self._read_s.items() if tenant in tenants]
+        least = min(known, default=0.0)
+        self._read_s = {tenant: self._read_s.get(tenant, least) for tenant in tenants}
+        first = min(prompts, key=self._place)
+        tenant = first.request.tenant
+        others = [s for s in prompts if s is not first and s.request.tenant == tenant]
+        is_first_next = self._is_first_next.get(tenant, True)
+        kept = {each: turn for each, turn in self._is_first_next.items() if each in tenants}
+        self._is_first_next = {**kept, tenant: not is_first_next}
+        if others and not is_first_next:
+            return min(others, key=lambda s: (s.open_tokens == 0, s.remaining))
+        return first
 
-    def note(self, sequence: Sequence, num_tokens: int) -> None:
+    def note(self, sequence: Sequence, seconds: float) -> None:
+        """Note that a prompt was read for `seconds`."""
+        tenant = self._last = sequence.request.tenant
+        self._read_s[tenant] = self._read_s.get(tenant, 0.0) + seconds
+
+    def _place(self, sequence: Sequence) -> tuple[float, bool, tuple[int, int]]:
         tenant = sequence.request.tenant
-        self._read[tenant] = self._read.get(tenant, 0) + num_tokens
+        return self._read_s[tenant], tenant == self._last, sequence.rank

@@ -10,6 +10,7 @@ again.
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections.abc import Callable, Collection
 
@@ -35,6 +36,7 @@ from gemserve.engine.reuse.windows import (
     release_windows,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
+from gemserve.engine.scheduling.time_shares import in_turn
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
@@ -72,8 +74,8 @@ class Scheduler:
         self.begin_load: Callable[[Sequence, int], object] = lambda sequence, num_cached: None
         self._num_layers, self._shape = num_layers, shape
         self._max_running = max_running
-        self._is_first_next = True
         self._awaits_compaction = False
+        self._turns = itertools.count()
         self._reading = ReadingShares()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -94,25 +96,32 @@ class Scheduler:
         self.sequences[sequence.order] = sequence
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
-    def schedule(self, chunk_tokens: int, *, is_decode_due: bool) -> StepPlan:
+    def schedule(
+        self, chunk_tokens: int, *, is_decode_due: bool, rows_of_tenant: int | None = None
+    ) -> StepPlan:
         """Admit what fits, then plan one step.
 
-        Decoding sequences advance if that is due or there is nothing to read. Otherwise a chunk of
-        at most `chunk_tokens` of an unfinished prompt advances.
+        Decoding sequences advance if that is due or there is nothing to read: all of them, or, if
+        several tenants share the engine, at most `rows_of_tenant` of each, in turn. Otherwise a
+        chunk of at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
         taken = self._take_over()
-        self._admit(taken)
+        self._admit(taken, is_shared=rows_of_tenant is not None)
         moves = self.pool.take_changes()
         # only now, because compaction for one moves what another takes over
         copies = [source.copy_to(sequence, self._num_layers) for sequence, source in taken]
         decoding = [s for s in self.running if s.state is State.DECODING]
         chunk = None if decoding and is_decode_due else self._next_chunk(chunk_tokens)
+        if chunk is None and rows_of_tenant is not None:
+            decoding = in_turn(decoding, rows_of_tenant, self._turns)
         rows = tuple(map(_decode_row, decoding)) if chunk is None else ()
         return StepPlan(tuple(moves), tuple(copies), rows, chunk)
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
         """Advance every sequence of the plan by what its step produced."""
+        if plan.chunk is not None:
+            self._reading.note(self.sequences[plan.chunk.sequence], output.taken_s)
         if plan.chunk is not None and plan.chunk.sequence not in output.failures:
             if output.is_chunk_done:
                 self._advance(plan.chunk, output)
@@ -191,26 +200,30 @@ class Scheduler:
                 return [(sequence, source)]
         return []
 
-    def _admit(self, taken: list[tuple[Sequence, Source]]) -> None:
+    def _admit(self, taken: list[tuple[Sequence, Source]], *, is_shared: bool) -> None:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
         Documents in the cache give way, unless `MOST_READING` prompts are being read. Scattered
         free units are made one by compaction, which waits until no chunk is under way, because its
         pass holds views of the memory. A step copies one document at most, so that nobody's next
-        token waits for several. `taken`: what will be copied, to which this adds.
+        token waits for several. `taken`: what will be copied, to which this adds. `is_shared`:
+        there are several tenants, so that none may hold all of the memory.
         """
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
         self._awaits_compaction = False
         if not self.waiting or len(self.running) >= self._max_running:
             return
-        slots = SlotShares(self.running, self._max_running)
+        capacity = self.pool.capacity if is_shared else None
+        slots = SlotShares(self.running, self._max_running, capacity)
         num_reading = sum(sequence.state is not State.DECODING for sequence in self.running)
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
             can_evict = num_reading < MOST_READING
             source, size = self._fitting(sequence, copied, can_evict)
+            if not slots.may_have(sequence, size):
+                continue
             is_fitting = size <= self._available(size, source, copied, can_evict)
             if is_fitting and self._awaits_leader(sequence):
                 continue
@@ -232,7 +245,7 @@ class Scheduler:
                 assert span is not None
             for earlier in order[: order.index(sequence)]:
                 earlier.times_passed += earlier.state is State.WAITING
-            slots.take(sequence)
+            slots.take(sequence, size)
             num_reading += 1
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -318,11 +331,7 @@ class Scheduler:
         self.cache.spare_moves(size, spared, tenant)
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
-        """A chunk of the first unfinished prompt, then of the one nearest its end, in turn.
-
-        So a huge prompt always advances, and short ones do not wait behind it. A chunk that has
-        begun is finished before another prompt's begins, so few passes hold memory at once.
-        """
+        """A chunk of the unfinished prompt whose turn it is, if there is one."""
         reading = (State.FILTERING, State.PREFILLING)
         unfinished = [
             s
@@ -333,12 +342,7 @@ class Scheduler:
             unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
             return None
-        first = self._reading.first(unfinished)
-        others = [s for s in unfinished if s is not first]
-        sequence = first
-        if others and not self._is_first_next:
-            sequence = min(others, key=lambda s: (s.open_tokens == 0, s.remaining))
-        self._is_first_next = not self._is_first_next
+        sequence = self._reading.choose(unfinished)
         if sequence.request.prompt_logprobs is not None:
             chunk_tokens = min(chunk_tokens, MAX_SCORED_TOKENS)
         if sequence.request.priority == LAST:
@@ -377,7 +381,6 @@ class Scheduler:
 
     def _advance(self, chunk: Chunk, output: StepOutput) -> None:
         number, sequence = chunk.sequence, self.sequences[chunk.sequence]
-        self._reading.note(sequence, chunk.count)
         sequence.done += chunk.count
         sequence.open_tokens = 0
         if chunk.windows and number not in output.failed_filters:

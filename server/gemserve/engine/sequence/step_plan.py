@@ -170,12 +170,14 @@ class StepOutput:
     """What the scheduler is told of a step. All of its decodes advance but those in `failures`.
 
     `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
+    `taken_s`: seconds of the step; 1 if nobody measures, so that steps count alike.
     `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: what a
     filter pass chose, or all where it failed (`failed_filters`). `finished`:
     sequences that ended with this step.
     """
 
     is_chunk_done: bool = True
+    taken_s: float = 1.0
     tokens: Mapping[int, int] = field(default_factory=dict)
     kept: Mapping[int, Kept] = field(default_factory=dict)
     failed_filters: frozenset[int] = frozenset()

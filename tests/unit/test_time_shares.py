@@ -1,0 +1,164 @@
+"""How decode steps, and the time between them, are divided between API keys."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gemserve.engine.scheduling.pace import Crowd, Pace
+from gemserve.engine.scheduling.time_shares import (
+    PRESENT_S,
+    SHARED_STEP_S,
+    Load,
+    Portion,
+    Presence,
+    StepTimes,
+    divide,
+    in_turn,
+)
+from gemserve.engine.sequence.sequence import Sequence, State
+from tests.unit.test_fair_shares import ALICE, BOB, EVE, of, scheduler, step
+from tests.unit.test_scheduler import sequence
+
+FIXED_S, ROW_S = 0.002, 0.001  # of a step, about as on a processor
+READING = 1.7
+
+
+def seconds_of(num_rows: int) -> float:
+    return FIXED_S + ROW_S * num_rows
+
+
+def reading_of(load: Load) -> float:
+    return READING if load.unread else 0.0
+
+
+def taken_s(loads: list[Load], portion: Portion) -> float:
+    return seconds_of(sum(min(load.decoding, portion.rows) for load in loads))
+
+
+@pytest.mark.parametrize("choices", [1, 8, 96, 256])
+def test_a_stream_beside_another_key_s_choices_keeps_half_of_its_pace(choices: int) -> None:
+    """96 choices of one key made each token of another one's stream take 40 times as long."""
+    loads = [Load(choices, 0), Load(1, 0)]
+    portion = divide(loads, seconds_of, reading_of)
+    assert taken_s(loads, portion) <= 2 * seconds_of(1) + 1e-9
+
+
+def test_no_key_falls_below_its_part_whatever_the_others_do() -> None:
+    """The bound on a cycle holds for all whose streams have a place in every step."""
+    numbers = [0, 1, 2, 7, 40]
+    kinds = [Load(*each) for each in itertools.product(numbers, numbers) if any(each)]
+    for loads in itertools.chain(
+        itertools.product(kinds, repeat=2), itertools.combinations(kinds[::3], 3)
+    ):
+        portion = divide(loads, seconds_of, reading_of)
+        assert portion.rows >= 1
+        decoding = [load for load in loads if load.decoding]
+        if not decoding or portion.reading_s is None:
+            continue
+        step_s = taken_s(list(loads), portion)
+        assert step_s <= max(SHARED_STEP_S, len(loads) * seconds_of(1)) + 1e-9
+        cycle_s = step_s + (portion.reading_s if any(load.unread for load in loads) else 0.0)
+        alone_s = min(
+            seconds_of(load.decoding) * (1 + reading_of(load))
+            for load in decoding
+            if load.decoding <= portion.rows
+            or load == min(decoding, key=lambda each: each.decoding)
+        )
+        assert cycle_s <= 1.25 * len(loads) * alone_s + 1e-9
+
+
+def test_prompts_of_another_key_take_no_more_than_its_part_of_a_stream_s_time() -> None:
+    portion = divide([Load(0, 8), Load(1, 0)], seconds_of, reading_of)
+    assert portion.reading_s == pytest.approx(seconds_of(1))
+
+
+def test_nobody_is_left_out_where_steps_take_as_long_with_many_as_with_one() -> None:
+    """On a GPU, leaving rows out would gain nothing and lose the others' tokens."""
+    portion = divide([Load(96, 0), Load(1, 0)], lambda rows: 0.01 + 1e-6 * rows, reading_of)
+    assert portion.rows == 96
+
+
+def test_a_key_alone_takes_short_steps_while_another_one_may_come() -> None:
+    portion = divide([Load(200, 0)], seconds_of, reading_of)
+    assert portion.reading_s is None
+    assert seconds_of(portion.rows) <= SHARED_STEP_S < seconds_of(portion.rows + 1)
+
+
+def test_sequences_that_are_left_out_take_turns() -> None:
+    many = [of(ALICE, sequence(order, 4, None, 9)) for order in range(10)]
+    one = of(BOB, sequence(99, 4, None, 9))
+    decoding: list[Sequence] = [*many, one]
+    numbers = itertools.count()
+    taken = [in_turn(decoding, 4, numbers) for _ in range(100)]
+    assert all(one in some for some in taken)
+    for each in many:
+        places = [place for place, some in enumerate(taken) if each in some]
+        assert 39 <= len(places) <= 41
+        assert max(b - a for a, b in itertools.pairwise(places)) <= 3
+    assert all(some == [each for each in decoding if each in some] for some in taken)
+
+
+def test_a_scheduler_s_step_has_so_many_rows_of_each_key() -> None:
+    s = scheduler(64)
+    for order in range(12):
+        s.add(of((ALICE, ALICE, BOB)[order % 3], sequence(order, 4, None, 1000)))
+    while not all(each.state is State.DECODING for each in s.running) or s.waiting:
+        step(s)
+    plan = s.schedule(100, is_decode_due=True, rows_of_tenant=3)
+    tenants = [s.sequences[row.sequence].request.tenant for row in plan.decodes]
+    assert sorted(tenants) == [ALICE] * 3 + [BOB] * 3
+    assert len(s.schedule(100, is_decode_due=True).decodes) == 12
+
+
+def test_the_time_of_a_step_is_learned() -> None:
+    times = StepTimes()
+    assert times.seconds_of(3) == 0.0
+    times.observe(100, seconds_of(100))
+    assert times.seconds_of(50) == pytest.approx(seconds_of(100) / 2)
+    for num_rows in (1, 2, 4, 8, 100):
+        for _ in range(50):
+            times.observe(num_rows, seconds_of(num_rows))
+    for num_rows in (1, 3, 60, 100):
+        assert times.seconds_of(num_rows) == pytest.approx(seconds_of(num_rows), rel=0.01)
+    assert times.seconds_of(200) == pytest.approx(2 * seconds_of(100), rel=0.01)
+
+
+def test_a_key_is_present_for_a_while_after_its_last_request() -> None:
+    present = Presence()
+    present.arrive(ALICE)
+    assert not present.is_shared(0.0)
+    present.arrive(BOB)
+    present.arrive(BOB)
+    assert present.is_shared(0.0)
+    present.leave(BOB, 1.0)
+    present.leave(BOB, 2.0)
+    assert present.is_shared(2.0 + PRESENT_S - 0.1)
+    assert not present.is_shared(2.0 + PRESENT_S)
+    present.leave(ALICE, 20.0)
+    assert not present.is_shared(20.0)
+    present.arrive(EVE)
+    assert present.is_shared(21.0)
+
+
+def test_a_server_without_keys_is_one_tenant() -> None:
+    present = Presence()
+    for _ in range(3):
+        present.arrive(b"")
+    assert not present.is_shared(0.0)
+
+
+def test_what_was_read_beyond_a_portion_counts_for_the_next_ones() -> None:
+    """A pass pauses at its own places only, so a slice may take as long as ten decode steps."""
+    pace, portion = Pace(0.25), Portion(1, 0.004)
+    crowd = Crowd(1, 5, portion)
+    pace.observe_slice(0.02, portion)
+    for _ in range(5):
+        assert pace.is_decode_due(crowd)
+        pace.observe_decode(0.003, 1, portion)
+    assert not pace.is_decode_due(crowd)
+    assert pace.slice_s(crowd) == pytest.approx(0.004)
+    pace.observe_slice(5.0)  # with one tenant
+    pace.observe_decode(0.003, 1, portion)
+    assert not pace.is_decode_due(crowd)

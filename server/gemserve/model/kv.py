@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.cost import ModelShape
+from gemserve.model.recurrent_state import SequenceState
 from gemserve_kernels import Backend, KVTable
 
 _PLACE = 5  # numbers that locate a sequence: a row of `KVTable.table`
@@ -168,7 +169,8 @@ class DecodeBatch:
 
     `slots`: the index of each sequence's new token in its span. `positions`: its position in the
     text, which is larger after an eviction. All spans are in `memory`. `longest`: the number of
-    tokens of the longest sequence, with its new one.
+    tokens of the longest sequence, with its new one. `states`: the sequences' recurrent states, if
+    the model keeps any.
     """
 
     def __init__(
@@ -178,9 +180,11 @@ class DecodeBatch:
         *,
         slots: Sequence[int],
         positions: Sequence[int],
+        states: Sequence[SequenceState] = (),
     ) -> None:
         self.memory = memory
         self.positions = positions
+        self.states = states
         self.longest = max(slots) + 1
         rows = memory.rows
         self._places: list[int] = []

@@ -19,11 +19,11 @@ from gemserve.model.transfer import to_device
 
 
 class StatePart(NamedTuple):
-    """One of the tensors of a layer's state. `index`: the layer may have several of a kind."""
+    """One of the tensors of a layer's state. `number`: the layer may have several of a kind."""
 
     layer: int
     kind: Literal["conv", "recurrent"]
-    index: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ def find_states(model: Any) -> StateLayout:
             ("recurrent", of_layer.recurrent_states),
         )
         for kind, tensors in kinds:
-            for index, tensor in tensors.items():
+            for number, tensor in tensors.items():
                 if tensor is not None:
-                    part = StatePart(layer, kind, index)
+                    part = StatePart(layer, kind, number)
                     parts[part] = tuple(tensor.shape[1:]), tensor.dtype
     return StateLayout(parts)
 

@@ -80,7 +80,7 @@ def test_a_lost_state_is_seen_in_half_precision(
     """Falcon-H1 without its state was served in bfloat16 with logits that were wrong by 3."""
     model = CausalModel(families.build("falcon_h1", dtype=dtype))
     check_servable(model)
-    monkeypatch.setattr(PassStates, "get_recurrent_state", lambda *_: None)
+    monkeypatch.setattr(PassStates, "get_recurrent_state", lambda *_, **__: None)
     with pytest.raises(ModelError, match=r"begin anew with every chunk|differ from its own by"):
         check_servable(model)
 

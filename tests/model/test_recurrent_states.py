@@ -287,6 +287,17 @@ def test_a_fallback_waits_without_a_state() -> None:
     assert all(map(same, answers(core, asked), expected))
 
 
+def test_layers_without_attention_take_no_kv_memory() -> None:
+    """Two of four layers have keys, and one of the three that the filter pass runs below."""
+    core = core_of()
+    assert core.model.shape.kv_layers == (1, 3)
+    for method, units in (("none", 4 * (300 + 12)), ("sieve", 3 * 300)):
+        *_, last = core.run_alone(request(ids_of(1, 300), method))
+        assert isinstance(last, Finished)
+        assert last.peak_kv_bytes == units * UNIT
+    assert core.longest_sequence == min(100_000 // 4, 4096)
+
+
 def test_memory_is_set_aside_for_as_many_states_as_may_run() -> None:
     model = model_of("lfm2")
     assert model.states.layers == {0, 2}

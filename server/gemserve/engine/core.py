@@ -88,8 +88,9 @@ class Core:
         self.calibration = calibration or Calibration(layer=config.filter_layer)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         self.num_units = config.kv_memory_bytes // model.shape.unit_bytes
+        num_layers = model.shape.num_kv_layers
         # the longest sequence, prompt and completion, that fits if it is read whole
-        self.longest_sequence = min(self.num_units // (2 * model.num_layers), model.context_tokens)
+        self.longest_sequence = min(self.num_units // (2 * num_layers), model.context_tokens)
         self.planner = FilterPlanner(
             method=config.filter_method,
             keep=config.filter_keep,
@@ -116,14 +117,14 @@ class Core:
         )
         self._scheduler = Scheduler(
             self._pool,
-            num_layers=model.num_layers,
+            num_layers=num_layers,
             max_running=config.max_running,
             cache_units=int(config.cache_memory * self.num_units)
             if model.has_reusable_beginnings
             else 0,
             shape=model.shape,
         )
-        self._idle = IdleReading(self._scheduler.cache, model.num_layers)
+        self._idle = IdleReading(self._scheduler.cache, num_layers)
         self._idle_job: Job | None = None
         self._pace = pace = Pace(target_s=config.step_target_s)
         self._disk = open_disk_cache(

@@ -282,6 +282,7 @@ class FilterPlanner:
         rows = selector.rows(num_tokens, request.question, calibration.ends_with)
         plan = plan.having(
             layer=layer,
+            kv_index=self.shape.kv_index(layer),
             num_asked=_num_asked(request),
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,

@@ -70,6 +70,11 @@ def _never() -> None:
     """Do not pause."""
 
 
+def _same(layer: int) -> int:
+    """All layers have keys and values."""
+    return layer
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Rows of a pass that have the same adapter. `rows`: [rows], int64; None: all of them."""
@@ -105,7 +110,7 @@ class ForwardContext:
     `reaches`: how far back each layer attends. `groups`: the pass's rows by adapter. `query_tap`
     records queries in its layers. `filter_tap` does too, and ends a chunk's pass at its layer.
     `pause` is called before each layer's attention and, within it, after every `piece` query-key
-    pairs. The pass may pause there.
+    pairs. The pass may pause there. `kv_index`: a layer's place among those with keys and values.
     """
 
     rows: ChunkRows | ChunksOfOnePass | KVTable
@@ -116,6 +121,7 @@ class ForwardContext:
     filter_tap: FilterTap | None = None
     pause: Callable[[], None] = field(default=_never)
     piece: int | None = None
+    kv_index: Callable[[int], int] = field(default=_same)
 
 
 def attention(
@@ -195,13 +201,13 @@ def _decode(
     options: AttentionOptions,
 ) -> torch.Tensor:
     """Attention of one token of each sequence: [sequences, heads, head_dim]."""
-    backend = context.backend
-    backend.write(spans, key, value, layer=layer)
+    backend, kv_index = context.backend, context.kv_index(layer)
+    backend.write(spans, key, value, layer=kv_index)
     reach = options.reach
     part = backend.decode(
         query.transpose(0, 1),
         spans if reach.chunk is None else spans.newest_chunks(reach.chunk),
-        layer=layer,
+        layer=kv_index,
         scale=options.scale,
         softcap=options.softcap,
         window=reach.window,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyK
 from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rank_shard import RankShard
-from gemserve.model.reach import Reach, find_reaches
+from gemserve.model.reach import NOTHING, Reach, find_reaches
 from gemserve.model.recurrent_state import (
     PassStates,
     SequenceState,
@@ -90,6 +91,10 @@ class CausalModel:
         self._local_shape = self.shape if shard is None else shard.local(self.shape)
         self.states = StateLayout({}) if reaches is not None else find_states(model)
         self.reaches = reaches or find_reaches(model, self._local_shape, self.states.layers)
+        if NOTHING in self.reaches:
+            pairs = enumerate(self.reaches)
+            having = tuple(layer for layer, reach in pairs if reach != NOTHING)
+            self.shape = self._local_shape = replace(self.shape, kv_layers=having)
         self.backend = select_backend(
             self.device,
             name=attention_backend,
@@ -346,7 +351,7 @@ class CausalModel:
 
     def filter_pass_of(self, ids: Sequence[int], layer: int) -> KVSpan:
         """The keys and values of a filter pass of its own over a few tokens, up to `layer`."""
-        num_tokens, num_units = len(ids), filter_units(layer)
+        num_tokens, num_units = len(ids), filter_units(self.shape.kv_index(layer))
         memory = self.new_memory(num_units * num_tokens)
         kv = memory.pass_kv(0, num_units=num_units, capacity=num_tokens)
         queries = self.new_query_tap([layer], [num_tokens - 1])
@@ -484,7 +489,11 @@ class CausalModel:
         out = (whole or self.hf)(
             **self._arguments(ids, positions, states),
             context=ForwardContext(
-                rows=step.spans, backend=self.backend, reaches=self.reaches, groups=groups
+                rows=step.spans,
+                backend=self.backend,
+                reaches=self.reaches,
+                groups=groups,
+                kv_index=self.shape.kv_index,
             ),
         )
         logits: torch.Tensor = out.logits.flatten(0, 1)

@@ -326,7 +326,7 @@ class Runner:
             run = self._prefilling(chunk, state, kv)
         else:
             # made anew for each chunk, because memory may move between chunks
-            kv = pass_kv(chunk.place, filter_units(chunk.filter_layer), self.memory)
+            kv = pass_kv(chunk.place, filter_units(state.plan.num_below), self.memory)
             if state.query_tap is None:
                 plan = state.plan
                 state.query_tap = self._model.new_query_tap(plan.tapped, plan.rows)
@@ -423,7 +423,7 @@ class Runner:
         num_kept = state.plan.num_kept
         capacity = num_kept + state.request.sampling.max_tokens
         place = KVPlace(chunk.place.start, capacity)
-        target = pass_kv(place, 2 * self._model.num_layers, self.memory)
+        target = pass_kv(place, 2 * self._model.shape.num_kv_layers, self.memory)
         evict(
             _evictor_of(state),
             query_tap,
@@ -438,7 +438,7 @@ class Runner:
     def _kept_kv(self, state: RunnerState, place: KVPlace) -> KVSpan:
         """All layers' keys and values. They are looked up again only when they are elsewhere."""
         if state.kv is None or state.kv_place != place:
-            state.kv = pass_kv(place, 2 * self._model.num_layers, self.memory)
+            state.kv = pass_kv(place, 2 * self._model.shape.num_kv_layers, self.memory)
             state.kv_place = place
         return state.kv
 

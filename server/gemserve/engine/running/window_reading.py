@@ -157,4 +157,4 @@ class WindowGroup:
         return self._kv(KVPlace(read.asked, len(self._windows.asked), (read.text,)))
 
     def _kv(self, place: KVPlace) -> KVSpan:
-        return pass_kv(place, filter_units(self._layer), self._memory)
+        return pass_kv(place, filter_units(self._plan.num_below), self._memory)

@@ -318,6 +318,14 @@ def choose_calibration(
     return Calibration(layer=min(layer, num_layers - 1), source=source)
 
 
+def nearest_seeing(layer: int, sliding_windows: Sequence[int | None]) -> str:
+    """The layers below and above `layer`, where there are any, that see all tokens."""
+    seeing = [other for other, window in enumerate(sliding_windows) if window is None]
+    below = [other for other in seeing if other < layer][-1:]
+    above = [other for other in seeing if other > layer][:1]
+    return " and ".join(map(str, below + above)) or "none sees all tokens"
+
+
 def find_offload_layers(given: int | Literal["auto"], num_layers: int, filter_layer: int) -> int:
     """How many upper layers stay on the host. Layers that filter are on the device."""
     limit = num_layers - filter_layer - 1

@@ -8,18 +8,20 @@ activations, softmax) is not counted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemserve.errors import ConfigError
 
 
-def filter_units(layer: int) -> int:
+def filter_units(kv_index: int) -> int:
     """Units of one token in a filter pass: K and V below the filter layer, and that layer's keys.
 
-    A unit is the keys, or the values, of one token in one layer.
+    A unit is the keys, or the values, of one token in one layer. `kv_index`: that of the filter
+    layer, see `ModelShape`.
     """
-    return 2 * layer + 1
+    return 2 * kv_index + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class ModelShape:
 
     `layer_params`: weights of one layer's matrices that a token is multiplied with; `qkv_params`:
     those of its query, key and value projections; `element_bytes`: size of one K or V number in the
-    cache.
+    cache; `kv_layers`: the layers with keys and values, ascending; None: all.
     """
 
     num_layers: int
@@ -40,6 +42,16 @@ class ModelShape:
     layer_params: int
     qkv_params: int
     element_bytes: int
+    kv_layers: tuple[int, ...] | None = None
+
+    @property
+    def num_kv_layers(self) -> int:
+        """How many layers have keys and values."""
+        return self.num_layers if self.kv_layers is None else len(self.kv_layers)
+
+    def kv_index(self, layer: int) -> int:
+        """How many layers below `layer` have keys and values: its own place among these."""
+        return layer if self.kv_layers is None else bisect_left(self.kv_layers, layer)
 
     @property
     def unit_bytes(self) -> int:
@@ -80,11 +92,11 @@ class ModelShape:
 
     def filter_bytes(self, num_tokens: int, layer: int) -> int:
         """Bytes held while filtering: see `filter_units`."""
-        return num_tokens * filter_units(layer) * self.unit_bytes
+        return num_tokens * filter_units(self.kv_index(layer)) * self.unit_bytes
 
     def kept_bytes(self, num_tokens: int) -> int:
         """Bytes held while decoding: K and V of `num_tokens` tokens in all layers."""
-        return 2 * self.num_layers * num_tokens * self.unit_bytes
+        return 2 * self.num_kv_layers * num_tokens * self.unit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +140,18 @@ def plan_weights(
     )
 
 
-def check_device_memory(total: int, weights: WeightPlan, kv_bytes: int) -> None:
-    """Raise `ConfigError` if weights and KV memory cannot both be on a device of `total` bytes."""
+def check_device_memory(
+    total: int, weights: WeightPlan, kv_bytes: int, state_bytes: int = 0
+) -> None:
+    """Raise `ConfigError` if weights and KV memory cannot both be on a device of `total` bytes.
+
+    `state_bytes`: of the recurrent states of all sequences that may run at once.
+    """
+    if state_bytes and weights.device + kv_bytes + state_bytes > total:
+        raise ConfigError(
+            f"kv_memory={kv_bytes}: with {weights.device} bytes of weights, and {state_bytes} of "
+            f"recurrent states, more than the device's {total}; lower --kv-memory or --max-running"
+        )
     if weights.device + kv_bytes > total:
         raise ConfigError(
             f"kv_memory={kv_bytes}: with {weights.device} bytes of weights, {weights.fp8} of them "

@@ -133,7 +133,8 @@ class FilterPlan:
     generated from; before a filter has chosen, the most that it keeps if attention is not diffuse.
     `fails_open`: if the filter pass fails, the whole prompt is kept.
 
-    `layer`: where the filter pass ends; None: there is none. `rows`: positions whose queries are
+    `layer`: where the filter pass ends; None: there is none. `kv_index`: how many layers below have
+    keys and values; None: all. `rows`: positions whose queries are
     watched in each of the layers `tapped`; the first `num_asked` are the question's, without what
     calls are about (0: there are no calls). `heads`: the (layer, head) pairs that count; None: all
     heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
@@ -155,6 +156,7 @@ class FilterPlan:
     budget: Budget
     fails_open: bool = False
     layer: int | None = None
+    kv_index: int | None = None
     rows: tuple[int, ...] = ()
     num_asked: int = 0
     tapped: tuple[int, ...] = ()
@@ -169,6 +171,12 @@ class FilterPlan:
     chosen: tuple[int, ...] | None = None
     answer_layer: int | None = None
     answer_heads: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def num_below(self) -> int:
+        """How many layers below the filter layer have keys and values: see `filter_units`."""
+        assert self.layer is not None
+        return self.layer if self.kv_index is None else self.kv_index
 
     def having(self, **changes: Any) -> FilterPlan:
         """The plan with some fields changed."""

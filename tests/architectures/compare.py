@@ -34,10 +34,11 @@ class Compared:
     `filter`: largest difference of a filter pass's queries and keys, as a share of the largest
     number; None: no layer sees all tokens. `half`: bfloat16 against the own float32 forward, as a
     multiple of what the own bfloat16 forward differs from it. `has_step`: the compiled decode step
-    is used.
+    is used. `states`: how many layers keep a recurrent or convolutional state.
     """
 
     name: str
+    states: int
     reaches: tuple[str, ...]
     prefill: float
     chunks: float
@@ -68,6 +69,7 @@ def compare(family: str, **changes: Any) -> Compared:
     last = LENGTH - 1 - NEIGHBOUR
     return Compared(
         name=type(hf).__name__,
+        states=len(model.states.layers),
         reaches=tuple(map(str, model.reaches)),
         prefill=_difference(prefill, expected),
         chunks=_difference(chunks[:stop], expected[:stop]),
@@ -107,21 +109,32 @@ def _read(
     """Log-probabilities of all tokens, the last ones decoded beside a shorter sequence."""
     units = 2 * model.num_layers * LENGTH
     memory = model.new_memory(2 * units)
+    places = model.new_states(2)
+    states = [places.take(), places.take()] if model.has_states else []
+    state, beside_state = states or (None, None)
     kv, other = (memory.kv(at, num_layers=model.num_layers, capacity=LENGTH) for at in (0, units))
     outs: list[torch.Tensor] = []
     for low, high in chunks:
         out = model.prefill_chunk(
-            ids[low:high], start=low, kv=kv, rope_tokens=LENGTH, is_last=True, is_scored=True
+            ids[low:high],
+            start=low,
+            kv=kv,
+            rope_tokens=LENGTH,
+            is_last=True,
+            is_scored=True,
+            state=state,
         )
         assert out is not None
         outs.append(out)
     begin, beside = LENGTH - decoded, torch.zeros(0, outs[0].shape[-1])
     if decoded:
         before = ids[: begin - NEIGHBOUR]
-        model.prefill_chunk(before, start=0, kv=other, rope_tokens=LENGTH, is_last=False)
+        model.prefill_chunk(
+            before, start=0, kv=other, rope_tokens=LENGTH, is_last=False, state=beside_state
+        )
     for slot in range(begin, LENGTH):
         slots = [slot, slot - NEIGHBOUR]
-        batch = DecodeBatch(memory, [kv, other], slots=slots, positions=slots)
+        batch = DecodeBatch(memory, [kv, other], slots=slots, positions=slots, states=states)
         both = model.decode([ids[s] for s in slots], batch, [LENGTH] * 2)
         outs.append(both[:1])
         beside = both[1:]
@@ -137,8 +150,9 @@ def _compare_filter(model: CausalModel, ids: Sequence[int]) -> float | None:
     kv = model.new_memory(units * LENGTH).pass_kv(0, num_units=units, capacity=LENGTH)
     queries = model.new_query_tap([layer], range(LENGTH - 16, LENGTH))
     tap = FilterTap(layer=layer, queries=queries, num_tokens=LENGTH)
+    state = model.new_states(1).take() if model.has_states else None
     for low, high in (*CHUNKS, (CHUNKS[-1][1], LENGTH)):
-        model.filter_chunk(ids[low:high], start=low, kv=kv, tap=tap)
+        model.filter_chunk(ids[low:high], start=low, kv=kv, tap=tap, state=state)
     query, key = _own_queries_and_keys(model, ids)[layer]
     pairs = ((queries.of(layer), query[:, -16:]), (kv.keys(layer, LENGTH), key))
     return max(_difference(a, b) / float(b.abs().max()) for a, b in pairs)

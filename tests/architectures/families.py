@@ -53,6 +53,15 @@ SIZES: dict[str, Any] = {
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 96,
     "decoder_ffn_dim": 96,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "mamba_chunk_size": 32,
+    "ssm_state_size": 8,
+    "n_groups": 2,
     "mamba_d_state": 8,
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
@@ -85,6 +94,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "zaya": {"num_experts_per_tok": 1},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "full_attention"],
+        "chunk_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "phi4_multimodal": {
         "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
@@ -116,6 +134,8 @@ WITHOUT = {
 _HALF_WINDOWED = ("gemma3_text", "gemma2", "olmo3", "exaone4", "cohere2", "afmoe", "gpt_oss")
 for _family in _HALF_WINDOWED:
     OVERRIDES[_family] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+for _family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+    OVERRIDES[_family] = {"layer_types": ["linear_attention", "full_attention"] * 2}
 
 
 class CannotBuild(Exception):
@@ -181,4 +201,6 @@ def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **chan
                 parameter.normal_(std=0.3)
             elif "sink" in name:  # as heavy as many keys
                 parameter.normal_(mean=3.0)
+            elif name.endswith(".temp"):  # a factor of all keys, which is 0 at first
+                parameter.normal_(mean=1.0, std=0.3)
     return model.eval().to(dtype)

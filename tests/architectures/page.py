@@ -13,13 +13,16 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from gemserve.errors import ModelError
+from gemserve.model.reach import NOTHING
 from tests.architectures import families
 from tests.architectures.compare import Compared, compare
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _BEGIN, _END = "<!-- begin: {} -->", "<!-- end: {} -->"
 _HEADS = {
-    "served": "| type | class | sliding windows | filter | compiled step |\n" + "|---" * 5 + "|\n",
+    "served": "| type | class | sliding windows | states | filter | compiled step |\n"
+    + "|---" * 6
+    + "|\n",
     "refused": "| type | reason |\n|---|---|\n",
     "unbuilt": "| type | what transformers says to a small config |\n|---|---|\n",
 }
@@ -45,16 +48,22 @@ def row_of(family: str) -> Row:
     assert compared.is_equal, (family, compared)
     filters = "prompts of any length" if compared.filter is not None else "up to the window"
     step = "yes" if compared.has_step else "no"
-    line = f"| `{family}` | {compared.name} | {_windows(compared)} | {filters} | {step} |"
-    return Row(family, "served", line)
+    cells = compared.name, _windows(compared), _states(compared), filters, step
+    return Row(family, "served", f"| `{family}` | {' | '.join(cells)} |")
 
 
 def _windows(compared: Compared) -> str:
-    kinds = set(compared.reaches)
+    kinds = set(compared.reaches) - {str(NOTHING)}
     if kinds == {"all tokens"}:
         return "no"
     kind = "chunks" if any("chunk" in reach for reach in kinds) else "windows"
     return f"{kind} in {'some' if 'all tokens' in kinds else 'all'} layers"
+
+
+def _states(compared: Compared) -> str:
+    if not compared.states:
+        return "no"
+    return "all layers" if compared.states == len(compared.reaches) else "some layers"
 
 
 def _without_subject(reason: str) -> str:

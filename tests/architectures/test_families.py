@@ -12,6 +12,7 @@ from gemserve.errors import ModelError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_servable
 from gemserve.model.reach import Reach
+from gemserve.model.recurrent_state import PassStates
 from tests.architectures import families
 from tests.architectures.compare import LIMIT, compare
 from tests.architectures.page import PAGE, lines_of, row_of
@@ -19,8 +20,8 @@ from tests.architectures.page import PAGE, lines_of, row_of
 # one of each way to attend, and one of each reason
 SOME = (
     "afmoe bamba bart bloom cohere2 deepseek_v3 diffllama doge falcon_h1 gemma2 gemma3 gemma4_text "
-    "gpt2 gpt_oss granite_swa llama llama4_text mamba mistral opt phimoe qwen2_moe recurrent_gemma "
-    "stablelm"
+    "gpt2 gpt_oss granite_swa jamba lfm2 llama llama4_text mamba mistral nemotron_h opt phimoe "
+    "qwen2_moe qwen3_next recurrent_gemma stablelm"
 )
 IS_ALL = os.environ.get("GEMSERVE_TEST_FAMILIES") == "all"
 CHOSEN = families.all_families() if IS_ALL else SOME.split()
@@ -73,10 +74,14 @@ def test_windows_that_are_shorter_than_the_check(window: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_recurrent_state_is_seen_in_half_precision(dtype: torch.dtype) -> None:
-    """Falcon-H1 was refused in float32, and served in bfloat16 with logits that were wrong by 3."""
+def test_a_lost_state_is_seen_in_half_precision(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Falcon-H1 without its state was served in bfloat16 with logits that were wrong by 3."""
     model = CausalModel(families.build("falcon_h1", dtype=dtype))
-    with pytest.raises(ModelError, match=r"differ from its own by .* in float32"):
+    check_servable(model)
+    monkeypatch.setattr(PassStates, "get_recurrent_state", lambda *_, **__: None)
+    with pytest.raises(ModelError, match=r"begin anew with every chunk|differ from its own by"):
         check_servable(model)
 
 

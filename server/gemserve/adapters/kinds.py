@@ -26,6 +26,12 @@ KINDS: dict[str, Build] = {
 }
 
 
+def check_adaptable(model: CausalModel) -> None:
+    """Raise `AdapterError` if adapters are not for this model."""
+    if model.has_states:
+        raise AdapterError("adapters are not for models whose layers keep a recurrent state")
+
+
 def load_adapter(
     name: str, path: Path, model: CausalModel, base: BaseModel, max_bytes: int
 ) -> Adapter:
@@ -34,6 +40,7 @@ def load_adapter(
     Raises `AdapterError`, which says what is wrong with the adapter or why it does not fit the
     model.
     """
+    check_adaptable(model)
     folder = read_folder(path, max_bytes)
     if folder.kind not in KINDS:
         raise AdapterError(f"type {shown(folder.kind)}: unknown; known are {', '.join(KINDS)}")

@@ -123,10 +123,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: is needed to train")
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError("training needs the package accelerate; pip install 'gemserve[train]'")
+    from gemserve.adapters.kinds import check_adaptable
     from gemserve.adapters.training.trainer import TrainConfig, train
     from gemserve.model.loader import load
 
     loaded = load(model)
+    check_adaptable(loaded.model)
     eos_id = min(loaded.eos_ids, default=None)
     if eos_id is None:
         raise ConfigError("the model names no token that ends an answer")

@@ -231,6 +231,12 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
         f"above {config.filter_min_tokens} tokens, {windows}; "
         f"KV memory {config.kv_memory_bytes:,} bytes"
     )
+    if core.model.has_states:
+        each = core.model.states.num_bytes
+        say(
+            f"recurrent states {each * config.max_running:,} bytes, {each:,} for each of "
+            f"{config.max_running} requests at once; no document cache, no adapters"
+        )
     if METHODS[config.filter_method].has_layer:
         say(core.calibration.describe())
     weights = planned_weights(core.model, config)

@@ -18,6 +18,7 @@ from gemserve.config import (
     choose_calibration,
     find_offload_layers,
     find_window,
+    nearest_seeing,
     resolve_engine,
 )
 from gemserve.cost import WeightPlan, check_device_memory
@@ -33,6 +34,7 @@ from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.fp8 import Product
 from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_config
 from gemserve.model.packed_linear import can_pack, with_packed_linears
+from gemserve.model.reach import NOTHING
 from gemserve.model.weight_memory import weights_of
 from gemserve.types import BESIDE_WINDOW
 from gemserve_kernels.fp8 import scaled_product
@@ -93,12 +95,16 @@ def assemble(
         resolved = _within_sliding_window(causal, resolved, calibration)
     _check_longest(causal, resolved)
     _check_filter_layer(causal, resolved, calibration)
+    if causal.has_states:
+        _check_with_states(causal, resolved)
     if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
         raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
     if causal.device.type == "cuda":
         total = torch.cuda.get_device_properties(causal.device).total_memory
         total *= 1 if causal.shard is None else causal.shard.num_ranks
-        check_device_memory(total, planned_weights(causal, resolved), resolved.kv_memory_bytes)
+        states = resolved.max_running * causal.states.num_bytes
+        weights, kv_bytes = planned_weights(causal, resolved), resolved.kv_memory_bytes
+        check_device_memory(total, weights, kv_bytes, states)
     if resolved.filter_precision == "fp8":
         fp8.check_device(causal.device)
         causal = with_fp8_filter(causal, resolved)
@@ -227,6 +233,19 @@ def _check_longest(model: CausalModel, config: ResolvedEngineConfig) -> None:
         )
 
 
+def _check_with_states(model: CausalModel, config: ResolvedEngineConfig) -> None:
+    """Refuse what models whose layers keep a recurrent state do not have."""
+    if config.filter_precision == "fp8":
+        raise ConfigError(
+            "filter_precision=fp8: layers of this model keep a recurrent state, so it must be model"
+        )
+    if METHODS[config.filter_method].evictor is not None and NOTHING in model.reaches:
+        raise ConfigError(
+            f"filter={config.filter_method}: {model.reaches.count(NOTHING)} of the model's layers "
+            "have no attention, and so no keys that could be dropped; choose another --filter"
+        )
+
+
 def _check_filter_layer(
     model: CausalModel, config: ResolvedEngineConfig, calibration: Calibration
 ) -> None:
@@ -237,6 +256,11 @@ def _check_filter_layer(
     full = [i for i in range(model.num_layers) if model.window_of(i) is None]
     choices = f"choose --filter-layer among {full}" if full else "no layer sees everything"
     window = model.window_of(layer)
+    if model.reaches[layer] == NOTHING:
+        raise ConfigError(
+            f"filter_layer={layer}: this layer has no attention; the nearest that have it: "
+            f"{nearest_seeing(layer, model.sliding_windows)}"
+        )
     if window is not None and window < limit:
         raise ConfigError(
             f"filter_layer={layer}: this layer sees only the last {window} tokens; {choices}, set "

@@ -89,8 +89,9 @@ class Core:
         self.calibration = calibration or Calibration(layer=config.filter_layer)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         self.num_units = config.kv_memory_bytes // model.shape.unit_bytes
+        num_layers = model.shape.num_kv_layers
         # the longest sequence, prompt and completion, that fits if it is read whole
-        self.longest_sequence = min(self.num_units // (2 * model.num_layers), model.context_tokens)
+        self.longest_sequence = min(self.num_units // (2 * num_layers), model.context_tokens)
         self.planner = FilterPlanner(
             method=config.filter_method,
             keep=config.filter_keep,
@@ -106,21 +107,25 @@ class Core:
             longest_pass=config.max_pass_tokens,
         )
         self._pool = MemoryPool(self.num_units)
+        of_states = {"num_states": config.max_running} if model.has_states else {}
         self._runner = new_runner(
             model,
             self.num_units,
             grammars=self.grammars,
             end_ids=eos_ids,
             cuda_graphs=config.cuda_graphs,
+            **of_states,
         )
         self._scheduler = Scheduler(
             self._pool,
-            num_layers=model.num_layers,
+            num_layers=num_layers,
             max_running=config.max_running,
-            cache_units=int(config.cache_memory * self.num_units) if model.is_rope_fixed else 0,
+            cache_units=int(config.cache_memory * self.num_units)
+            if model.has_reusable_beginnings
+            else 0,
             shape=model.shape,
         )
-        self._idle = IdleReading(self._scheduler.cache, model.num_layers)
+        self._idle = IdleReading(self._scheduler.cache, num_layers)
         self._idle_job: Job | None = None
         self._pace = pace = Pace(target_s=config.step_target_s)
         self._disk = open_disk_cache(
@@ -254,6 +259,12 @@ class Core:
             raise RequestError(
                 "filter.return_attention=true: not on this server, whose model is divided among "
                 f"{self.model.shard.num_ranks} ranks (--tensor-parallel)",
+                param="filter.return_attention",
+            )
+        if self.model.has_states and request.filter.return_attention:
+            raise RequestError(
+                "filter.return_attention=true: not for this model: layers keep a recurrent state, "
+                "so that no token of an answer can be looked at again",
                 param="filter.return_attention",
             )
         largest = max(request.prompt_ids, default=0)

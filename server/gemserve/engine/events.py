@@ -72,7 +72,7 @@ class EventMaker:
         self, job: Job, reason: FinishReason, count: int, error: str | None = None
     ) -> Finished:
         """The last event of a request that has drawn `count` tokens."""
-        unit, layers = self._shape.unit_bytes, self._shape.num_layers
+        unit, layers = self._shape.unit_bytes, self._shape.num_kv_layers
         is_generating = bool(job.sequence.generated)
         return Finished(
             reason=reason,

@@ -219,7 +219,8 @@ def _answers(
     documents = len(ids) - count_always_read(example.prompt.protected, len(ids))
     of_documents = min(documents, kept_count(keep, documents))
     evicting = {m: evictor for m in methods if (evictor := evictor_of(m)) is not None}
-    if "none" in methods and evicting:  # one prefill is enough for both
+    # one prefill is enough for both, unless the engine has to say why one cannot be used
+    if "none" in methods and evicting and not core.model.has_states:
         method, evictor = next(iter(evicting.items()))
         answer, evicted = answer_unfiltered(core, ids, example.max_tokens, evictor, count)
         yield _Answer("none", _text(core, answer), len(ids), ((0, len(ids)),))

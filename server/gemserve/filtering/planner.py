@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
-from gemserve.config import DEFAULT_KEEP, find_window
+from gemserve.config import DEFAULT_KEEP, find_window, nearest_seeing
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, WindowPlan
@@ -49,7 +49,8 @@ class FilterPlanner:
     `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
     whole. `window`: for requests that name none. `reads_cached_whole`: see
     `FilterPlan.may_read_whole`. `fails_open`: a prompt whose filter fails is read whole, too.
-    `sliding_windows`: the window of each layer in tokens, None for a layer without one. `shape`:
+    `sliding_windows`: the window of each layer in tokens, None for a layer without one, 0 for one
+    without attention. `shape`:
     the model's. `longest_sequence`: tokens of prompt and completion that fit memory and context if
     everything is read. `longest_pass`: tokens of a prompt that is read as one sequence.
     """
@@ -190,6 +191,12 @@ class FilterPlanner:
             num_tokens = min(num_tokens, size + BESIDE_WINDOW)
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
+        if window == 0:
+            raise RequestError(
+                f"filter.layer={layer}: this layer has no attention; the nearest that have it: "
+                f"{nearest_seeing(layer, self.sliding_windows)}",
+                param="filter.layer",
+            )
         if window is not None and window < num_tokens:
             raise RequestError(
                 f"filter.layer={layer}: this layer sees only the last {window} tokens of a "
@@ -198,6 +205,12 @@ class FilterPlanner:
             )
         for layer in sorted({layer for layer, _ in params.heads or ()}):
             window = self.sliding_windows[layer]
+            if window == 0:
+                raise RequestError(
+                    f"filter.heads: layer {layer} has no attention; the nearest that have it: "
+                    f"{nearest_seeing(layer, self.sliding_windows)}",
+                    param="filter.heads",
+                )
             if window is not None and window < num_tokens:
                 raise RequestError(
                     f"filter.heads: layer {layer} sees only the last {window} tokens of a prompt "
@@ -269,6 +282,7 @@ class FilterPlanner:
         rows = selector.rows(num_tokens, request.question, calibration.ends_with)
         plan = plan.having(
             layer=layer,
+            kv_index=self.shape.kv_index(layer),
             num_asked=_num_asked(request),
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
@@ -497,11 +511,17 @@ class FilterPlanner:
                 )
 
     def _check_evictable(self, params: FilterParams) -> None:
-        """Raise `RequestError` if a layer has a sliding window.
+        """Raise `RequestError` if a layer has a sliding window, or no attention.
 
         Kept keys would not be where the window looks for them.
         """
-        windows = [w for w in self.sliding_windows if w]
+        windows = [w for w in self.sliding_windows if w is not None]
+        if 0 in windows:
+            raise RequestError(
+                f"filter.method={params.method}: not for this model: {windows.count(0)} of its "
+                "layers have no attention, and so no keys that could be dropped",
+                param="filter.method",
+            )
         if windows:
             raise RequestError(
                 f"filter.method={params.method}: not for this model: {len(windows)} of its "

@@ -48,12 +48,14 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunksOfOnePass:
-    """Chunks of `count` tokens each, one after the other, that do not see each other."""
+    """Chunks of `count` tokens each, one after the other, that do not see each other.
 
-    start: ClassVar[int] = 0  # the first row of the pass
+    `start`: which row of a `QueryTap` the first one is.
+    """
 
     chunks: tuple[ChunkRows, ...]
     count: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ class Breaks:
 
 def _never() -> None:
     """Do not pause."""
+
+
+def _same(layer: int) -> int:
+    """All layers have keys and values."""
+    return layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ class ForwardContext:
     `reaches`: how far back each layer attends. `groups`: the pass's rows by adapter. `query_tap`
     records queries in its layers. `filter_tap` does too, and ends a chunk's pass at its layer.
     `pause` is called before each layer's attention and, within it, after every `piece` query-key
-    pairs. The pass may pause there.
+    pairs. The pass may pause there. `kv_index`: a layer's place among those with keys and values.
     """
 
     rows: ChunkRows | ChunksOfOnePass | KVTable
@@ -114,6 +121,7 @@ class ForwardContext:
     filter_tap: FilterTap | None = None
     pause: Callable[[], None] = field(default=_never)
     piece: int | None = None
+    kv_index: Callable[[int], int] = field(default=_same)
 
 
 def attention(
@@ -134,14 +142,14 @@ def attention(
 
     `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim]; RoPE has
     been applied. `s_aux`: the score of each head's attention sink. Returns [1, rows, heads,
-    head_dim].
+    head_dim]. The newest tokens of several sequences may come as [rows, heads, 1, head_dim], too.
     """
     for name in UNSERVED_OPTIONS:
         if others.get(name) is not None:
             raise ModelError(f"attention option {name!r} of {type(module).__name__}")
     assert attention_mask is None
     assert dropout == 0.0
-    q, k, v = query[0], key[0], value[0]
+    q, k, v = _rows(query), _rows(key), _rows(value)
     options = AttentionOptions(
         scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
         reach=context.reaches[module.layer_idx],
@@ -150,7 +158,8 @@ def attention(
     )
     layer: int = module.layer_idx
     if isinstance(context.rows, KVTable):
-        return _decode(context, context.rows, layer, q, k, v, options).unsqueeze(0), None
+        out = _decode(context, context.rows, layer, q, k, v, options)
+        return out.unflatten(0, (query.shape[0], query.shape[2])), None
     start, chunks, count = context.rows.start, context.rows.chunks, context.rows.count or q.shape[1]
     filter_tap = context.filter_tap
     listener = context.query_tap if filter_tap is None else filter_tap.queries
@@ -177,6 +186,11 @@ def attention(
     return out.transpose(0, 1).contiguous().unsqueeze(0), None
 
 
+def _rows(numbers: torch.Tensor) -> torch.Tensor:
+    """[heads, rows, head_dim] of what a layer passes: see `attention`."""
+    return numbers[0] if numbers.shape[0] == 1 else numbers[:, :, 0].transpose(0, 1)
+
+
 def _decode(
     context: ForwardContext,
     spans: KVTable,
@@ -187,13 +201,13 @@ def _decode(
     options: AttentionOptions,
 ) -> torch.Tensor:
     """Attention of one token of each sequence: [sequences, heads, head_dim]."""
-    backend = context.backend
-    backend.write(spans, key, value, layer=layer)
+    backend, kv_index = context.backend, context.kv_index(layer)
+    backend.write(spans, key, value, layer=kv_index)
     reach = options.reach
     part = backend.decode(
         query.transpose(0, 1),
         spans if reach.chunk is None else spans.newest_chunks(reach.chunk),
-        layer=layer,
+        layer=kv_index,
         scale=options.scale,
         softcap=options.softcap,
         window=reach.window,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,14 @@ from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyK
 from gemserve.model.offload import HostLayers
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rank_shard import RankShard
-from gemserve.model.reach import Reach, find_reaches
+from gemserve.model.reach import NOTHING, Reach, find_reaches
+from gemserve.model.recurrent_state import (
+    PassStates,
+    SequenceState,
+    StateLayout,
+    StateMemory,
+    find_states,
+)
 from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve.model.shared_tree import with_modules
@@ -44,10 +52,11 @@ _KEY_TOLERANCE = 0.05  # error as a share of the largest number; half precision 
 class CausalModel:
     """Weights, geometry and three passes: `filter_chunk`, `prefill_chunk` and `decode`.
 
-    There is no state between calls: a sequence's state is in its `KVSpan` and `QueryTap`. `host`:
-    the upper layers whose weights are in host memory, if any. `shard`: which heads this process has
-    of a model that several hold together; None: it has them all. `shape` is that of the whole model
-    either way.
+    There is no state between calls: a sequence's state is in its `KVSpan` and `QueryTap`, and in a
+    `SequenceState` if layers keep one (`has_states`). `states`: what such a state consists of.
+    `host`: the upper layers whose weights are in host memory, if any. `shard`: which heads this
+    process has of a model that several hold together; None: it has them all. `shape` is that of the
+    whole model either way.
     """
 
     def __init__(
@@ -59,7 +68,8 @@ class CausalModel:
         shard: RankShard | None = None,
         reaches: tuple[Reach, ...] | None = None,
     ) -> None:
-        """`reaches`: what `find_reaches` has found; None: it is called here.
+        """`reaches`: what `find_reaches` has found in a model without states; None: it is called
+        here.
 
         Raises `ValueError` if the backend of that name cannot be used with this model, and
         `ModelError` if the model cannot be served.
@@ -79,7 +89,12 @@ class CausalModel:
         self.shape: ModelShape = shape_of(model, self.dtype)
         self.shard = shard
         self._local_shape = self.shape if shard is None else shard.local(self.shape)
-        self.reaches = reaches or find_reaches(model, self._local_shape)
+        self.states = StateLayout({}) if reaches is not None else find_states(model)
+        self.reaches = reaches or find_reaches(model, self._local_shape, self.states.layers)
+        if NOTHING in self.reaches:
+            pairs = enumerate(self.reaches)
+            having = tuple(layer for layer, reach in pairs if reach != NOTHING)
+            self.shape = self._local_shape = replace(self.shape, kv_layers=having)
         self.backend = select_backend(
             self.device,
             name=attention_backend,
@@ -96,9 +111,22 @@ class CausalModel:
         return self.shape.num_layers
 
     @property
+    def has_states(self) -> bool:
+        """Whether layers keep a recurrent or convolutional state of a sequence."""
+        return bool(self.states.parts)
+
+    @property
     def is_rope_fixed(self) -> bool:
         """Whether a position is rotated alike whatever the sequence's length."""
         return self._rotary.is_fixed
+
+    @property
+    def has_reusable_beginnings(self) -> bool:
+        """Whether a prompt can go on from keys and values of another one that begins like it.
+
+        A state is that behind the last token only, so it is not there for a shorter beginning.
+        """
+        return self.is_rope_fixed and not self.has_states
 
     @property
     def unscaled_tokens(self) -> int | None:
@@ -151,6 +179,7 @@ class CausalModel:
             count = min(count, self._host.first)
         clone = copy.copy(self)
         clone.hf = float32_tree(self.hf, self._path, count)
+        clone.states = self.states.in_float32()
         clone._decoder, clone._host, clone._step = follow(clone.hf, self._path), None, None
         clone._layers = clone._filter_layers = clone._runnable_layers()
         clone.dtype, head_dim = torch.float32, self.shape.head_dim
@@ -242,6 +271,10 @@ class CausalModel:
         """Memory for keys and values; one unit holds one token's K or V in one layer."""
         return Memory(num_units, self._local_shape, self.dtype, self.device)
 
+    def new_states(self, count: int) -> StateMemory:
+        """Memory for the recurrent states of `count` sequences."""
+        return StateMemory(self.states, count, self.device)
+
     def new_query_tap(self, layers: Sequence[int], rows: Sequence[int]) -> QueryTap:
         """Room for the queries of the tokens at positions `rows`, in each of `layers`."""
         shape = self._local_shape
@@ -259,14 +292,16 @@ class CausalModel:
         tap: FilterTap,
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
+        state: SequenceState | None = None,
     ) -> None:
         """Run a chunk through layers 0..r−1, and compute q and k of layer r = `tap.layer`.
 
-        `kv` has room for `filter_units(r)` units of each token.
+        `kv` has room for `filter_units(r)` units of each token. `state`: see `prefill_chunk`.
         """
         rows = ChunkRows(kv=kv, start=start)
         positions = _positions(start, len(ids), adapter)
-        self._filter(ids, positions, rows, tap, adapter, breaks)
+        states = self._pass_states(state, start, breaks)
+        self._filter(ids, positions, rows, tap, adapter, breaks, states)
 
     @torch.inference_mode()
     def ask_windows(
@@ -277,17 +312,22 @@ class CausalModel:
         tap: FilterTap,
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
+        num_before: int = 0,
+        state: SequenceState | None = None,
     ) -> None:
         """Run `ids` through the filter layers behind each of several windows, in one pass.
 
         A window is its keys and values, and how many tokens it has; there is room for `ids` behind
         them. The tap's rows are numbered through: those behind the second window begin at
-        `len(ids)`.
+        `len(ids)`. `num_before`: how many windows other passes have asked before. `state`: that
+        behind the window, which is the only one then.
         """
+        assert not self.has_states or (state is not None and len(windows) == 1)
         chunks = tuple(ChunkRows(kv=kv, start=count) for kv, count in windows)
         positions = [p for _, count in windows for p in _positions(count, len(ids), adapter)]
-        rows = ChunksOfOnePass(chunks=chunks, count=len(ids))
-        self._filter([*ids] * len(windows), positions, rows, tap, adapter, breaks)
+        rows = ChunksOfOnePass(chunks=chunks, count=len(ids), start=num_before * len(ids))
+        states = self._pass_states(state, windows[0][1], breaks)
+        self._filter([*ids] * len(windows), positions, rows, tap, adapter, breaks, states)
 
     def _filter(
         self,
@@ -297,18 +337,21 @@ class CausalModel:
         tap: FilterTap,
         adapter: Adapter,
         breaks: Breaks | None,
+        states: PassStates | None,
     ) -> None:
         context = self._context(rows, adapter, breaks, filter_tap=tap)
         decoder = self._lower_decoder(tap, adapter)
         try:
-            decoder(**self._inputs(ids, positions), context=context)
+            decoder(**self._inputs(ids, positions, states), context=context)
         except FilterLayerReached:
+            if states is not None:
+                states.commit()
             return
         raise ModelError(f"{type(self._decoder).__name__}: layer {tap.layer} never attended")
 
     def filter_pass_of(self, ids: Sequence[int], layer: int) -> KVSpan:
         """The keys and values of a filter pass of its own over a few tokens, up to `layer`."""
-        num_tokens, num_units = len(ids), filter_units(layer)
+        num_tokens, num_units = len(ids), filter_units(self.shape.kv_index(layer))
         memory = self.new_memory(num_units * num_tokens)
         kv = memory.pass_kv(0, num_units=num_units, capacity=num_tokens)
         queries = self.new_query_tap([layer], [num_tokens - 1])
@@ -349,23 +392,29 @@ class CausalModel:
         query_tap: QueryTap | None = None,
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
+        state: SequenceState | None = None,
     ) -> torch.Tensor | None:
         """Run all layers on a chunk. Returns its last token's logits [1, vocab] if `is_last`.
 
         If `is_scored`, it returns the logits of every token, [tokens, vocab]. `rope_tokens`: the
         sequence's final length with its adapter's positions, for rope that depends on length.
-        `query_tap` gets the queries that it collects.
+        `query_tap` gets the queries that it collects. `state`: the sequence's, which is that behind
+        token `start`−1, and is then that behind the chunk; a model without states needs none, and
+        a pass that begins at 0 and is not continued neither.
         """
+        states = self._pass_states(state, start, breaks)
         wanted = range(len(ids)) if is_scored else [len(ids) - 1] if is_last else []
         self._expect_host_layers()
         out = self._whole_model([rope_tokens], [adapter])(
-            **self._inputs(ids, _positions(start, len(ids), adapter)),
+            **self._inputs(ids, _positions(start, len(ids), adapter), states),
             context=self._context(
                 ChunkRows(kv=kv, start=start), adapter, breaks, query_tap=query_tap
             ),
             # an index tensor, because the integer 0 would mean "all tokens"
             logits_to_keep=to_device(wanted, torch.long, self.device),
         )
+        if states is not None:
+            states.commit()
         return out.logits[0].float() if wanted else None
 
     @torch.inference_mode()
@@ -410,14 +459,23 @@ class CausalModel:
         positions = [position + adapter.num_positions for position, adapter in pairs]
         numbers = to_device(batch.numbers(ids, positions), torch.long, self.device)
         self._expect_host_layers()
-        return self.step_logits(
+        states = PassStates(batch.states, is_fresh=False) if self.has_states else None
+        logits = self.step_logits(
             DecodeStep.over(numbers, batch.memory, batch.longest),
             self._whole_model(rope_tokens, adapters),
             grouped(adapters, self.device),
+            states,
         ).float()
+        if states is not None:
+            states.commit()
+        return logits
 
     def step_logits(
-        self, step: DecodeStep, whole: nn.Module | None = None, groups: Sequence[Group] = PLAIN
+        self,
+        step: DecodeStep,
+        whole: nn.Module | None = None,
+        groups: Sequence[Group] = PLAIN,
+        states: PassStates | None = None,
     ) -> torch.Tensor:
         """The logits of a decode step, in the model's dtype: [sequences, vocab].
 
@@ -425,13 +483,20 @@ class CausalModel:
         """
         if self._step is not None and whole in (None, self.hf) and is_plain(groups):
             return self._step(step)
+        ids, positions = step.ids, step.positions
+        if states is not None:  # these layers take each sequence as a row of the batch
+            ids, positions = ids.T, positions.T
         out = (whole or self.hf)(
-            **self._arguments(step.ids, step.positions),
+            **self._arguments(ids, positions, states),
             context=ForwardContext(
-                rows=step.spans, backend=self.backend, reaches=self.reaches, groups=groups
+                rows=step.spans,
+                backend=self.backend,
+                reaches=self.reaches,
+                groups=groups,
+                kv_index=self.shape.kv_index,
             ),
         )
-        logits: torch.Tensor = out.logits[0]
+        logits: torch.Tensor = out.logits.flatten(0, 1)
         return logits
 
     def _context(
@@ -454,14 +519,37 @@ class CausalModel:
             **taps,
         )
 
-    def _inputs(self, ids: Sequence[int], positions: Sequence[int]) -> dict[str, Any]:
-        numbers = to_device([*ids, *positions], torch.long, self.device).view(2, 1, -1)
-        return self._arguments(numbers[0], numbers[1])
+    def _pass_states(
+        self, state: SequenceState | None, start: int, breaks: Breaks | None
+    ) -> PassStates | None:
+        """What a chunk's pass has as its cache, if layers keep states."""
+        if not self.has_states or state is None:
+            assert not self.has_states or start == 0, "a pass goes on from a state that it lacks"
+            return None
+        pause = None if breaks is None else breaks.pause
+        return PassStates([state], is_fresh=start == 0, pause=pause)
 
-    def _arguments(self, ids: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
-        """The arguments of a forward pass. `ids`, `positions`: [1, rows], int64."""
-        arguments = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-        if getattr(self.config, "attn_temperature_tuning", None):
+    def _inputs(
+        self, ids: Sequence[int], positions: Sequence[int], states: PassStates | None = None
+    ) -> dict[str, Any]:
+        numbers = to_device([*ids, *positions], torch.long, self.device).view(2, 1, -1)
+        return self._arguments(numbers[0], numbers[1], states)
+
+    def _arguments(
+        self, ids: torch.Tensor, positions: torch.Tensor, states: PassStates | None = None
+    ) -> dict[str, Any]:
+        """The arguments of a forward pass. `ids`, `positions`: [1, rows], int64.
+
+        With the states of several sequences they are [sequences, 1].
+        """
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "position_ids": positions,
+            "use_cache": False,
+        }
+        if states is not None:
+            arguments["past_key_values"] = states
+        elif getattr(self.config, "attn_temperature_tuning", None):
             arguments["past_key_values"] = PositionsAsCache(positions[0])
         return arguments
 

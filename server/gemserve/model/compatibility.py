@@ -31,12 +31,16 @@ def check_servable(model: CausalModel) -> None:
 
     A model in half precision is compared in float32, too, as far as its kinds of layers go, unless
     several ranks have it together. Raises `ModelError` with the reason if they differ. What
-    gemserve's attention does not support (linear attention, ALiBi, non-causal layers …) must not be
-    served wrongly.
+    gemserve's attention does not support (ALiBi, non-causal layers …) must not be served wrongly.
     """
     name = type(model.hf).__name__
     try:
         _check_weights(model.hf)
+        if model.has_states and not model.is_rope_fixed:
+            raise ModelError(
+                "its layers keep a recurrent state, and its rotary embedding depends on a "
+                "sequence's length; it may have one of these only"
+            )
         _compare(model)
         layer = next((i for i in range(model.num_layers) if model.window_of(i) is None), None)
         if layer is not None:
@@ -69,25 +73,50 @@ def _compare(model: CausalModel) -> None:
     expected = _reference_logits(model, ids)
     if not expected.isfinite().all():
         raise ModelError("it gives logits that are not finite: its weights may be damaged")
+    limit = _TOLERANCE[model.dtype] * max(1.0, float(expected.abs().max()))
+    difference = _difference(model, ids, expected, split=_TOKENS // 3)
+    if difference <= limit:  # which NaN is not
+        return
+    if model.has_states and _difference(model, ids, expected, split=0) <= limit:
+        raise ModelError(
+            "its layers go on from a recurrent state by one token at a time only, and begin anew "
+            "with every chunk of a prompt"
+        )
+    kind = str(model.dtype).removeprefix("torch.")
+    raise ModelError(
+        f"its logits through gemserve's attention differ from its own by {difference:.3g} in "
+        f"{kind}, the limit is {limit:.3g}"
+    )
+
+
+def _difference(model: CausalModel, ids: list[int], expected: torch.Tensor, split: int) -> float:
+    """The largest difference of the last token's logits, decoded and read as a prompt.
+
+    The prompt is read in two chunks, or in one if `split` is 0.
+    """
     whole = model.new_memory(2 * model.num_layers * _TOKENS)
     whole.rows.zero_()  # old values would hide a write to the wrong place
     kv = whole.kv(0, num_layers=model.num_layers, capacity=_TOKENS)
-    split = _TOKENS // 3
-    for low, high in ((0, split), (split, _TOKENS - 1)):
-        model.prefill_chunk(ids[low:high], start=low, kv=kv, rope_tokens=_TOKENS, is_last=False)
-    # so that the last token's keys are not there already
-    step = DecodeBatch(whole, [kv], slots=[_TOKENS - 1], positions=[_TOKENS - 1])
-    decoded = model.decode(ids[-1:], step, [_TOKENS])
-    actual = model.prefill_chunk(ids[split:], start=split, kv=kv, rope_tokens=_TOKENS, is_last=True)
-    assert actual is not None
-    difference = float((torch.cat([actual, decoded]) - expected).abs().max())
-    limit = _TOLERANCE[model.dtype] * max(1.0, float(expected.abs().max()))
-    if not difference <= limit:  # this also catches NaN
-        kind = str(model.dtype).removeprefix("torch.")
-        raise ModelError(
-            f"its logits through gemserve's attention differ from its own by {difference:.3g} in "
-            f"{kind}, the limit is {limit:.3g}"
+    state = model.new_states(1).take() if model.has_states else None
+
+    def read(low: int, high: int) -> torch.Tensor | None:
+        return model.prefill_chunk(
+            ids[low:high], start=low, kv=kv, rope_tokens=_TOKENS, is_last=True, state=state
         )
+
+    if split:
+        read(0, split)
+    read(split, _TOKENS - 1)
+    # so that the last token's keys are not there already
+    states = () if state is None else (state,)
+    last = [_TOKENS - 1]
+    step = DecodeBatch(whole, [kv], slots=last, positions=last, states=states)
+    decoded = model.decode(ids[-1:], step, [_TOKENS])
+    if split and model.has_states:  # they have gone on
+        read(0, split)
+    actual = read(split, _TOKENS)
+    assert actual is not None
+    return float((torch.cat([actual, decoded]) - expected).abs().max())
 
 
 def check_filter_pass(model: CausalModel, layer: int) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gemserve.errors import ModelError, shown
+from gemserve.model.reach import TOKENWISE_LAYERS
 
-_SERVED_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+STATE_LAYERS = ("conv", "linear_attention", "hybrid", "hybrid_sliding")
+_SERVED_LAYERS = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    *STATE_LAYERS,
+    *TOKENWISE_LAYERS,
+)
 _NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 
 
@@ -37,14 +45,13 @@ def check_config(config: Any) -> None:
     if not isinstance(_find(config, "max_position_embeddings"), int):
         raise ModelError(
             f"{kind}: their config has no max_position_embeddings, as of models with a recurrent "
-            "state or with ALiBi, for which there is no memory and no attention"
+            "state alone or with ALiBi, which have no attention as it is served"
         )
     others = sorted(set(_find(config, "layer_types") or ()) - set(_SERVED_LAYERS))
     if others:
         raise ModelError(
             f"{kind}: there are layers of type {shown(others[0])}; must be one of "
-            f"{', '.join(_SERVED_LAYERS)}. Layers with a recurrent state need memory that the "
-            "scheduler does not have"
+            f"{', '.join(_SERVED_LAYERS)}"
         )
     if _find(config, "kv_lora_rank") is not None:
         raise ModelError(

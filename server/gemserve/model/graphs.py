@@ -105,6 +105,8 @@ def _find_obstacle(model: CausalModel) -> str | None:
         )
     if model.num_host_layers:
         return "layers that rest on the host come to the device in every step"
+    if model.has_states:
+        return "layers of this model keep a recurrent state, which steps on graphs do not carry"
     if not model.is_rope_fixed:
         return "this model's rotary embedding depends on each sequence's length"
     return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.cost import ModelShape
+from gemserve.model.recurrent_state import SequenceState
 from gemserve_kernels import Backend, KVTable
 
 _PLACE = 5  # numbers that locate a sequence: a row of `KVTable.table`
@@ -19,8 +20,8 @@ class KVSpan:
     """Keys and values of one sequence, in units of one token's keys, or values, in one layer.
 
     `memory`: flat, `num_units` · `capacity` units: keys and values of layer 0, of layer 1, and so
-    on. An odd number of units is that of a filter pass, which ends with the keys of its filter
-    layer. Its owner decides how long the memory lives.
+    on, without the layers that have none. An odd number of units is that of a filter pass, which
+    ends with the keys of its filter layer. Its owner decides how long the memory lives.
 
     `shared`: the tokens before those, which other passes have computed and nobody writes to. Each
     is [num_units, kv_heads, tokens, head_dim].
@@ -39,23 +40,26 @@ class KVSpan:
         self._rows = self._data.unbind(0)
         self._shared = tuple(shared)
         self._num_shared = sum(part.shape[2] for part in shared)
+        self._kv_index = shape.kv_index
         self._start, self._row_bytes = memory.data_ptr(), shape.head_dim * memory.element_size()
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store [kv_heads, tokens, head_dim] keys and values at positions `start`…"""
-        self._store(2 * layer, start, key)
-        self._store(2 * layer + 1, start, value)
+        row = 2 * self._kv_index(layer)
+        self._store(row, start, key)
+        self._store(row + 1, start, value)
 
     def write_keys(self, layer: int, start: int, key: torch.Tensor) -> None:
         """Store the keys of a pass's filter layer, of which it keeps no values."""
-        self._store(2 * layer, start, key)
+        self._store(2 * self._kv_index(layer), start, key)
 
     def parts(self, layer: int, stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Views of keys and values 0..stop−1, [kv_heads, tokens, head_dim] each, in their order.
 
         They are several if tokens are shared. Those without tokens are left out.
         """
-        keys, values = (self._views(row, stop) for row in (2 * layer, 2 * layer + 1))
+        row = 2 * self._kv_index(layer)
+        keys, values = self._views(row, stop), self._views(row + 1, stop)
         return list(zip(keys, values, strict=True))
 
     def read(self, layer: int, stop: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,11 +67,12 @@ class KVSpan:
 
         They are copied if the tokens are not all in one place.
         """
-        return self._joined(2 * layer, first, stop), self._joined(2 * layer + 1, first, stop)
+        row = 2 * self._kv_index(layer)
+        return self._joined(row, first, stop), self._joined(row + 1, first, stop)
 
     def keys(self, layer: int, stop: int) -> torch.Tensor:
         """Keys 0..stop−1: see `read`."""
-        return self._joined(2 * layer, 0, stop)
+        return self._joined(2 * self._kv_index(layer), 0, stop)
 
     def pack(self, source: KVSpan, chosen: torch.Tensor, backend: Backend) -> None:
         """Copy the chosen positions [layers, kv_heads, kept] of `source` to 0..kept−1 of this span.
@@ -91,8 +96,8 @@ class KVSpan:
     def rows_of(self, slot: int, base: torch.Tensor) -> tuple[int, int, int, int]:
         """Where `slot` is in `base` [rows, head_dim], the memory that this span is part of.
 
-        Returns the row of layer 0's first key head, and the steps to the next head, to values, and
-        to the next layer.
+        Returns the row of the first layer's first key head, and the steps to the next head, to
+        values, and to the next layer.
         """
         assert not self._shared, "a decode step reads one place for each sequence"
         _, heads, capacity, _ = self._data.shape
@@ -168,7 +173,8 @@ class DecodeBatch:
 
     `slots`: the index of each sequence's new token in its span. `positions`: its position in the
     text, which is larger after an eviction. All spans are in `memory`. `longest`: the number of
-    tokens of the longest sequence, with its new one.
+    tokens of the longest sequence, with its new one. `states`: the sequences' recurrent states, if
+    the model keeps any.
     """
 
     def __init__(
@@ -178,9 +184,11 @@ class DecodeBatch:
         *,
         slots: Sequence[int],
         positions: Sequence[int],
+        states: Sequence[SequenceState] = (),
     ) -> None:
         self.memory = memory
         self.positions = positions
+        self.states = states
         self.longest = max(slots) + 1
         rows = memory.rows
         self._places: list[int] = []

@@ -25,6 +25,7 @@ from gemserve.model.offload import HostLayers
 from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
+from gemserve.model.recurrent_state import find_states
 from gemserve.model.shape import decoder_path, follow, shape_of
 from gemserve_kernels import select_backend
 
@@ -134,6 +135,11 @@ def place(
         return CausalModel(weights.to(device), attention_backend=attention_backend, shard=shard)
     num_layers = weights.config.num_hidden_layers
     decoder = follow(weights, decoder_path(weights, num_layers))
+    if find_states(weights.eval()).parts:
+        raise ConfigError(
+            f"offload_layers={offload_layers}: not for models whose layers keep a recurrent state; "
+            "must be 0"
+        )
     # while its layers are in one place
     reaches = find_reaches(weights.eval(), shape_of(weights, weights.dtype))
     layers = list(decoder.layers)

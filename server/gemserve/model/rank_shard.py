@@ -12,6 +12,7 @@ from typing import Any
 
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, ModelError
+from gemserve.model.config_check import STATE_LAYERS
 from gemserve.model.shape import decoder_path, follow
 
 _DIVIDED = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
@@ -46,6 +47,8 @@ class RankShard:
 def check_divisible(config: Any, num_ranks: int) -> None:
     """Raise `ConfigError` if the model of that config cannot be divided among `num_ranks` ranks."""
     given = f"tensor_parallel={num_ranks}"
+    if set(getattr(config, "layer_types", None) or ()) & set(STATE_LAYERS):
+        raise ConfigError(f"{given}: not for models whose layers keep a recurrent state; must be 1")
     plan = getattr(config, "base_model_tp_plan", None) or {}
     divided = {key.rsplit(".", 1)[-1]: style for key, style in plan.items() if "self_attn." in key}
     if any(divided.get(name) != style for name, style in _DIVIDED.items()):

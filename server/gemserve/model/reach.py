@@ -7,7 +7,7 @@ a layer's mask, it gets a `Reach` instead, which the layer hands to its attentio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from gemserve.model.shape import decoder_path, follow
 REACH_ATTENTION = "gemserve-reach"
 # arguments that change what a layer attends to, and that `attention` cannot take into account
 UNSERVED_OPTIONS = ("sinks", "head_mask", "position_bias")
+TOKENWISE_LAYERS = ("mlp", "moe")  # by their types in a config: no token sees another one
 _FURTHEST = 1 << 15  # the last token whose mask is looked at in a layer that sees all tokens
 
 
@@ -48,12 +49,15 @@ class Reach:
         return first.clamp_min(0) if isinstance(first, torch.Tensor) else max(0, first)
 
     def __str__(self) -> str:
+        if self == NOTHING:
+            return "nothing, because it has no attention"
         if self.chunk is not None:
             return f"chunks of {self.chunk} tokens"
         return "all tokens" if self.window is None else f"the last {self.window} tokens"
 
 
 ALL = Reach()
+NOTHING = Reach(window=0)  # of a layer without attention
 
 
 class _OtherMask:
@@ -72,10 +76,13 @@ class _Probe:
     reaches: dict[int, Reach] = field(default_factory=dict)
 
 
-def find_reaches(model: Any, shape: ModelShape) -> tuple[Reach, ...]:
+def find_reaches(
+    model: Any, shape: ModelShape, state_layers: Collection[int] = ()
+) -> tuple[Reach, ...]:
     """How far back each layer attends.
 
-    `model`: a causal LM of transformers. `shape`: of what this process has of it. Raises
+    `model`: a causal LM of transformers. `shape`: of what this process has of it. `state_layers`:
+    those that keep a recurrent state, and may have no attention. Raises
     `ModelError` if a layer does not attend through transformers' attention interface, or attends
     to other tokens than a `Reach` can say.
     """
@@ -101,16 +108,25 @@ def find_reaches(model: Any, shape: ModelShape) -> tuple[Reach, ...]:
         ) from error
     finally:
         config._attn_implementation = before
-    silent = [layer for layer in range(num_layers) if layer not in probe.reaches]
+    kinds = getattr(config, "layer_types", None) or [None] * num_layers
+    silent = [
+        layer
+        for layer in range(num_layers)
+        if layer not in probe.reaches
+        and layer not in state_layers
+        and kinds[layer] not in TOKENWISE_LAYERS
+    ]
     if silent:
         layer = follow(model, decoder_path(model, num_layers)).layers[silent[0]]
         parts = ", ".join(dict.fromkeys(type(part).__name__ for part in layer.children()))
         raise ModelError(
             f"{name} cannot be served: layers {_listed(silent)} do not call transformers' "
-            f"attention interface; layer {silent[0]} consists of {parts}. There is no memory for "
-            "a recurrent state, and no input for cross-attention"
+            f"attention interface; layer {silent[0]} consists of {parts}. A recurrent state is "
+            "served in transformers' cache only, and there is no input for cross-attention"
         )
-    return tuple(probe.reaches[layer] for layer in range(num_layers))
+    if not probe.reaches:
+        raise ModelError(f"{name} cannot be served: none of its layers has attention")
+    return tuple(probe.reaches.get(layer, NOTHING) for layer in range(num_layers))
 
 
 def _listed(layers: list[int]) -> str:

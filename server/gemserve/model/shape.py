@@ -41,12 +41,17 @@ def follow(module: Any, path: tuple[str, ...]) -> Any:
 def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
     """The shape of a causal LM whose KV cache has `dtype`.
 
-    For a mixture of experts all experts count, which is an upper bound of the work of a token.
+    If layers differ, the number of their weights is the mean. For a mixture of experts all experts
+    count, which is an upper bound of the work of a token.
     """
     config = model.config
     heads: int = config.num_attention_heads
-    layer = follow(model, decoder_path(model, config.num_hidden_layers)).layers[0]
-    matrices = {name: p.numel() for name, p in layer.named_parameters() if p.dim() >= 2}
+    layers = follow(model, decoder_path(model, config.num_hidden_layers)).layers
+    matrices = [
+        {name: p.numel() for name, p in layer.named_parameters() if p.dim() >= 2}
+        for layer in layers
+    ]
+    projections = [sum(n for name, n in of.items() if QKV.search(name)) for of in matrices]
     return ModelShape(
         num_layers=config.num_hidden_layers,
         num_heads=heads,
@@ -54,7 +59,7 @@ def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        layer_params=sum(matrices.values()),
-        qkv_params=sum(n for name, n in matrices.items() if QKV.search(name)),
+        layer_params=sum(sum(of.values()) for of in matrices) // len(matrices),
+        qkv_params=max(projections),
         element_bytes=dtype.itemsize,
     )

@@ -36,7 +36,7 @@ def open_disk_cache(
     """
     if config.cache_dir is None:
         return None
-    if not model.is_rope_fixed:
+    if not model.has_reusable_beginnings:
         log.warning("cache_dir=%s: not used, this model has no document cache", config.cache_dir)
         return None
     return DiskCache(

@@ -193,7 +193,7 @@ def note_held(cache: DocumentCache, sequence: Sequence, key: CacheKey, tokens: T
 def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> None:
     """Raise `RequestError` if what is kept of a prompt could never be pinned."""
     unit, limit = shape.unit_bytes, cache.pin_limit
-    size = sequence.reading_units(shape.num_layers)
+    size = sequence.reading_units(shape.num_kv_layers)
     if sequence.filter_layer is not None and size > limit:
         raise RequestError(
             f"pin: {sequence.num_read} tokens take {size * unit:,} bytes; pinned documents may "

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, Share
@@ -63,7 +62,7 @@ def leave_windows(
         is_wanted = key is not None and cache.find_window(key, window.name) is None
         if is_wanted and not cache.has_forgotten(request.documents):
             assert key is not None
-            size = read.text.capacity * filter_units(reading.layer)
+            size = read.text.capacity * reading.token_units
             span = cache.room_for_window(size, reading.used, key.tenant)
             if span is None:
                 continue
@@ -141,7 +140,7 @@ def awaits_windows(cache: DocumentCache, sequence: Sequence, running: Iterable[S
         left = [theirs.plan.windows[index] for index in theirs.left]
         gain = sum(window.num_tokens for window in left if window.name in wanted)
         if gain >= FEWEST_TOKENS and theirs.num_tokens(theirs.left) <= 2 * gain:
-            size = gain * filter_units(theirs.layer)
+            size = gain * theirs.token_units
             return cache.has_room(size)
     return False
 

@@ -46,6 +46,7 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.graphs import build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.query_tap import FilterTap, QueryTap
+from gemserve.model.recurrent_state import SequenceState
 from gemserve.scores import AnswerAttention
 from gemserve.types import Request, Switch, TokenLogprob
 
@@ -77,7 +78,7 @@ class RunnerState:
     until a filter or an evictor has chosen. `scores` are the log- probabilities of the prompt so
     far. `kv` has the keys and values of all layers. It is valid while the sequence's memory is at
     `kv_place`. `watch` looks at the answer, if that is wanted; `drawn` has the answer's tokens for
-    it.
+    it. `recurrent`: the recurrent state of the pass under way, if the model keeps one.
     """
 
     request: Request
@@ -93,6 +94,7 @@ class RunnerState:
     kv_place: KVPlace | None = None
     watch: AnswerWatch | None = None
     drawn: list[int] = field(default_factory=list)
+    recurrent: SequenceState | None = None
 
     @property
     def plan(self) -> FilterPlan:
@@ -120,8 +122,12 @@ class Runner:
         end_ids: frozenset[int],
         cuda_graphs: Switch,
         lockstep: Lockstep = ALONE,
+        num_states: int = 0,
     ) -> None:
-        """Raises `ConfigError` if the memory cannot be had, or graphs that must be "on"."""
+        """Raises `ConfigError` if the memory cannot be had, or graphs that must be "on".
+
+        `num_states`: the most sequences at once that have begun, if the model has recurrent states.
+        """
         self._lockstep = lockstep
         self._model, self._grammars, self._end_ids = model, grammars, end_ids
         try:
@@ -134,6 +140,7 @@ class Runner:
         self.copies = PoolCopies(self.memory, model.dtype)
         self._graphs = build_graphs(model, self.memory, cuda_graphs)
         self._states: dict[int, RunnerState] = {}
+        self._recurrent = model.new_states(num_states) if model.has_states else None
 
     @property
     def has_graphs(self) -> bool:
@@ -203,8 +210,11 @@ class Runner:
         """Drop all state of sequences that have ended. Idempotent."""
         for number in numbers:
             state = self._states.pop(number, None)
-            if state is not None and state.chunk_pass is not None:
+            if state is None:
+                continue
+            if state.chunk_pass is not None:
                 state.chunk_pass.forward.abandon()
+            _drop_recurrent(state)
 
     def change_memory(self, changes: Collection[Change]) -> None:
         """Carry out what the pool has decided."""
@@ -246,6 +256,7 @@ class Runner:
             [self._kept_kv(state, row.place) for state, row in zip(states, rows, strict=True)],
             slots=[row.slot for row in rows],
             positions=[row.position for row in rows],
+            states=[state.recurrent for state in states if state.recurrent is not None],
         )
         ids, adapters = [row.token for row in rows], [state.adapter for state in states]
         is_plain = all(adapter is NO_ADAPTER for adapter in adapters)
@@ -301,6 +312,7 @@ class Runner:
         if state.chunk_pass is not None:
             state.chunk_pass.forward.abandon()
         state.chunk_pass = state.query_tap = None
+        _drop_recurrent(state)
         state.windows = {}
         everything = range(len(state.request.prompt_ids))
         state.kept = None
@@ -310,6 +322,8 @@ class Runner:
     def _begin(self, chunk: Chunk, piece: int, state: RunnerState) -> ChunkPass:
         tap: FilterTap | None = None
         catch_up = device_queue(self._model.device)
+        if self._recurrent is not None and state.recurrent is None:
+            state.recurrent = self._recurrent.take()
         if chunk.windows or chunk.arrived:
             group = self._window_group(chunk, state)
             forward = Pass(group.forward, piece, catch_up, self._lockstep)
@@ -319,7 +333,7 @@ class Runner:
             run = self._prefilling(chunk, state, kv)
         else:
             # made anew for each chunk, because memory may move between chunks
-            kv = pass_kv(chunk.place, filter_units(chunk.filter_layer), self.memory)
+            kv = pass_kv(chunk.place, filter_units(state.plan.num_below), self.memory)
             if state.query_tap is None:
                 plan = state.plan
                 state.query_tap = self._model.new_query_tap(plan.tapped, plan.rows)
@@ -333,7 +347,9 @@ class Runner:
     def _window_group(self, chunk: Chunk, state: RunnerState) -> WindowGroup | ArrivedGroup:
         if chunk.arrived:
             return ArrivedGroup(state.request, chunk, self._model.device)
-        return WindowGroup(state.request, chunk, state.model, self.memory, state.adapter)
+        return WindowGroup(
+            state.request, chunk, state.model, self.memory, state.adapter, state.recurrent
+        )
 
     def _prefilling(self, chunk: Chunk, state: RunnerState, kv: KVSpan) -> Forward:
         if state.plan.evicts and state.query_tap is None:
@@ -349,6 +365,7 @@ class Runner:
             is_scored=state.request.prompt_logprobs is not None,
             query_tap=state.query_tap,
             adapter=state.adapter,
+            state=state.recurrent,
         )
 
     def _filtering(self, chunk: Chunk, state: RunnerState, kv: KVSpan, tap: FilterTap) -> Forward:
@@ -359,6 +376,7 @@ class Runner:
             kv=kv,
             tap=tap,
             adapter=state.adapter,
+            state=state.recurrent,
         )
 
     def _end_filter_chunk(
@@ -389,6 +407,7 @@ class Runner:
             out.is_chunk_done = False
             return
         state.kept, state.windows, state.query_tap = kept, {}, None
+        _drop_recurrent(state)  # what is kept is read anew, perhaps after waiting for memory
         out.kept[chunk.sequence] = kept
 
     def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept | LookFirst:
@@ -411,7 +430,7 @@ class Runner:
         num_kept = state.plan.num_kept
         capacity = num_kept + state.request.sampling.max_tokens
         place = KVPlace(chunk.place.start, capacity)
-        target = pass_kv(place, 2 * self._model.num_layers, self.memory)
+        target = pass_kv(place, 2 * self._model.shape.num_kv_layers, self.memory)
         evict(
             _evictor_of(state),
             query_tap,
@@ -426,7 +445,7 @@ class Runner:
     def _kept_kv(self, state: RunnerState, place: KVPlace) -> KVSpan:
         """All layers' keys and values. They are looked up again only when they are elsewhere."""
         if state.kv is None or state.kv_place != place:
-            state.kv = pass_kv(place, 2 * self._model.num_layers, self.memory)
+            state.kv = pass_kv(place, 2 * self._model.shape.num_kv_layers, self.memory)
             state.kv_place = place
         return state.kv
 
@@ -444,6 +463,12 @@ class Runner:
 def described(error: Exception) -> str:
     """An error's kind and message, without its frames, which hold requests and tensors."""
     return f"{type(error).__name__}: {error}"
+
+
+def _drop_recurrent(state: RunnerState) -> None:
+    if state.recurrent is not None:
+        state.recurrent.give_back()
+        state.recurrent = None
 
 
 def _chosen_before(request: Request) -> Kept | None:

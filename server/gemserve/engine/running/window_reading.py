@@ -21,6 +21,7 @@ from gemserve.model.attention import Breaks
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan, Memory
 from gemserve.model.query_tap import FilterTap
+from gemserve.model.recurrent_state import SequenceState
 from gemserve.types import Request
 
 # no attention is cut into pieces: the numbers must not depend on how fast the machine is just now
@@ -53,15 +54,22 @@ class WindowGroup:
     """The windows of one chunk: a pass over them, and then what it showed."""
 
     def __init__(
-        self, request: Request, chunk: Chunk, model: CausalModel, memory: Memory, adapter: Adapter
+        self,
+        request: Request,
+        chunk: Chunk,
+        model: CausalModel,
+        memory: Memory,
+        adapter: Adapter,
+        state: SequenceState | None,
     ) -> None:
+        """`state`: a place for a recurrent state, if the model keeps one."""
         assert request.plan is not None
         assert request.plan.windows is not None
         assert request.plan.layer is not None
         self._request, self._model, self._adapter = request, model, adapter
         self._plan: FilterPlan = request.plan
         self._windows: WindowPlan = request.plan.windows
-        self._layer = request.plan.layer
+        self._layer, self._state = request.plan.layer, state
         self._reads, self._memory = chunk.windows, memory
         longest = max(read.text.count for read in chunk.windows) + len(self._windows.asked)
         num_asked = len(self._windows.asked)
@@ -70,14 +78,19 @@ class WindowGroup:
         self._tap = FilterTap(layer=self._layer, queries=queries, num_tokens=longest)
 
     def forward(self, breaks: Breaks) -> None:
-        """Read each window that is not cached alone, then what is asked behind all of them."""
+        """Read each window that is not cached alone, then what is asked behind all of them.
+
+        With a recurrent state it is asked behind each window as soon as that is read, because there
+        is one such state.
+        """
         breaks = Breaks(breaks.pause, _WHOLE)
         nothing = FilterTap(
             layer=self._layer,
             queries=self._model.new_query_tap((), ()),
             num_tokens=self._tap.num_tokens,
         )
-        for read in self._reads:
+        assert self._state is None or not any(read.is_cached for read in self._reads)
+        for number, read in enumerate(self._reads):
             if not read.is_cached:
                 window = self._windows.windows[read.index]
                 text = self._request.prompt_ids[window.start : window.stop]
@@ -88,13 +101,22 @@ class WindowGroup:
                     tap=nothing,
                     adapter=self._adapter,
                     breaks=breaks,
+                    state=self._state,
                 )
+            if self._state is not None:
+                self._ask([read], breaks, number)
+        if self._state is None:
+            self._ask(self._reads, breaks)
+
+    def _ask(self, reads: Sequence[WindowRead], breaks: Breaks, num_before: int = 0) -> None:
         self._model.ask_windows(
             self._windows.asked,
-            windows=[(self._asked_kv(read), read.text.count) for read in self._reads],
+            windows=[(self._asked_kv(read), read.text.count) for read in reads],
             tap=self._tap,
             adapter=self._adapter,
             breaks=breaks,
+            num_before=num_before,
+            state=self._state,
         )
 
     def evidence(self, lockstep: Lockstep) -> list[Evidence]:
@@ -135,4 +157,4 @@ class WindowGroup:
         return self._kv(KVPlace(read.asked, len(self._windows.asked), (read.text,)))
 
     def _kv(self, place: KVPlace) -> KVSpan:
-        return pass_kv(place, filter_units(self._layer), self._memory)
+        return pass_kv(place, filter_units(self._plan.num_below), self._memory)

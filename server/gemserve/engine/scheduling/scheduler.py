@@ -63,7 +63,8 @@ class Scheduler:
         cache_units: int = 0,
         shape: ModelShape | None = None,
     ) -> None:
-        """`cache_units`: how much of the pool the document cache may hold.
+        """`num_layers`: those with keys and values. `cache_units`: how much of the pool the
+        document cache may hold.
 
         `shape`: the model's, by which the costs of reading a prompt whole and of filtering it are
         compared; None: they are not.

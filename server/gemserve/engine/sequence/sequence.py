@@ -77,7 +77,8 @@ class Sequence:
         self.window_pass = None
         if self.plan.windows is not None:
             assert self.plan.layer is not None
-            self.window_pass = WindowPass(self.plan.windows, self.plan.layer)
+            units = filter_units(self.plan.num_below)
+            self.window_pass = WindowPass(self.plan.windows, self.plan.layer, units)
 
     @property
     def may_read_whole(self) -> bool:
@@ -283,7 +284,8 @@ class Sequence:
         """Memory of a pass over the whole prompt, if only a part is kept.
 
         A pass before eviction holds K and V of all layers; for a filter pass, see `filter_units`.
-        `num_shared`: tokens that the filter pass shares with others.
+        `num_layers`: those with keys and values. `num_shared`: tokens that the filter pass shares
+        with others.
         """
         if self.evicts:
             return 2 * num_layers * self.num_prompt
@@ -291,7 +293,7 @@ class Sequence:
             return 0
         if self.window_pass is not None:
             return self.window_pass.scratch_units
-        return (self.num_read - num_shared) * filter_units(self.filter_layer)
+        return (self.num_read - num_shared) * filter_units(self.plan.num_below)
 
     def kept_units(self, num_layers: int) -> int:
         """Memory of generation: K and V of all layers."""
@@ -318,7 +320,7 @@ class Sequence:
 
 def check_capacity(sequence: Sequence, num_units: int, shape: ModelShape) -> None:
     """Raise `CapacityExceeded` if a new sequence needs more than all of the KV memory."""
-    needed_units = sequence.reserved_units(shape.num_layers)
+    needed_units = sequence.reserved_units(shape.num_kv_layers)
     if needed_units > num_units:
         raise CapacityExceeded(
             tokens=sequence.num_prompt,

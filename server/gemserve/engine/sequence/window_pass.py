@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gemserve.cost import ModelShape, filter_units
+from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument
 from gemserve.engine.memory import Segment, Share
 from gemserve.filter_plan import WindowPlan
@@ -36,6 +36,7 @@ class WindowRead:
 class WindowPass:
     """The groups of a plan's windows, and what the next one has found in the cache.
 
+    `token_units`: units of memory of each token.
     `lent`: the numbers of the groups that others read, and `arrived`: what came of these. `found`:
     by index, the windows of the next group that are cached. They stay until the group is read,
     because the pass owns their spans, too. None: nobody has looked yet. `used`: windows that this
@@ -44,6 +45,7 @@ class WindowPass:
 
     plan: WindowPlan
     layer: int
+    token_units: int
     groups: list[range] = field(init=False)
     lent: set[int] = field(default_factory=set)
     arrived: dict[int, WindowsRead] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class WindowPass:
     @property
     def scratch_units(self) -> int:
         """The memory that it reads any group in."""
-        return max(map(self._group_tokens, self.groups)) * filter_units(self.layer)
+        return max(map(self._group_tokens, self.groups)) * self.token_units
 
     def num_tokens(self, windows: Iterable[int]) -> int:
         """Tokens of the prompt in these windows."""
@@ -103,7 +105,7 @@ class WindowPass:
     def reads(self, start: int) -> tuple[WindowRead, ...]:
         """What the next group reads, in memory from unit `start` on."""
         assert self.found is not None
-        units, at, reads = filter_units(self.layer), start, []
+        units, at, reads = self.token_units, start, []
         for index in self.group:
             share = self.found.get(index)
             size = len(self.plan.anchor) + self.plan.windows[index].num_tokens

@@ -22,16 +22,20 @@ def check_config(config: Any) -> None:
             f"{kind}: they are multimodal, and transformers has no causal language model for the "
             "text part alone"
         )
-    _find(config, "head_dim"), _find(config, "num_key_value_heads")  # or they differ
     if missing:
         raise ModelError(f"{kind}: their config has no {missing[0]}")
     for name in _NEEDED:
         if getattr(config, name) < 1:
             raise ModelError(f"{kind}: {name}={getattr(config, name)}: must be at least 1")
+    if _has_alibi(config):
+        raise ModelError(
+            f"{kind}: ALiBi adds to each score a number by the distance of its tokens, which the "
+            "attention function is not told"
+        )
     if not isinstance(_find(config, "max_position_embeddings"), int):
         raise ModelError(
-            f"{kind}: their config has no max_position_embeddings, as of models with a recurrent "
-            "state or with ALiBi, for which there is no memory and no attention"
+            f"{kind}: their config has no max_position_embeddings, which bounds a prompt; models "
+            "with a recurrent state or a bias for each distance have none"
         )
     others = sorted(set(_find(config, "layer_types") or ()) - set(_SERVED_LAYERS))
     if others:
@@ -40,11 +44,13 @@ def check_config(config: Any) -> None:
             f"{', '.join(_SERVED_LAYERS)}. Layers with a recurrent state need memory that the "
             "scheduler does not have"
         )
-    if _find(config, "kv_lora_rank") is not None:
-        raise ModelError(
-            f"{kind}: multi-head latent attention (MLA, kv_lora_rank={config.kv_lora_rank}) has "
-            "keys and values of different sizes, for which the KV memory has no place"
-        )
+
+
+def _has_alibi(config: Any) -> bool:
+    """Whether positions count by a bias for each distance (BLOOM, MPT, and some of Falcon's)."""
+    if config.model_type == "bloom":
+        return True
+    return any(getattr(part, "alibi", False) for part in (config, _find(config, "attn_config")))
 
 
 def _served_part(config: Any) -> Any:
@@ -63,7 +69,7 @@ def _find(config: Any, name: str) -> Any:
     except RuntimeError as error:
         raise ModelError(
             f"models of type {config.model_type!r} cannot be served: layers differ in {name}, and "
-            "the KV memory is the same for all"
+            "must have it in common"
         ) from error
 
 

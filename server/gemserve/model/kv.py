@@ -41,6 +41,11 @@ class KVSpan:
         self._num_shared = sum(part.shape[2] for part in shared)
         self._start, self._row_bytes = memory.data_ptr(), shape.head_dim * memory.element_size()
 
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        """How many key heads there are in each layer, and their size."""
+        return self._data.shape[1], self._data.shape[3]
+
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store [kv_heads, tokens, head_dim] keys and values at positions `start`…"""
         self._store(2 * layer, start, key)

@@ -23,7 +23,7 @@ from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
-from gemserve.model.shape import decoder_path, follow, shape_of
+from gemserve.model.shape import decoder_path, follow, layers_of, list_name, shape_of
 from gemserve_kernels import select_backend
 
 log = logging.getLogger("gemserve.loading")
@@ -127,13 +127,15 @@ def place(
     decoder = follow(weights, decoder_path(weights, num_layers))
     # while its layers are in one place
     reaches = find_reaches(weights.eval(), shape_of(weights, weights.dtype))
-    layers = list(decoder.layers)
+    name = list_name(decoder)
+    layers = list(layers_of(decoder))
     first = len(layers) - offload_layers
     host = HostLayers(layers, first, device)
     # without the upper layers, all that is left belongs on the device
-    every, decoder.layers = decoder.layers, torch.nn.ModuleList(layers[:first])
+    every = layers_of(decoder)
+    setattr(decoder, name, torch.nn.ModuleList(layers[:first]))
     weights.to(device)
-    decoder.layers = every
+    setattr(decoder, name, every)
     return CausalModel(weights, host=host, attention_backend=attention_backend, reaches=reaches)
 
 

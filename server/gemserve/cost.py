@@ -28,9 +28,12 @@ def filter_units(kv_index: int) -> int:
 class ModelShape:
     """A decoder's geometry.
 
-    `layer_params`: weights of one layer's matrices that a token is multiplied with; `qkv_params`:
-    those of its query, key and value projections; `element_bytes`: size of one K or V number in the
-    cache; `kv_layers`: the layers with keys and values, ascending; None: all.
+    `num_kv_heads`, `head_dim`: of the KV memory, which is the same in all layers. If `is_padded`,
+    some layer has fewer key heads, or smaller keys or values: its heads are repeated, and its keys
+    and values end with zeros. `layer_params`: weights of one layer's matrices that a token is
+    multiplied with; `qkv_params`: those of its query, key and value projections; `element_bytes`:
+    size of one K or V number in the cache; `kv_layers`: the layers with keys and values, ascending;
+    None: all.
     """
 
     num_layers: int
@@ -42,6 +45,7 @@ class ModelShape:
     layer_params: int
     qkv_params: int
     element_bytes: int
+    is_padded: bool = False
     kv_layers: tuple[int, ...] | None = None
 
     @property

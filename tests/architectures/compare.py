@@ -15,14 +15,16 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_servable
 from gemserve.model.config_check import check_config
 from gemserve.model.cpu_step import with_cpu_step
+from gemserve.model.head_sizes import fit
 from gemserve.model.kv import DecodeBatch
 from gemserve.model.query_tap import FilterTap
-from gemserve_kernels import merge
+from gemserve_kernels import merge, raw_scores
 from gemserve_kernels.attention import reference_attention, sink_part
 from tests.architectures import families
 
 LENGTH, CHUNKS = 201, ((0, 50), (50, 130), (130, 190))  # the last tokens are decoded
 NEIGHBOUR = 90  # how many tokens shorter the other sequence of a batch is
+KEPT = 16  # tokens that a filter keeps
 LIMIT = 2e-3  # of log-probabilities in float32
 _RECORDING = "test-recording"
 
@@ -154,8 +156,16 @@ def _compare_filter(model: CausalModel, ids: Sequence[int]) -> float | None:
     for low, high in (*CHUNKS, (CHUNKS[-1][1], LENGTH)):
         model.filter_chunk(ids[low:high], start=low, kv=kv, tap=tap, state=state)
     query, key = _own_queries_and_keys(model, ids)[layer]
-    pairs = ((queries.of(layer), query[:, -16:]), (kv.keys(layer, LENGTH), key))
+    ours = raw_scores(queries.of(layer)[:, -1], kv.keys(layer, LENGTH))
+    assert _kept(ours) == _kept(raw_scores(query[:, -1], key)), "the filter keeps other tokens"
+    own_q, own_k, _ = fit(query, key, key, *kv.head_sizes)
+    pairs = ((queries.of(layer), own_q[:, -16:]), (kv.keys(layer, LENGTH), own_k))
     return max(_difference(a, b) / float(b.abs().max()) for a, b in pairs)
+
+
+def _kept(scores: torch.Tensor) -> list[int]:
+    """The tokens that GemFilter keeps of its text, without pooling."""
+    return sorted(scores.topk(KEPT).indices.tolist())
 
 
 def _own_queries_and_keys(
@@ -191,9 +201,12 @@ def _recording(
         rows[None] >= reaches[module.layer_idx].first(rows)[:, None]
     )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    part = reference_attention(query[0], key[0], value[0], scale=scale, mask=mask, softcap=softcap)
-    parts = [part] if s_aux is None else [part, sink_part(s_aux, query[0])]
-    return merge(parts).transpose(0, 1)[None].contiguous(), None
+    size = max(key.shape[-1], value.shape[-1])
+    q, k, v = fit(query[0], key[0], value[0], key.shape[1], size)
+    part = reference_attention(q, k, v, scale=scale, mask=mask, softcap=softcap)
+    parts = [part] if s_aux is None else [part, sink_part(s_aux, q)]
+    out = merge(parts)[..., : value.shape[-1]]
+    return out.transpose(0, 1)[None].contiguous(), None
 
 
 def _compare_half(hf: Any, ids: Sequence[int], expected: torch.Tensor) -> float:

@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "global_head_dim": 16,
+    "rotary_dim": 8,
     "max_position_embeddings": 512,
     "sliding_window": WINDOW,
     "attention_chunk_size": WINDOW,
@@ -128,9 +129,23 @@ WITHOUT = {
     "zamba2": {"head_dim"},
     "dots3_note": {"num_attention_heads", "num_key_value_heads"},
     "dots3_note_text": {"num_attention_heads", "num_key_value_heads"},
-    "gemma4_text": {"head_dim", "global_head_dim", "num_key_value_heads"},
-    "gemma4_unified_text": {"head_dim", "global_head_dim", "num_key_value_heads"},
 }
+# layers that see all tokens have fewer and larger heads and values made of keys; the upper half has
+# the keys and values of lower layers
+_GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+}
+OVERRIDES["gemma4_text"] = _GEMMA4
+# multi-head latent attention: keys and values of all heads come from one vector
+_MLA = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu")
+for _family in _MLA:
+    OVERRIDES[_family] = {"num_key_value_heads": 4}
+    WITHOUT[_family] = {"head_dim"}
 _HALF_WINDOWED = ("gemma3_text", "gemma2", "olmo3", "exaone4", "cohere2", "afmoe", "gpt_oss")
 for _family in _HALF_WINDOWED:
     OVERRIDES[_family] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -203,4 +218,6 @@ def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **chan
                 parameter.normal_(mean=3.0)
             elif name.endswith(".temp"):  # a factor of all keys, which is 0 at first
                 parameter.normal_(mean=1.0, std=0.3)
+            elif not parameter.any():  # it would turn off what it scales, as Gemma 3n's inputs
+                parameter.normal_(std=0.3)
     return model.eval().to(dtype)

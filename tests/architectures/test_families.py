@@ -19,9 +19,10 @@ from tests.architectures.page import PAGE, lines_of, row_of
 
 # one of each way to attend, and one of each reason
 SOME = (
-    "afmoe bamba bart bloom cohere2 deepseek_v3 diffllama doge falcon_h1 gemma2 gemma3 gemma4_text "
-    "gpt2 gpt_oss granite_swa jamba lfm2 llama llama4_text mamba mistral nemotron_h opt phimoe "
-    "qwen2_moe qwen3_next recurrent_gemma stablelm"
+    "afmoe bamba bart bert bloom codegen cohere2 ctrl deepseek_v2 deepseek_v3 diffllama doge "
+    "falcon falcon_h1 gemma2 gemma3 gemma3n gemma4 gemma4_text glm4_moe_lite gpt2 gpt_bigcode "
+    "gpt_oss gptj granite_swa jamba jetmoe lfm2 llama llama4_text mamba mimo_v2_flash minicpm3 "
+    "mistral mpt nemotron_h opt phimoe qwen2_moe qwen3_next recurrent_gemma stablelm"
 )
 IS_ALL = os.environ.get("GEMSERVE_TEST_FAMILIES") == "all"
 CHOSEN = families.all_families() if IS_ALL else SOME.split()

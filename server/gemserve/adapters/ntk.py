@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from gemserve.adapters.tensor_checks import LARGEST, take
+from gemserve.adapters.tensor_checks import LARGEST, check_heads, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions
@@ -70,7 +70,11 @@ class NTK(Adapter):
 
 
 def shapes(shape: ModelShape, r: int, s: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors. Raises `AdapterError` if φ is not defined for `r`."""
+    """The shapes of the tensors.
+
+    Raises `AdapterError` if φ is not defined for `r`, or the layers' heads differ in size.
+    """
+    check_heads("ntk", shape)
     if r not in (shape.head_dim, 2 * shape.head_dim):
         raise AdapterError(
             f"r={r}: must be the model's head_dim, {shape.head_dim}, or twice that, "

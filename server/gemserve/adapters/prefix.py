@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gemserve.adapters.tensor_checks import check_squares, take
+from gemserve.adapters.tensor_checks import check_heads, check_squares, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
@@ -49,7 +49,8 @@ class Prefix(Adapter):
 
 
 def shapes(shape: ModelShape, length: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors."""
+    """The shapes of the tensors. Raises `AdapterError` if the layers' heads differ in size."""
+    check_heads("prefix", shape)
     one = (shape.num_layers, shape.num_kv_heads, length, shape.head_dim)
     return {"keys": one, "values": one}
 

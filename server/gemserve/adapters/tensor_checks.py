@@ -7,12 +7,25 @@ from collections.abc import Mapping
 
 import torch
 
+from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 
 # Norms square what they get, in float32. The square of a larger number is infinite, and what a norm
 # divides by infinity is nothing.
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check_heads(kind: str, shape: ModelShape) -> None:
+    """Raise `AdapterError` if adapters of a kind that has a part in attention are not for a model.
+
+    Their tensors are of one head size, and memory for layers of several sizes is padded.
+    """
+    if shape.is_padded:
+        raise AdapterError(
+            f"type {kind!r}: not for this model: the heads of its layers, or of its keys and "
+            "values, differ in size; types 'lora' and 'activation' are"
+        )
 
 
 def take(

@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
+from gemserve.model.head_sizes import fit
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.reach import UNSERVED_OPTIONS, Reach
@@ -123,6 +124,13 @@ class ForwardContext:
     piece: int | None = None
     kv_index: Callable[[int], int] = field(default=_same)
 
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        """How many key heads the pass's memory has in each layer, and their size."""
+        if isinstance(self.rows, KVTable):
+            return self.rows.kv_heads, self.rows.rows.shape[1]
+        return self.rows.chunks[0].kv.head_sizes
+
 
 def attention(
     module: Any,
@@ -140,25 +148,29 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Store the pass's keys and values, then let every row attend to its sequence so far.
 
-    `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim]; RoPE has
-    been applied. `s_aux`: the score of each head's attention sink. Returns [1, rows, heads,
-    head_dim]. The newest tokens of several sequences may come as [rows, heads, 1, head_dim], too.
+    `query`: [1, heads, rows, key_dim]; `key`: [1, kv_heads, rows, key_dim]; `value`: [1, kv_heads,
+    rows, value_dim]; RoPE has been applied. Where they differ from the memory's heads they are
+    changed: see `head_sizes`. `s_aux`: the score of each head's attention sink. Returns [1, rows,
+    heads, value_dim]. The newest tokens of several sequences may come as [rows, heads, 1, key_dim],
+    too.
     """
     for name in UNSERVED_OPTIONS:
         if others.get(name) is not None:
             raise ModelError(f"attention option {name!r} of {type(module).__name__}")
     assert attention_mask is None
     assert dropout == 0.0
-    q, k, v = _rows(query), _rows(key), _rows(value)
     options = AttentionOptions(
-        scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
+        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
         reach=context.reaches[module.layer_idx],
         softcap=softcap,
         sinks=s_aux,
     )
     layer: int = module.layer_idx
+    value_dim = value.shape[-1]
+    q, k, v = fit(_rows(query), _rows(key), _rows(value), *context.head_sizes)
     if isinstance(context.rows, KVTable):
         out = _decode(context, context.rows, layer, q, k, v, options)
+        out = out[..., :value_dim].contiguous()
         return out.unflatten(0, (query.shape[0], query.shape[2])), None
     start, chunks, count = context.rows.start, context.rows.chunks, context.rows.count or q.shape[1]
     filter_tap = context.filter_tap
@@ -183,7 +195,7 @@ def attention(
     ]
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
     # contiguous, as transformers' own functions return it: some layers take a view of it
-    return out.transpose(0, 1).contiguous().unsqueeze(0), None
+    return out[..., :value_dim].transpose(0, 1).contiguous().unsqueeze(0), None
 
 
 def _rows(numbers: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,14 @@ from gemserve.model.recurrent_state import (
     find_states,
 )
 from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
-from gemserve.model.shape import decoder_path, follow, shape_of
+from gemserve.model.shape import (
+    attention_of,
+    decoder_path,
+    follow,
+    layers_of,
+    list_name,
+    shape_of,
+)
 from gemserve.model.shared_tree import with_modules
 from gemserve.model.transfer import to_device
 from gemserve_kernels import select_backend
@@ -138,10 +145,12 @@ class CausalModel:
 
     @property
     def learned_positions(self) -> int | None:
-        """How many positions the model has an embedding of. None: it computes positions."""
+        """How many positions the model has in a table. None: it computes them."""
         for name, module in self._decoder.named_children():
-            if isinstance(module, nn.Embedding) and "position" in name:
+            if isinstance(module, nn.Embedding) and ("position" in name or name == "wpe"):
                 return int(self.config.max_position_embeddings)
+        if hasattr(self._decoder, "pos_encoding"):  # CTRL's table
+            return int(self.config.max_position_embeddings)
         return None
 
     def window_of(self, layer: int) -> int | None:
@@ -174,7 +183,7 @@ class CausalModel:
 
         It is for comparisons only. Layers that rest on the host are not in it.
         """
-        count = num_layers_of_all_kinds(self._decoder.layers, self.reaches)
+        count = num_layers_of_all_kinds(layers_of(self._decoder), self.reaches)
         if self._host is not None:
             count = min(count, self._host.first)
         clone = copy.copy(self)
@@ -206,7 +215,7 @@ class CausalModel:
             "rotary_emb", getattr(self._decoder, "rotary_emb", None)
         )
         kinds = getattr(self.config, "layer_types", None)
-        attention = getattr(self._layers[layer], "self_attn", None)
+        attention = attention_of(self._layers[layer])
         return find_key_rotation(attention, rotary, None if kinds is None else kinds[layer])
 
     @torch.inference_mode()
@@ -558,26 +567,26 @@ class CausalModel:
             self._host.expect()
 
     def _runnable_layers(self) -> nn.ModuleList:
-        layers: nn.ModuleList = self._decoder.layers
+        layers = layers_of(self._decoder)
         return layers if self._host is None else self._host.bind(list(layers))
 
     def _lower_decoder(self, tap: FilterTap, adapter: Adapter) -> nn.Module:
         layers = nn.ModuleList(list(self._filter_layers)[: tap.layer + 1])
         shifted = shifted_layers(layers, [adapter])
         rotary = self._rotary.replacement([tap.num_tokens + adapter.num_positions])
-        return with_modules(self._decoder, {"layers": shifted or layers, **rotary})
+        return with_modules(self._decoder, {list_name(self._decoder): shifted or layers, **rotary})
 
     def _whole_model(self, rope_tokens: Sequence[int], adapters: Sequence[Adapter]) -> nn.Module:
         shifted = shifted_layers(self._layers, adapters)
         changes = self._rotary.replacement(rope_tokens)
         if shifted is not None:
-            changes["layers"] = shifted
+            changes[list_name(self._decoder)] = shifted
         return self._with_decoder(changes)
 
     def _with_decoder(self, changes: dict[str, nn.Module]) -> nn.Module:
         """The transformers model with some of its decoder's children replaced."""
         if self._host is not None:
-            changes = {"layers": self._layers, **changes}
+            changes = {list_name(self._decoder): self._layers, **changes}
         if not changes:
             return self.hf
         replaced = with_modules(self._decoder, changes)

@@ -33,7 +33,6 @@ def check_config(config: Any) -> None:
         )
     if not has_model:
         raise ModelError(f"{kind}: transformers has no causal language model of that type")
-    _find(config, "head_dim"), _find(config, "num_key_value_heads")  # or they differ
     if missing:
         reason = f"their config has no {missing[0]}"
         if missing[0] == "num_attention_heads":
@@ -42,10 +41,15 @@ def check_config(config: Any) -> None:
     for name in _NEEDED:
         if getattr(config, name) < 1:
             raise ModelError(f"{kind}: {name}={getattr(config, name)}: must be at least 1")
+    if _has_alibi(config):
+        raise ModelError(
+            f"{kind}: ALiBi adds to each score a number by the distance of its tokens, which the "
+            "attention function is not told"
+        )
     if not isinstance(_find(config, "max_position_embeddings"), int):
         raise ModelError(
-            f"{kind}: their config has no max_position_embeddings, as of models with a recurrent "
-            "state alone or with ALiBi, which have no attention as it is served"
+            f"{kind}: their config has no max_position_embeddings, which bounds a prompt; models "
+            "with a recurrent state alone or a bias for each distance have none"
         )
     others = sorted(set(_find(config, "layer_types") or ()) - set(_SERVED_LAYERS))
     if others:
@@ -53,11 +57,13 @@ def check_config(config: Any) -> None:
             f"{kind}: there are layers of type {shown(others[0])}; must be one of "
             f"{', '.join(_SERVED_LAYERS)}"
         )
-    if _find(config, "kv_lora_rank") is not None:
-        raise ModelError(
-            f"{kind}: multi-head latent attention (MLA, kv_lora_rank={config.kv_lora_rank}) has "
-            "keys and values of different sizes, for which the KV memory has no place"
-        )
+
+
+def _has_alibi(config: Any) -> bool:
+    """Whether positions count by a bias for each distance (BLOOM, MPT, and some of Falcon's)."""
+    if config.model_type == "bloom":
+        return True
+    return any(getattr(part, "alibi", False) for part in (config, _find(config, "attn_config")))
 
 
 def _served_part(config: Any) -> Any:
@@ -83,7 +89,7 @@ def _find(config: Any, name: str) -> Any:
     except RuntimeError as error:
         raise ModelError(
             f"models of type {config.model_type!r} cannot be served: layers differ in {name}, and "
-            "the KV memory is the same for all"
+            "must have it in common"
         ) from error
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gemserve.model.shape import layers_of, list_name
 from gemserve.model.shared_tree import shared_tree
 
 _ROWS = 4096  # of a large matrix that are converted at once
@@ -55,7 +56,9 @@ def float32_tree(model: Any, path: tuple[str, ...], num_layers: int) -> Any:
     decoder = tree
     for name in path:
         decoder = getattr(decoder, name)
-    layers, decoder.layers = list(decoder.layers)[:num_layers], nn.ModuleList()
+    name = list_name(decoder)
+    layers = list(layers_of(decoder))[:num_layers]
+    setattr(decoder, name, nn.ModuleList())
     for module in tree.modules():
         if isinstance(module, nn.Embedding):
             module.forward = _Float32Rows(module)  # type: ignore[method-assign]
@@ -63,7 +66,7 @@ def float32_tree(model: Any, path: tuple[str, ...], num_layers: int) -> Any:
             module.forward = _Float32Product(module)  # type: ignore[assignment]
         else:
             _convert(module)
-    decoder.layers = nn.ModuleList([_Float32Layer(layer) for layer in layers])
+    setattr(decoder, name, nn.ModuleList([_Float32Layer(layer) for layer in layers]))
     return tree
 
 

@@ -43,6 +43,11 @@ class KVSpan:
         self._kv_index = shape.kv_index
         self._start, self._row_bytes = memory.data_ptr(), shape.head_dim * memory.element_size()
 
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        """How many key heads there are in each layer, and their size."""
+        return self._data.shape[1], self._data.shape[3]
+
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store [kv_heads, tokens, head_dim] keys and values at positions `start`…"""
         row = 2 * self._kv_index(layer)

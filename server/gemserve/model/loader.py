@@ -26,7 +26,7 @@ from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
 from gemserve.model.recurrent_state import find_states
-from gemserve.model.shape import decoder_path, follow, shape_of
+from gemserve.model.shape import decoder_path, follow, layers_of, list_name, shape_of
 from gemserve_kernels import select_backend
 
 log = logging.getLogger("gemserve.loading")
@@ -142,13 +142,15 @@ def place(
         )
     # while its layers are in one place
     reaches = find_reaches(weights.eval(), shape_of(weights, weights.dtype))
-    layers = list(decoder.layers)
+    name = list_name(decoder)
+    layers = list(layers_of(decoder))
     first = len(layers) - offload_layers
     host = HostLayers(layers, first, device)
     # without the upper layers, all that is left belongs on the device
-    every, decoder.layers = decoder.layers, torch.nn.ModuleList(layers[:first])
+    every = layers_of(decoder)
+    setattr(decoder, name, torch.nn.ModuleList(layers[:first]))
     weights.to(device)
-    decoder.layers = every
+    setattr(decoder, name, every)
     return CausalModel(weights, host=host, attention_backend=attention_backend, reaches=reaches)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, ModelError
 from gemserve.model.config_check import STATE_LAYERS
-from gemserve.model.shape import decoder_path, follow
+from gemserve.model.shape import decoder_path, follow, layers_of
 
 _DIVIDED = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 
@@ -57,6 +57,11 @@ def check_divisible(config: Any, num_ranks: int) -> None:
             f"{config.model_type}; must be 1"
         )
     heads = config.num_attention_heads
+    if getattr(config, "is_heterogeneous", False):
+        raise ConfigError(
+            f"{given}: the layers of models of type {config.model_type} differ in their heads; "
+            "must be 1"
+        )
     for count, kind in (
         (getattr(config, "num_key_value_heads", None) or heads, "key heads"),
         (heads, "query heads"),
@@ -73,7 +78,7 @@ def shard_of(model: Any, *, rank: int, num_ranks: int, weights: str) -> RankShar
     The heads are counted in the tensors that are here: a config has those of the whole model.
     """
     config = model.config
-    layers = follow(model, decoder_path(model, config.num_hidden_layers)).layers
+    layers = layers_of(follow(model, decoder_path(model, config.num_hidden_layers)))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     counts = set()
     for layer in layers:

@@ -16,7 +16,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
-from gemserve.model.shape import decoder_path, follow
+from gemserve.model.head_sizes import find_misfit
+from gemserve.model.shape import decoder_path, follow, layers_of
 
 REACH_ATTENTION = "gemserve-reach"
 # arguments that change what a layer attends to, and that `attention` cannot take into account
@@ -68,7 +69,7 @@ class _OtherMask:
 class _Probe:
     """What the layers of one pass hand to their attention function.
 
-    `num_kv_heads`, `head_dim`: of the memory, and so of all keys.
+    `num_kv_heads`, `head_dim`: of the memory.
     """
 
     num_kv_heads: int
@@ -96,16 +97,22 @@ def find_reaches(
     try:
         with torch.inference_mode():
             ids = torch.arange(2, device=next(model.parameters()).device)[None]
-            model(input_ids=ids, position_ids=ids, use_cache=False, context=probe)
+            # an index tensor, because with an integer Gemma 4 slices its masks
+            arguments = {"position_ids": ids, "logits_to_keep": ids[0], "use_cache": False}
+            model(input_ids=ids, context=probe, **arguments)
     except ModelError as error:
         raise ModelError(f"{name} cannot be served: {error}") from error
     except Exception as error:  # any model's code runs here
-        what = "its layers do not call transformers' attention interface as others do"
+        what = (
+            "its layers do not call transformers' attention interface as others do "
+            f"({type(error).__name__}: {error})"
+        )
         if Reach.__name__ in str(error):  # they took it for a tensor
-            what = "its layers compute with their attention mask, which none has here"
-        raise ModelError(
-            f"{name} cannot be served: {what} ({type(error).__name__}: {error})"
-        ) from error
+            what = (
+                "its layers have attention of their own, and do not call transformers' attention "
+                "interface"
+            )
+        raise ModelError(f"{name} cannot be served: {what}") from error
     finally:
         config._attn_implementation = before
     kinds = getattr(config, "layer_types", None) or [None] * num_layers
@@ -117,12 +124,13 @@ def find_reaches(
         and kinds[layer] not in TOKENWISE_LAYERS
     ]
     if silent:
-        layer = follow(model, decoder_path(model, num_layers)).layers[silent[0]]
+        layer = layers_of(follow(model, decoder_path(model, num_layers)))[silent[0]]
         parts = ", ".join(dict.fromkeys(type(part).__name__ for part in layer.children()))
         raise ModelError(
             f"{name} cannot be served: layers {_listed(silent)} do not call transformers' "
-            f"attention interface; layer {silent[0]} consists of {parts}. A recurrent state is "
-            "served in transformers' cache only, and there is no input for cross-attention"
+            f"attention interface; layer {silent[0]} consists of {parts}. Attention of a model's "
+            "own, and a recurrent state outside of transformers' cache, are not served, and there "
+            "is no input for cross-attention"
         )
     if not probe.reaches:
         raise ModelError(f"{name} cannot be served: none of its layers has attention")
@@ -185,16 +193,9 @@ def _record(
     for name in UNSERVED_OPTIONS:
         if others.get(name) is not None:
             raise ModelError(f"{what} has the attention option {name!r}")
-    if key.shape[-1] != value.shape[-1] or key.shape[-1] != query.shape[-1]:
-        raise ModelError(
-            f"{what} has keys of {key.shape[-1]} numbers and values of {value.shape[-1]}; both "
-            "must be equal, as they are not in multi-head latent attention (MLA)"
-        )
-    if (key.shape[1], key.shape[-1]) != (context.num_kv_heads, context.head_dim):
-        raise ModelError(
-            f"{what} has {key.shape[1]} key heads of {key.shape[-1]} numbers; the KV memory is for "
-            f"{context.num_kv_heads} of {context.head_dim} in all layers, as in its config"
-        )
+    misfit = find_misfit(query, key, value, context.num_kv_heads, context.head_dim)
+    if misfit is not None:
+        raise ModelError(f"{what} {misfit}")
     if isinstance(attention_mask, _OtherMask):
         raise ModelError(
             f"{what} has a mask that is neither causal nor a sliding window nor chunks"
@@ -208,5 +209,5 @@ def _record(
     if module.layer_idx in context.reaches:
         raise ModelError(f"{what} attends twice, and the KV memory has one place for its keys")
     context.reaches[module.layer_idx] = attention_mask
-    rows = torch.zeros_like(query).transpose(1, 2).contiguous()
-    return rows, None
+    batch, heads, rows, _ = query.shape
+    return query.new_zeros(batch, rows, heads, value.shape[-1]), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,25 +12,50 @@ from torch import nn
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
 
-QKV = re.compile(r"self_attn\.(?:q|k|v|qkv)_proj\.weight$")
+QKV = re.compile(
+    r"self_attn\.(?:(?:q|k|v|qkv|q_a|q_b|kv_b)_proj|kv_a_proj_with_mqa)\.weight$"
+    r"|attn\.c_attn\.weight$"
+)
+
+
+# names of the list of a decoder's layers; the second one is GPT-2's
+_LISTS = ("layers", "h")
 
 
 def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
     """Attribute names that lead from the model to the module that owns its layers."""
     for name, module in model.named_modules():
-        layers = module._modules.get("layers")
-        if isinstance(layers, nn.ModuleList) and len(layers) == num_layers:
+        layers = [module._modules.get(kind) for kind in _LISTS]
+        if any(isinstance(each, nn.ModuleList) and len(each) == num_layers for each in layers):
             return tuple(name.split(".")) if name else ()
-    others = (
-        f"{name} (of {type(module[0]).__name__})"
+    lists = (
+        (name, type(module[0]).__name__)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == num_layers
     )
-    found = next(others, "none")
-    raise ModelError(
-        f"{type(model).__name__} cannot be served: a filter runs a decoder's lowest layers, and "
-        f"needs a list named `layers` of its {num_layers} layers; such a list here: {found}"
-    )
+    name, kind = next(lists, ("", ""))
+    reason = f"it has no list of its {num_layers} layers, of which a filter runs the lowest"
+    if "encoder" in name:
+        reason = f"its layers ({name}, of {kind}) are an encoder's, and only decoders are served"
+    elif name:
+        reason = f"the list of its layers ({name}, of {kind}) is not one of a decoder's blocks"
+    raise ModelError(f"{type(model).__name__} cannot be served: {reason}")
+
+
+def list_name(decoder: Any) -> str:
+    """The name of the list of a decoder's layers."""
+    return next(name for name in _LISTS if name in decoder._modules)
+
+
+def layers_of(decoder: Any) -> nn.ModuleList:
+    layers: nn.ModuleList = getattr(decoder, list_name(decoder))
+    return layers
+
+
+def attention_of(layer: Any) -> Any:
+    """A layer's module of self-attention, or None if it has another name."""
+    names = ("self_attn", "attn", "self_attention", "attention")
+    return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
 
 def follow(module: Any, path: tuple[str, ...]) -> Any:
@@ -41,12 +67,15 @@ def follow(module: Any, path: tuple[str, ...]) -> Any:
 def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
     """The shape of a causal LM whose KV cache has `dtype`.
 
-    If layers differ, the number of their weights is the mean. For a mixture of experts all experts
-    count, which is an upper bound of the work of a token.
+    Layers may differ in their heads. The memory is the same for all: see `ModelShape`. The number
+    of weights is the mean over the layers, that of projections over those that have them. For a
+    mixture of experts all experts count, which is an upper bound of the work of a token.
     """
     config = model.config
-    heads: int = config.num_attention_heads
-    layers = follow(model, decoder_path(model, config.num_hidden_layers)).layers
+    layers = list(layers_of(follow(model, decoder_path(model, config.num_hidden_layers))))
+    attentions = [attention_of(layer) for layer in layers]
+    known = [each for each in attentions if each is not None]  # others may have a recurrent state
+    sizes = {_heads_of(each, config) for each in known or [None]}
     matrices = [
         {name: p.numel() for name, p in layer.named_parameters() if p.dim() >= 2}
         for layer in layers
@@ -54,12 +83,35 @@ def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
     projections = [sum(n for name, n in of.items() if QKV.search(name)) for of in matrices]
     return ModelShape(
         num_layers=config.num_hidden_layers,
-        num_heads=heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=max(kv_heads for kv_heads, _, _ in sizes),
+        head_dim=max(max(key, value) for _, key, value in sizes),
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        layer_params=sum(sum(of.values()) for of in matrices) // len(matrices),
-        qkv_params=max(projections),
+        layer_params=_mean([sum(of.values()) for of in matrices]),
+        qkv_params=_mean([count for count in projections if count]),
         element_bytes=dtype.itemsize,
+        is_padded=len(sizes) > 1 or any(key != value for _, key, value in sizes),
     )
+
+
+def _mean(counts: Sequence[int]) -> int:
+    return sum(counts) // max(1, len(counts))
+
+
+def _heads_of(attention: Any, config: Any) -> tuple[int, int, int]:
+    """How many key heads a layer has, and the sizes of a key and of a value.
+
+    They are what the layer hands to its attention function, which `find_reaches` compares. What its
+    module does not say is as in the config.
+    """
+    heads: int = config.num_attention_heads
+    groups = getattr(attention, "num_key_value_groups", None)
+    if groups is None:
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    else:
+        kv_heads = heads // groups
+    key = getattr(attention, "qk_head_dim", None) or getattr(attention, "head_dim", None)
+    if key is None:
+        key = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return kv_heads, key, getattr(attention, "v_head_dim", None) or key

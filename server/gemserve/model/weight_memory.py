@@ -10,7 +10,7 @@ from gemserve.config import FilterPrecision
 from gemserve.cost import WeightPlan, plan_weights
 from gemserve.model.fp8 import fp8_bytes
 from gemserve.model.offload import NUM_PLACES
-from gemserve.model.shape import decoder_path, follow
+from gemserve.model.shape import decoder_path, follow, layers_of
 
 
 def weights_of(
@@ -25,7 +25,7 @@ def weights_of(
 
     The model may be on the meta device.
     """
-    layers = list(follow(model, decoder_path(model, model.config.num_hidden_layers)).layers)
+    layers = list(layers_of(follow(model, decoder_path(model, model.config.num_hidden_layers))))
     layer_bytes = [sum(p.numel() for p in layer.parameters()) * dtype.itemsize for layer in layers]
     total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     is_fp8 = filter_precision == "fp8"

@@ -20,7 +20,7 @@ from gemserve.adapters.training.examples import IGNORED, TrainingExample, pack
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.reach import Reach
-from gemserve.model.shape import decoder_path, follow
+from gemserve.model.shape import decoder_path, follow, layers_of, list_name
 from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels import Partial, merge, select_backend
 from gemserve_kernels.attention import reference_attention, sink_part
@@ -218,5 +218,6 @@ def recomputing(model: CausalModel) -> CausalModel:
     """The same model with gradient checkpointing in every layer."""
     tree = shared_tree(model.hf)
     decoder = follow(tree, decoder_path(tree, model.num_layers))
-    decoder.layers = nn.ModuleList([Recomputed(layer, model) for layer in decoder.layers])
+    layers = nn.ModuleList([Recomputed(layer, model) for layer in layers_of(decoder)])
+    setattr(decoder, list_name(decoder), layers)
     return model.variant(tree)

@@ -124,6 +124,7 @@ class PrefixParameters(Parameters):
 
     def __init__(self, model: CausalModel, text: Sequence[int]) -> None:
         super().__init__()
+        prefix.shapes(model.shape, len(text))  # raises if the model can have no prefix
         keys, values = read_prefix(model, text)
         self.settings = {"length": len(text)}
         self._dtype = model.dtype

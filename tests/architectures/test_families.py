@@ -19,9 +19,9 @@ from tests.architectures.page import PAGE, lines_of, row_of
 # one of each way to attend, and one of each reason
 SOME = (
     "afmoe bamba bart bert bloom codegen cohere2 ctrl deepseek_v2 diffllama doge falcon falcon_h1 "
-    "gemma2 gemma3 gemma3n gemma4 glm4_moe_lite gpt2 gpt_bigcode gpt_oss gptj granite_swa jetmoe llama "
-    "llama4_text mamba mimo_v2_flash minicpm3 mistral mpt opt phimoe qwen2_moe recurrent_gemma "
-    "stablelm"
+    "gemma2 gemma3 gemma3n gemma4 glm4_moe_lite gpt2 gpt_bigcode gpt_oss gptj granite_swa jetmoe "
+    "llama llama4_text mamba mimo_v2_flash minicpm3 mistral mpt opt phimoe qwen2_moe "
+    "recurrent_gemma stablelm"
 )
 IS_ALL = os.environ.get("GEMSERVE_TEST_FAMILIES") == "all"
 CHOSEN = families.all_families() if IS_ALL else SOME.split()

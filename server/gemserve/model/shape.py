@@ -35,7 +35,8 @@ def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
     )
     name, kind = next(lists, ("", ""))
     reason = f"it has no list of its {num_layers} layers, of which a filter runs the lowest"
-    counts = (len(m._modules["layers"]) for m in model.modules() if "layers" in m._modules)
+    found = (module._modules.get("layers") for module in model.modules())
+    counts = (len(each) for each in found if isinstance(each, nn.ModuleList))
     if (count := next(counts, num_layers)) != num_layers:
         reason += f": by its config there are {num_layers}, and its list has {count} blocks"
     if "encoder" in name:

@@ -142,7 +142,7 @@ _GEMMA4 = {
 }
 OVERRIDES["gemma4_text"] = _GEMMA4
 # multi-head latent attention: keys and values of all heads come from one vector
-_MLA = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu")
+_MLA = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
 for _family in _MLA:
     OVERRIDES[_family] = {"num_key_value_heads": 4}
     WITHOUT[_family] = {"head_dim"}

@@ -16,18 +16,22 @@ from tests.architectures import families
 LENGTHS = (37, 5, 101, 64, 250, 72, 73, 301)  # on both sides of windows and of the original context
 STEPS = 6
 LINEAR = functional.linear
-_ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 128}
-DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, **_ROPE}
+DYNAMIC = {
+    "max_position_embeddings": 128,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+}
 
 
 def _longrope(size: int) -> dict[str, Any]:
-    return {
+    rope = {
         "rope_type": "longrope",
+        "rope_theta": 10000.0,
         "short_factor": [1.0 + 0.05 * i for i in range(size)],
         "long_factor": [1.5 + 0.8 * i for i in range(size)],
         "factor": 4.0,
-        **_ROPE,
+        "original_max_position_embeddings": 128,
     }
+    return {"rope_parameters": rope}
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,12 +44,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text": ("gemma4_text", {}),
     "gpt2": ("gpt2", {}),
     "phimoe": ("phimoe", {}),
-    "minicpm3 longrope": ("minicpm3", {"rope_parameters": _longrope(4)}),
-    "deepseek_v3 dynamic": ("deepseek_v3", {"rope_parameters": DYNAMIC}),
-    "phi3 longrope": ("phi3", {"rope_parameters": _longrope(8)}),
-    "llama longrope": ("llama", {"rope_parameters": _longrope(8)}),
-    "llama dynamic": ("llama", {"rope_parameters": DYNAMIC}),
-    "qwen2 dynamic": ("qwen2", {"rope_parameters": DYNAMIC}),
+    "minicpm3 longrope": ("minicpm3", _longrope(4)),
+    "deepseek_v3 dynamic": ("deepseek_v3", DYNAMIC),
+    "phi3 longrope": ("phi3", {"original_max_position_embeddings": 128, **_longrope(8)}),
+    "llama longrope": ("llama", _longrope(8)),
+    "llama dynamic": ("llama", DYNAMIC),
+    "qwen2 dynamic": ("qwen2", DYNAMIC),
 }
 
 

@@ -35,6 +35,10 @@ def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
     )
     name, kind = next(lists, ("", ""))
     reason = f"it has no list of its {num_layers} layers, of which a filter runs the lowest"
+    found = (module._modules.get("layers") for module in model.modules())
+    counts = (len(each) for each in found if isinstance(each, nn.ModuleList))
+    if (count := next(counts, num_layers)) != num_layers:
+        reason += f": by its config there are {num_layers}, and its list has {count} blocks"
     if "encoder" in name:
         reason = f"its layers ({name}, of {kind}) are an encoder's, and only decoders are served"
     elif name:

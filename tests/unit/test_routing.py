@@ -9,8 +9,9 @@ from random import Random
 import pytest
 
 from gemserve.cost import ModelShape
-from gemserve.replicas.replica_reports import ReplicaReports
+from gemserve.replicas.replica_reports import ReplicaReports, report_of
 from gemserve.replicas.routing import (
+    ModelReading,
     Reading,
     ReplicaState,
     RoutedRequest,
@@ -343,6 +344,18 @@ def test_what_was_on_its_way_is_believed_until_the_last_request_ends() -> None:
     reports.cache_listed("x", 0, _keys(document))
     assert key in reports.states()[0].cached
     reports.ended("gone", 1)
+
+
+def test_a_replica_without_a_cache_will_not_have_what_it_reads() -> None:
+    reports = _reports()
+    model = ModelReading(reading="windows", costs=COSTS, has_cache=False)
+    for name in ("x", "y"):
+        report = report_of(1, queued_tokens=0, last_received=0, cached=b"", model=model)
+        reports.take(name, report)
+    document = _document("a")
+    name, _ = _sent(reports, _request(document))
+    assert all(document[0].key not in state.cached for state in reports.states())
+    assert _sent(reports, _request(document))[0] != name
 
 
 def test_a_restarted_replica_has_nothing_on_its_way() -> None:

@@ -62,6 +62,9 @@ class LeastLoaded(Policy):
         self._reports = ReplicaReports()
         self._reports.set_replicas(map(str, range(len(replicas))))
         self._num_reports = 0
+        self._follows = self.sees_documents and all(
+            replica.cache.can_hold(cost.num_pieces) for replica in replicas
+        )
         self._under_way: list[tuple[Job, str, int]] = []  # where to, and the router's number
         for index in range(len(replicas)):
             self._reports.cache_listed(str(index), 0, [])
@@ -74,7 +77,7 @@ class LeastLoaded(Policy):
             random=self.random,
         )
         assert route is not None
-        number = self._reports.sent(route, keys=job.keys if self.sees_documents else ())
+        number = self._reports.sent(route, keys=job.keys if self._follows else ())
         self._under_way.append((job, route.name, number))
         return int(route.name)
 

@@ -15,13 +15,17 @@ _ANSWERED = 1.0
 
 
 def model_reading(
-    config: ResolvedEngineConfig, calibration: Calibration, shape: ModelShape
+    config: ResolvedEngineConfig, calibration: Calibration, shape: ModelShape, *, has_cache: bool
 ) -> ModelReading:
-    """How prompts are read that name no filter of their own. Costs are by counted FLOPs."""
+    """How prompts are read that name no filter of their own. Costs are by counted FLOPs.
+
+    `has_cache`: whether there is a document cache.
+    """
     method = METHODS[config.filter_method]
     if method.keeps_everything or method.selector is None:
         # the unit is then a token that all layers read, of which queues consist
-        return ModelReading(reading="whole", costs=TokenCosts(full=1.0, answered=_ANSWERED))
+        costs = TokenCosts(full=1.0, answered=_ANSWERED)
+        return ModelReading(reading="whole", costs=costs, has_cache=has_cache)
     window = find_window(config.filter_window, calibration) if method.reads_windows else None
     kept = min(_TYPICAL_TOKENS, kept_count(config.filter_keep, _TYPICAL_TOKENS))
     costs = TokenCosts.of_shape(
@@ -32,4 +36,4 @@ def model_reading(
         answered=_ANSWERED,
     )
     reading: Reading = "one_pass" if window is None else "windows"
-    return ModelReading(reading=reading, costs=costs, kept_tokens=kept)
+    return ModelReading(reading=reading, costs=costs, kept_tokens=kept, has_cache=has_cache)

@@ -55,7 +55,12 @@ class Replica:
         log_to_stderr()
         model, server = settings.model, settings.server
         core = call_in_new_thread(lambda: build_calibrated_core(model, settings.engine))
-        self._model = model_reading(core.config, core.calibration, core.model.shape)
+        self._model = model_reading(
+            core.config,
+            core.calibration,
+            core.model.shape,
+            has_cache=core.config.cache_memory > 0 and core.model.has_reusable_beginnings,
+        )
         name = server.served_model_name or model.model
         # the ingress has replicas load the adapters, so that all have the same
         config = replace(server, adapters=())

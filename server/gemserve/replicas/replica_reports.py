@@ -94,7 +94,7 @@ class ReplicaReports:
                 name=name,
                 queued_tokens=one.queued_tokens
                 + sum(sent.work_tokens for sent in one.sent.values()),
-                cached=_HeldOrComing(one.cached, one.coming),
+                cached=_HeldOrComing(one.cached, one.coming if one.model.has_cache else {}),
                 is_healthy=one.is_healthy,
                 is_draining=one.is_draining,
                 model=one.model,

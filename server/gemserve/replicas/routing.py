@@ -83,11 +83,16 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReading:
-    """How a replica's model reads long prompts. `kept_tokens`: of a filtered one, by all layers."""
+    """How a replica's model reads long prompts.
+
+    `kept_tokens`: of a filtered one, by all layers. `has_cache`: whether anything of a prompt is
+    found again.
+    """
 
     reading: Reading
     costs: TokenCosts
     kept_tokens: int = 0
+    has_cache: bool = True
 
 
 # until a replica has said it; all of a fleet have the same model

@@ -15,6 +15,7 @@ import pytest
 from gemserve.api.serving import build_serving
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
+from gemserve.engine.scheduling.time_shares import StepTimes
 from tests.fakes import COMPLETIONS, parse_metrics, replace_file, wait_for
 from tests.served import PATIENCE_S, Served, served
 
@@ -43,8 +44,12 @@ def send(server: Served, headers: dict[str, str], **fields: Any) -> socket.socke
     return connection
 
 
-def test_a_stream_keeps_its_pace_beside_another_key_s_choices(server: Served) -> None:
+def test_a_stream_keeps_its_pace_beside_another_key_s_choices(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each token of the stream waited for one of every choice, 97 in all: 9 a second, not 340."""
+    # each row of a step costs the same; what this machine measures depends on what else it does
+    monkeypatch.setattr(StepTimes, "seconds_of", lambda _, num_rows: 0.02 * num_rows)
     with ExitStack() as stack:
         for number in range(NUM_REQUESTS):
             fields = {"prompt": f"Story {number}", "max_tokens": 250, "n": CHOICES}
@@ -64,5 +69,4 @@ def test_a_stream_keeps_its_pace_beside_another_key_s_choices(server: Served) ->
             assert list(reply.iter_lines())[-2:] == ["data: [DONE]", ""]
         others = metrics(server)["generation_tokens_total"] - before - NUM_STREAMED
         assert metrics(server)["num_requests_running"] == running
-    # where the step's time is shared, not its rows; the counts do not depend on the machine's load
     assert NUM_STREAMED / 2 <= others <= NUM_STREAMED * running / 3

@@ -141,7 +141,17 @@ def test_a_name_of_nothing(name: str) -> None:
         load(ModelConfig(model=name, device="cpu"))
 
 
-@pytest.mark.parametrize("kind", ["linear_attention", "conv", "mystery"])
+@pytest.mark.parametrize("kind", ["linear_attention", "conv"])
+def test_layers_with_a_state_that_the_model_has_not_are_refused(kind: str) -> None:
+    """Llama's layers attend whatever their config calls them."""
+    config = models.config("llama")
+    config.layer_types = ["full_attention", kind] * 2
+    check_config(config)
+    with pytest.raises(ModelError, match="which they do not keep in transformers' cache"):
+        CausalModel(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("kind", ["indexed_attention", "mystery"])
 def test_an_unknown_kind_of_layer_is_refused_by_name(kind: str) -> None:
     config = models.config("llama")
     config.layer_types = ["full_attention", kind] * 2

@@ -121,7 +121,17 @@ def test_a_recurrent_model_is_refused_before_its_weights_are_read(tmp_path: Path
         load(ModelConfig(model=str(tmp_path), device="cpu"))
 
 
-@pytest.mark.parametrize("kind", ["linear_attention", "conv", "mystery"])
+@pytest.mark.parametrize("kind", ["linear_attention", "conv"])
+def test_layers_with_a_state_that_the_model_has_not_are_refused(kind: str) -> None:
+    """Llama's layers attend whatever their config calls them."""
+    config = models.config("llama")
+    config.layer_types = ["full_attention", kind] * 2
+    check_config(config)
+    with pytest.raises(ModelError, match="which they do not keep in transformers' cache"):
+        CausalModel(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("kind", ["indexed_attention", "mystery"])
 def test_an_unknown_kind_of_layer_is_refused_by_name(kind: str) -> None:
     config = models.config("llama")
     config.layer_types = ["full_attention", kind] * 2

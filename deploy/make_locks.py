@@ -11,12 +11,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OLDEST_PYTHON = "3.11"
-IMAGE_EXTRAS = ("server", "client", "gguf", "otel", "pdf")
+IMAGE_EXTRAS = ("client", "gguf", "otel", "pdf")
 CUDA = r"torch|triton|nvidia-.*|cuda-.*"
 HEADER = "# Written by `make lock`: do not edit. {about}\n"
 # lock → what it is for, what it has, and the names that are left out. "ray" comes after "image",
@@ -51,7 +52,7 @@ def resolved(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         torch, build = Path(folder) / "torch.txt", Path(folder) / "build.in"
         torch.write_text(f"{torch_requirement()}\n")
-        build.write_text("hatchling>=1.27\neditables>=0.5\n")
+        build.write_text("\n".join([*build_requirements(), "editables>=0.5"]))
         source = ROOT / "pyproject.toml" if options else build
         command = [
             *(sys.executable, "-m", "uv", "pip", "compile", str(source), *options),
@@ -59,6 +60,12 @@ def resolved(name: str) -> str:
             *("--constraint", str(torch), "--no-header", "--no-annotate", "--quiet"),
         ]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def build_requirements() -> list[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        requirements: list[str] = tomllib.load(file)["build-system"]["requires"]
+    return requirements
 
 
 def torch_requirement() -> str:

@@ -2,4 +2,9 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("gemserve")  # written when it was installed, from the git tag
+except PackageNotFoundError:  # the sources are on the path, and nothing is installed
+    __version__ = "0+unknown"

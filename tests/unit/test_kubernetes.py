@@ -40,8 +40,8 @@ def objects(name: str) -> dict[str, Object]:
     return {each["kind"]: each for each in yaml.safe_load_all((FOLDER / name).read_text("utf-8"))}
 
 
-ENGINES, MODELS = objects("engines.yaml"), objects("models.yaml")
-RAY = objects("ray-service.yaml")["RayService"]["spec"]
+ENGINES, MODELS = objects("engines/engines.yaml"), objects("models/models.yaml")
+RAY = objects("ray/ray-service.yaml")["RayService"]["spec"]
 SERVE_CONFIG: Object = yaml.safe_load(RAY["serveConfigV2"])
 (APPLICATION,) = SERVE_CONFIG["applications"]
 HEAD = RAY["rayClusterConfig"]["headGroupSpec"]
@@ -143,11 +143,9 @@ def test_the_key_file_is_where_the_secret_is(pod: str) -> None:
         ray_argument("api-key-file"),
     ):
         assert os.path.dirname(path) == mounts["keys"]
-        created = (
-            f"kubectl create secret generic gemserve-keys --from-file={os.path.basename(path)}"
-        )
-        for name in ("engines.yaml", "ray-service.yaml"):
-            assert created in (FOLDER / name).read_text("utf-8")
+        created = f"create secret generic gemserve-keys --from-file={os.path.basename(path)}"
+        for name in ("engines", "ray"):
+            assert created in (FOLDER / name / "kustomization.yaml").read_text("utf-8")
 
 
 def ray_argument(name: str) -> Any:
@@ -197,10 +195,49 @@ def test_selectors_find_the_engines() -> None:
     assert ENGINES["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
 
 
-def test_images_have_the_project_s_version() -> None:
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
-    assert {container(pod)["image"].partition(":")[2] for pod in PODS} == {version[1]}
+def kustomization(folder: str) -> Object:
+    content: Object = yaml.safe_load((FOLDER / folder / "kustomization.yaml").read_text("utf-8"))
+    return content
+
+
+def test_images_have_the_newest_release() -> None:
+    """A manifest that names an older image would bring back what a release has mended."""
+    newest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert newest is not None
+    tags = {
+        (folder, image["name"]): image["newTag"]
+        for folder in ("engines", "cpu", "ray")
+        for image in kustomization(folder)["images"]
+    }
+    assert tags == {
+        ("engines", "gemserve"): newest[1],
+        ("cpu", "gemserve"): f"{newest[1]}-cpu",
+        ("ray", "gemserve"): newest[1],
+        ("ray", "gemserve-ray"): newest[1],
+    }
+    assert {container(pod)["image"] for pod in PODS} == {"gemserve", "gemserve-ray"}
+
+
+def test_every_file_is_a_resource_of_its_folder() -> None:
+    namespace = objects("models/namespace.yaml")["Namespace"]["metadata"]["name"]
+    for folder in (path for path in FOLDER.iterdir() if path.is_dir()):
+        content = kustomization(folder.name)
+        named = {"kustomization.yaml", *content["resources"], *content.get("configurations", ())}
+        assert {path.name for path in folder.iterdir()} <= named, folder.name
+        assert all((folder / name).exists() for name in named)
+        assert content["namespace"] == namespace
+
+
+def test_the_network_policy_lets_requests_in_and_nothing_out() -> None:
+    policy = objects("engines/network-policy.yaml")["NetworkPolicy"]["spec"]
+    (chosen,) = policy["podSelector"]["matchExpressions"]
+    assert chosen["values"] == [
+        ENGINES["Deployment"]["metadata"]["labels"]["app"],
+        MODELS["Job"]["spec"]["template"]["metadata"]["labels"]["app"],
+    ]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
+    assert policy["egress"] == []
+    assert int(RUNTIME["GEMSERVE_PORT"]) == 8000
 
 
 @pytest.mark.parametrize("pod", ["head", "worker"])
@@ -224,7 +261,7 @@ def test_ray_s_environment(pod: str) -> None:
     folder = _named("WORKDIR")[-1]
     assert environment["PYTHONPATH"] == folder
     assert "deploy/ray_app.py deploy/ray_app.py" in _named("COPY")
-    assert "RAY=1" in (FOLDER / "ray-service.yaml").read_text("utf-8")
+    assert "RAY=1" in (FOLDER / "ray/ray-service.yaml").read_text("utf-8")
     assert _arguments()["RAY"] == "0"
 
 

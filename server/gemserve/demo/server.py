@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -10,15 +11,20 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 START_TIMEOUT_S = 900.0  # a model without a calibration is calibrated first
 ANSWER_TIMEOUT_S = 300.0
+# what the reader should know of all that the server writes when it starts
 _STARTUP_LINES = re.compile(
-    r"^gemserve: (?:this model is not calibrated|calibrat|warning: ).*$", re.MULTILINE
+    r"^(?:gemserve: (?:this model is not calibrated|calibrat|warning: )|INFO: +decode steps run)"
+    r".*$",
+    re.MULTILINE,
 )
+_LEVEL = re.compile(r"^INFO: +")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +49,6 @@ class Server:
             self._url = f"http://127.0.0.1:{probe.getsockname()[1]}"
 
     def __enter__(self) -> Server:
-        import openai
-
         port = self._url.rsplit(":", 1)[1]
         words = ["serve", "--model", self._model, "--port", port]
         print(f"$ gemserve {' '.join(words)}", flush=True)
@@ -53,11 +57,8 @@ class Server:
                 [sys.executable, "-m", "gemserve.cli.main", *words],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                env=_environment(),
             )
-        self._client = openai.OpenAI(
-            base_url=f"{self._url}/v1", api_key="none", timeout=ANSWER_TIMEOUT_S, max_retries=0
-        )
         if self._is_ready():
             return self
         self.__exit__()
@@ -71,7 +72,7 @@ class Server:
             self._process.kill()
 
     def ask(self, content: str, method: str | None, max_tokens: int) -> Result:
-        """Stream one greedy answer through the `openai` client, printing it on one line."""
+        """Stream one greedy answer, printing it on one line."""
         chosen: dict[str, Any] = {"return_selection": True}
         if method is not None:
             chosen["method"] = method
@@ -80,17 +81,18 @@ class Server:
         ttft_s = 0.0
         text = ""
         report: dict[str, Any] = {}
-        stream = self._client.chat.completions.create(
-            model=self._model,
-            messages=[{"role": "user", "content": content}],
-            temperature=0,
-            max_tokens=max_tokens,
-            stream=True,
-            extra_body={"filter": chosen},
-        )
-        for chunk in stream:
-            report = report or (chunk.model_extra or {}).get("filter", {})
-            delta = chunk.choices[0].delta.content if chunk.choices else None
+        for chunk in self._chunks(
+            {
+                "model": self._model,
+                "messages": [{"role": "user", "content": content}],
+                "temperature": 0,
+                "max_tokens": max_tokens,
+                "stream": True,
+                "filter": chosen,
+            }
+        ):
+            report = report or chunk.get("filter", {})
+            delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
             if delta:
                 ttft_s = ttft_s or time.monotonic() - started_s
                 text += delta
@@ -105,6 +107,22 @@ class Server:
             decode_kv_bytes=after["decode"] - before["decode"],
         )
 
+    def _chunks(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a streamed chat completion."""
+        request = urllib.request.Request(
+            f"{self._url}/v1/chat/completions",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with _open(request, ANSWER_TIMEOUT_S) as reply:
+            for line in reply:
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    return
+                if data and data != line.strip():
+                    yield json.loads(data)
+        raise SystemExit("the server ended its answer early: see its log")
+
     def _is_ready(self) -> bool:
         """Wait until the server answers. Print what it says about a calibration."""
         shown = 0
@@ -112,20 +130,32 @@ class Server:
         while time.monotonic() < deadline and self._process.poll() is None:
             lines = _STARTUP_LINES.findall(self._log.read_text(errors="replace"))
             for line in lines[shown:]:
-                print(f"  {line}", flush=True)
+                print(f"  {_LEVEL.sub('', line)}", flush=True)
             shown = len(lines)
             try:
-                urllib.request.urlopen(f"{self._url}/ready", timeout=5).close()
+                _open(f"{self._url}/ready", 5).close()
                 return True
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
         return False
 
     def _kv_bytes(self) -> dict[str, float]:
-        with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as reply:
+        with _open(f"{self._url}/metrics", 10) as reply:
             text = reply.read().decode()
         sums = {"peak": 0.0, "decode": 0.0}
         pattern = r'^gemserve_request_kv_cache_bytes_sum\{stage="(\w+)"\} (\S+)$'
         for stage, value in re.findall(pattern, text, re.MULTILINE):
             sums[stage] = float(value)
         return sums
+
+
+def _open(request: str | urllib.request.Request, timeout_s: float) -> Any:
+    """A reply of the server. A proxy that the environment names would not reach it."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return opener.open(request, timeout=timeout_s)
+
+
+def _environment() -> dict[str, str]:
+    """Without the settings of another server: keys, a host, a filter."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("GEMSERVE_")}
+    return {**kept, "HF_HUB_OFFLINE": "1"}

@@ -1,9 +1,7 @@
-"""`make demo`: hide a fact in a long document, ask for it with and without a filter, compare."""
+"""`gemserve demo`: hides a fact in a long document, asks for it twice, and compares."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,18 +39,16 @@ DEMOS = {
 }
 
 
-def main(words: list[str] | None = None) -> int:
-    """Return exit status 0 if the filtered answer is right."""
-    parser = argparse.ArgumentParser(prog="python -m gemserve.demo", description=__doc__)
-    parser.add_argument("--model", choices=DEMOS, help="default: smollm2, or builtin without it")
-    parser.add_argument("--tokens", type=int, help="default: 6,000 (smollm2), 16,384 (builtin)")
-    parser.add_argument("--seed", type=int, help="which document and fact; default: one a model")
-    arguments = parser.parse_args(words)
-    model = arguments.model or default_model()
+def run_demo(model: str, num_tokens: int | None = None, seed: int | None = None) -> int:
+    """Return exit status 0 if the filtered answer is right.
+
+    `model`: a key of `DEMOS`, which has what is None here: the document's least number of tokens,
+    and which document and fact.
+    """
     demo = DEMOS[model]
     tokenizer = _tokenizer(model)
-    num_tokens = demo.num_tokens if arguments.tokens is None else arguments.tokens
-    seed = demo.seed if arguments.seed is None else arguments.seed
+    num_tokens = demo.num_tokens if num_tokens is None else num_tokens
+    seed = demo.seed if seed is None else seed
     hidden = demo.draw(tokenizer, num_tokens, seed)
     with tempfile.TemporaryDirectory() as directory, Server(Path(directory), model) as server:
         results = _ask_both(server, hidden, demo.max_tokens)
@@ -107,7 +103,3 @@ def _tokenizer(model: str) -> Any:
     from gemserve.model.checkpoint import open_checkpoint
 
     return open_checkpoint(ModelConfig(model=model)).load_tokenizer()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

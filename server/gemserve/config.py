@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 from gemserve.calibration.files import Calibration
@@ -135,7 +136,7 @@ class ResolvedEngineConfig(EngineConfig):
 class ServerConfig:
     """Where and how the HTTP server listens.
 
-    `served_model_name` None: clients name the model as it was given. `keep_alive_s`: silence after
+    `served_model_name` None: see `served_name`. `keep_alive_s`: silence after
     which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
     that are being read. `logprobs_memory_bytes`: of the log-probabilities of all requests.
     `reply_memory_bytes`: of all large replies that are written or sent.
@@ -276,6 +277,25 @@ def resolve_engine(
         "offload_layers": offloaded,
     }
     return ResolvedEngineConfig(**known)
+
+
+def served_name(model: ModelConfig, server: ServerConfig) -> str:
+    """The name by which clients know the model: a file's or folder's is its own, without the path.
+
+    As long as `served_model_name` names no other, the path is understood, too (`also_named`).
+    """
+    if server.served_model_name is not None:
+        return server.served_model_name
+    path = Path(model.model).expanduser()
+    if not path.exists():
+        return model.model  # of this package, or of a hub
+    path = path.resolve()
+    return path.stem if path.is_file() else path.name or model.model
+
+
+def also_named(model: ModelConfig, server: ServerConfig) -> str | None:
+    """A second name that requests may have for the model: the one given as `--model`."""
+    return model.model if server.served_model_name is None else None
 
 
 def find_window(window: WindowSize, calibration: Calibration) -> int | None:

@@ -92,15 +92,24 @@ class RequestError(GemserveError):
 
 
 class PromptTooLong(RequestError):
-    """`is_least`: `tokens` is the least that the prompt can have, because it was not tokenized."""
+    """`limit`: the most tokens of a prompt. `is_least`: `tokens` is the least that the prompt can
+    have, because it was not tokenized. `leaves_one`: the context has one more, for the answer."""
 
     def __init__(
-        self, *, tokens: int, limit: int, param: str, note: str = "", is_least: bool = False
+        self,
+        *,
+        tokens: int,
+        limit: int,
+        param: str,
+        note: str = "",
+        is_least: bool = False,
+        leaves_one: bool = False,
     ) -> None:
         count = f"at least {tokens}" if is_least else tokens
+        last = " One token has to be left for the answer." if leaves_one else ""
         super().__init__(
-            f"This model's maximum context length is {limit} tokens{note}. "
-            f"However, your prompt contains {count} input tokens.",
+            f"This model's maximum context length is {limit + leaves_one} tokens{note}. "
+            f"However, your prompt contains {count} input tokens.{last}",
             param=param,
             code="context_length_exceeded",
         )

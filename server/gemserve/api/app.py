@@ -120,7 +120,7 @@ def _all_routes(
 ) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
-    models = ModelNames(serving.model_name, serving.adapters)
+    models = ModelNames(serving.model_name, serving.adapters, serving.also_named)
     submitter = Submitter(
         engine=engine,
         models=models,

@@ -18,7 +18,10 @@ from gemserve_kernels import Backend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What the application serves. `model_type`: the architecture's name, such as "llama"."""
+    """What the application serves. `model_type`: the architecture's name, such as "llama".
+
+    `also_named`: a second name by which requests may call the model, such as its path.
+    """
 
     engine: Engine
     builder: RequestBuilder
@@ -29,9 +32,12 @@ class Serving:
     watchdog: Watchdog | None = None
     engine_config: EngineConfig = field(default_factory=EngineConfig)
     model_type: str = "unknown"
+    also_named: str | None = None
 
 
-def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Serving:
+def build_serving(
+    core: Core, *, model_name: str, config: ServerConfig, also_named: str | None = None
+) -> Serving:
     """Load the adapters and start the engine's worker. The application stops it when it ends.
 
     Raises `ConfigError` for an adapter that cannot be loaded.
@@ -61,6 +67,7 @@ def build_serving(core: Core, *, model_name: str, config: ServerConfig) -> Servi
         watchdog=watchdog_of(engine, config),
         engine_config=core.config,
         model_type=core.model.config.model_type,
+        also_named=also_named,
     )
 
 

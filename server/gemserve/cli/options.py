@@ -276,7 +276,12 @@ WEIGHT_OPTIONS = tuple(
 SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--host", "host", str, "address to listen on"),
     Option("--port", "port", number(0, 65535), "port to listen on"),
-    Option("--served-model-name", "served_model_name", str, "model name; auto: that of --model"),
+    Option(
+        "--served-model-name",
+        "served_model_name",
+        str,
+        "the name that clients use; auto: the file's or folder's own, or that of --model",
+    ),
     Option("--keep-alive", "keep_alive_s", number(0.01, 3600, float), "seconds of silence allowed"),
     Option(
         "--max-wait",

@@ -22,7 +22,14 @@ from gemserve.cli.options import (
     read_value,
     refuse_unknown_variables,
 )
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig, find_window
+from gemserve.config import (
+    EngineConfig,
+    ModelConfig,
+    ServerConfig,
+    also_named,
+    find_window,
+    served_name,
+)
 from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
 from gemserve.http_server.descriptors import raise_descriptor_limit
 from gemserve.http_server.loading_probe import LoadingProbe
@@ -85,7 +92,7 @@ def _serve(
         if server.tensor_parallel > 1:
             ranks = at_end.enter_context(_ranks(model, server.tensor_parallel))
         core = _load(model, engine, probe, ranks)
-        name = server.served_model_name or model.model
+        name = served_name(model, server)
         say: Callable[[str], None] = log.info if server.log_format == "json" else _print
         _tell_settings(core, name, say)
         if ranks is not None:
@@ -98,7 +105,9 @@ def _serve(
         from gemserve.api.serving import build_serving
         from gemserve.http_server.server import http_server
 
-        serving = build_serving(core, model_name=name, config=server)
+        serving = build_serving(
+            core, model_name=name, also_named=also_named(model, server), config=server
+        )
         for adapter in serving.adapters.list():
             say(
                 f"adapter {adapter.name} ({adapter.kind}, version {adapter.version}), "

@@ -52,7 +52,13 @@ class ContextLimits:
         limit = min(self.longest, left) if self.read == self.num_tokens else self._longest
         if self.num_tokens > limit:
             note = self._adapter_note() if left < self.longest else ""
-            raise PromptTooLong(tokens=self.num_tokens, limit=limit, param=field, note=note)
+            raise PromptTooLong(
+                tokens=self.num_tokens,
+                limit=limit,
+                param=field,
+                note=note,
+                leaves_one=limit == left,
+            )
         if self.read > left:
             raise KeptTooLong(
                 tokens=self.num_tokens,

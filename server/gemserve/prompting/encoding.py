@@ -31,11 +31,15 @@ _MOST_PIECE_BYTES = 12 * _PIECE
 
 @dataclass(frozen=True, slots=True)
 class TokenLimit:
-    """How many tokens a text may have; `field` is the request's field that has the text."""
+    """How many tokens a text may have; `field` is the request's field that has the text.
+
+    `leaves_one`: the model's context has one token more, for the answer.
+    """
 
     most: int
     field: str
     is_context: bool = True  # else it bounds what is only tokenized
+    leaves_one: bool = False
 
     def check(self, num_tokens: int, *, is_least: bool) -> None:
         """Raise `RequestError` if these are too many. `is_least`: there may be more of them."""
@@ -43,7 +47,11 @@ class TokenLimit:
             return
         if self.is_context:
             raise PromptTooLong(
-                tokens=num_tokens, limit=self.most, param=self.field, is_least=is_least
+                tokens=num_tokens,
+                limit=self.most,
+                param=self.field,
+                is_least=is_least,
+                leaves_one=self.leaves_one,
             )
         least = "at least " if is_least else ""
         raise RequestError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from ray import serve
 
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig, also_named, served_name
 from gemserve.replicas.messages import FromReplica, RelayedRequest
 from gemserve.replicas.replica_choice import RoutingHints
 from gemserve.replicas.replica_reports import QueueReport, report_of
@@ -61,10 +61,12 @@ class Replica:
             core.model.shape,
             has_cache=core.config.cache_memory > 0 and core.model.has_reusable_beginnings,
         )
-        name = server.served_model_name or model.model
+        name = served_name(model, server)
         # the ingress has replicas load the adapters, so that all have the same
         config = replace(server, adapters=())
-        self._serving = build_serving(core, model_name=name, config=config)
+        self._serving = build_serving(
+            core, model_name=name, also_named=also_named(model, server), config=config
+        )
         adapters = StagedAdapters(self._serving.adapters)
         self._traces = open_traces(server.otel)
         self._name = serve.get_replica_context().replica_id.unique_id

@@ -179,7 +179,8 @@ async def test_a_prefix_takes_its_room_in_the_context(
             field = next(iter(REQUESTS[path]))
             code = "context_length_exceeded"
             message = check_error(await with_tokens(longest + 1, adapter=adapter), 400, field, code)
-            assert f"maximum context length is {longest} tokens" in message
+            assert f"maximum context length is {longest + 1} tokens" in message
+            assert message.endswith("One token has to be left for the answer.")
             assert f"prompt contains {longest + 1} input tokens" in message
             assert ("tokens with adapter 'p' (which takes 7). How" in message) == (adapter == "p")
 

@@ -82,8 +82,9 @@ def _too_long(message: str) -> str:
     Claude Code takes both counts from there, and summarizes a conversation that is shorter by as
     much.
     """
-    counted = re.search(r"is (\d+) tokens(.*)\. However, .* (\d+) input tokens", message)
+    counted = re.search(r"is (\d+) tokens(.*)\. However, .* (\d+) input tokens\.(.*)", message)
     if counted is None:
         return f"prompt is too long: {message}"
-    limit, note, tokens = counted.groups()
+    context, note, tokens, leaves_one = counted.groups()
+    limit = int(context) - bool(leaves_one)
     return f"prompt is too long: {tokens} tokens > {limit} maximum{note}"

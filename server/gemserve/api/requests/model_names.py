@@ -33,10 +33,14 @@ class AdapterReference:
 
 
 class ModelNames:
-    """Finds the model and the adapter that a request names."""
+    """Finds the model and the adapter that a request names.
 
-    def __init__(self, model: str, adapters: AdapterStore) -> None:
+    `also`: another name of the model. It is understood and not shown.
+    """
+
+    def __init__(self, model: str, adapters: AdapterStore, also: str | None = None) -> None:
         self.model, self.adapters = model, adapters
+        self._names = {model} if also is None else {model, also}
         # requests that wait for an adapter to load must not take the threads of all others
         self.loading = CapacityLimiter(1)
 
@@ -78,10 +82,10 @@ class ModelNames:
 
     def _split(self, model: str | None) -> str | None:
         """The adapter's name at the end of a model's, if any. Raises `ModelNotFound`."""
-        if model is None or model == self.model:
+        if model is None or model in self._names:
             return None
         base, _, name = model.rpartition(":")
-        if base != self.model:
+        if base not in self._names:
             raise ModelNotFound(model=model, served=self.model)
         return name
 

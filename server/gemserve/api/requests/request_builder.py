@@ -196,7 +196,7 @@ class RequestBuilder:
             raise RequestError(f"{field}: must not be empty", param=field)
         if isinstance(prompt, str):
             self._check_chars(len(prompt), field)
-            limit = TokenLimit(self.max_prompt_tokens, field)
+            limit = self._prompt_limit(field)
             return text_prompt(self.tokenizer, prompt, protect, limit)
         check_ids(prompt, field, self.vocab_size)
         return ids_prompt(self.tokenizer, prompt, protect)
@@ -220,7 +220,7 @@ class RequestBuilder:
         return chat_prompt(
             self.tokenizer,
             messages,
-            TokenLimit(self.max_prompt_tokens, field),
+            self._prompt_limit(field),
             tools,
             variables=variables or {},
             protect=protect,
@@ -304,7 +304,21 @@ class RequestBuilder:
         limit = self.max_prompt_tokens
         fewest_tokens = num_chars // self.longest_token_chars
         if fewest_tokens > limit:
-            raise PromptTooLong(tokens=fewest_tokens, limit=limit, param=field, is_least=True)
+            raise PromptTooLong(
+                tokens=fewest_tokens,
+                limit=limit,
+                param=field,
+                is_least=True,
+                leaves_one=self._leaves_one,
+            )
+
+    def _prompt_limit(self, field: str) -> TokenLimit:
+        return TokenLimit(self.max_prompt_tokens, field, leaves_one=self._leaves_one)
+
+    @property
+    def _leaves_one(self) -> bool:
+        """Whether the longest prompt is that of the context, which then has one token more."""
+        return self.max_prompt_tokens == self.planner.context_tokens - 1
 
 
 def _protect(body: FilteringBody) -> Protect:

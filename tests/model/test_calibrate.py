@@ -175,6 +175,61 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
     assert (found.confirmed_recall, found.full_score) == (None, None)
     assert found.chosen in found.layers
     assert found.windows == found.keeps == ()
+    assert found.is_partial
+    # these used to be 0, as if nothing were ever mistrusted
+    assert (found.trust.found, found.trust.absent, found.trust.diffuse) == (None, None, None)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_an_interrupt_while_the_choice_is_confirmed_keeps_the_choice(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """It used to end in nothing, although every probe that chooses had been read."""
+    few(monkeypatch)
+    core = build_core(ModelConfig(), EngineConfig(kv_memory_bytes=MEMORY, filter_method="none"))
+    found = calibrate(core, Effort(lengths=(200,), samples=1, confirms=1), Interrupted(count))
+    assert found.is_partial
+    assert found.full_score is None
+
+
+def interrupted_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, earlier: Path | None
+) -> int:
+    """`gemserve calibrate`, interrupted; `earlier`: the calibration that the model has."""
+    few(monkeypatch)
+    real = calibration.calibrate
+    monkeypatch.setattr(
+        "gemserve.calibration.search.calibrated_core.calibrate",
+        lambda core, effort, progress: real(core, effort, Interrupted(2)),
+    )
+    monkeypatch.setattr("gemserve.engine.build.calibration_path", lambda *_: earlier)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = ["--lengths", "200", "--samples", "1", "--kv-memory", "256MiB"]
+    return main(["calibrate", *options])
+
+
+def test_a_part_replaces_no_calibration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It used to replace the server's, and to print figures that nobody had measured as 0%."""
+    earlier = tmp_path / "earlier"
+    shutil.copy(BUILTIN_PATH / "calibration.json", earlier)
+    assert interrupted_command(monkeypatch, tmp_path, earlier) == 130
+    assert list(tmp_path.rglob("*.json")) == []
+    said = capsys.readouterr().out
+    assert "nothing was written" in said
+    assert "how often that errs was not measured" in said
+    assert "0%" not in said.partition("is not trusted")[2]
+
+
+def test_a_part_is_better_than_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert interrupted_command(monkeypatch, tmp_path, None) == 130
+    (path,) = tmp_path.rglob("*.json")
+    said = capsys.readouterr().out
+    assert f"wrote {path} from what was read by then" in said
+    assert "not measured, because of the interrupt: probes of other wording, answers" in said
 
 
 def test_an_interrupt_while_probes_are_answered_keeps_what_was_found(

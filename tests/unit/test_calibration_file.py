@@ -26,6 +26,7 @@ from gemserve.config import (
 )
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
+from gemserve.model.loader import BUILTIN_PATH
 
 WHOLE = {
     "filter_layer": 5,
@@ -227,6 +228,8 @@ def test_a_new_file_goes_where_it_may(tmp_path: Path) -> None:
     assert place_for(str(model), "abc") == model / "calibration.json"
     for other in ("org/name", str(tmp_path / "none"), str(model / "m.gguf"), ""):
         assert place_for(other, "abc") == cached
+    # the built-in model's folder once took the calibrations of whoever had cloned the repository
+    assert place_for(str(BUILTIN_PATH), "abc") == cached
     installed = tmp_path / "site-packages" / "some"
     installed.mkdir(parents=True)
     assert place_for(str(installed), "abc") == cached

@@ -162,7 +162,9 @@ def place_for(source: str, weights: str) -> Path:
     cache.
     """
     folder = Path(source)
-    is_installed = "site-packages" in folder.parts or folder.is_relative_to(Path(__file__).parent)
+    is_installed = "site-packages" in folder.parts or folder.is_relative_to(
+        Path(__file__).parents[1]
+    )
     if source and folder.is_dir() and os.access(folder, os.W_OK) and not is_installed:
         return folder / FILE
     return _cache() / f"{weights}.json"

@@ -52,7 +52,6 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.calibration.files import place_for, write_calibration
     from gemserve.calibration.search.calibrated_core import result_of, run_calibration
     from gemserve.calibration.search.choose_layer import Effort
     from gemserve.model.loader import load
@@ -71,9 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
     _print_outcome(outcome)
     result = result_of(loaded, outcome, effort, seconds)
-    path = place_for(loaded.source, str(result["weights"]))
-    write_calibration(path, result)
-    print(f"took {seconds:.0f} s; wrote {path}")
+    _write(loaded, result, seconds, is_partial=outcome.is_partial)
     if arguments.out is not None:
         out: Path = arguments.out
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -83,7 +80,37 @@ def run(arguments: argparse.Namespace) -> int:
             draw_layers(out / "calibration.png", outcome)
     if arguments.json:
         print(json.dumps(result))
-    return 0
+    return 130 if outcome.is_partial else 0
+
+
+def _write(loaded: Any, result: dict[str, object], seconds: float, *, is_partial: bool) -> None:
+    """Write the file that servers find, and say so. A part replaces no earlier calibration."""
+    from gemserve.calibration.files import place_for, write_calibration
+    from gemserve.engine.build import calibration_path
+
+    earlier = calibration_path(loaded, EngineConfig())
+    if is_partial and earlier is not None:
+        print(
+            f"interrupted after {seconds:.0f} s: nothing was written, and servers go on with the "
+            f"earlier calibration, {earlier}"
+        )
+        return
+    path = place_for(loaded.source, str(result["weights"]))
+    write_calibration(path, result)
+    used = calibration_path(loaded, EngineConfig())
+    if is_partial:
+        print(
+            f"interrupted after {seconds:.0f} s; wrote {path} from what was read by then; run it "
+            "again to have all"
+        )
+    elif earlier == path:
+        print(f"took {seconds:.0f} s; replaced {path}")
+    elif earlier is not None and used == path:
+        print(f"took {seconds:.0f} s; wrote {path}, which servers now use instead of {earlier}")
+    else:
+        print(f"took {seconds:.0f} s; wrote {path}")
+    if used != path:
+        print(f"servers go on with {used}, unless --calibrate {path} is given")
 
 
 def _print_outcome(outcome: Any) -> None:
@@ -113,8 +140,27 @@ def _print_outcome(outcome: Any) -> None:
         look = ", read twice" if result.second_look else ""
         mark = "  ← chosen for keep: auto" if place == 0 else ""
         print(f"{result.keep:,} tokens kept{look}: answers {result.score:.2f}{mark}")
-    print(
-        f"coverage below {trust.bound:.2f} is not trusted: {trust.found:.0%} of what was found, "
-        f"{trust.absent:.0%} of questions without an answer, {trust.diffuse:.0%} of questions "
-        "about all of the text"
+    errs = [
+        f"{share:.0%} of {what}"
+        for share, what in (
+            (trust.found, "what was found"),
+            (trust.absent, "questions without an answer"),
+            (trust.diffuse, "questions about all of the text"),
+        )
+        if share is not None
+    ]
+    measured = ", ".join(errs) or "how often that errs was not measured"
+    print(f"coverage below {trust.bound:.2f} is not trusted: {measured}")
+    if outcome.is_partial:
+        print("not measured, because of the interrupt: " + ", ".join(_missing(outcome)))
+
+
+def _missing(outcome: Any) -> list[str]:
+    """What a whole calibration measures, and this one has not."""
+    parts: tuple[tuple[Any, str], ...] = (
+        (outcome.confirmed_recall, "probes of other wording"),
+        (outcome.full_score, "answers"),
+        (outcome.windows, "windows"),
+        (outcome.keeps, "how much keep: auto keeps"),
     )
+    return [name for value, name in parts if value is None or value == ()] or ["some of the probes"]

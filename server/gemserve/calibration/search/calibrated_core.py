@@ -125,6 +125,8 @@ def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | N
     effort = replace(SHORT, lengths=lengths)
     try:
         outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+        if outcome.is_partial:  # whoever interrupted it wants no answers from a part of it
+            raise KeyboardInterrupt
         result = result_of(loaded, outcome, effort, seconds)
     except ConfigError as error:
         _say(f"warning: the calibration failed: {error}")

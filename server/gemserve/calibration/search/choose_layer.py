@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -74,18 +75,23 @@ class Effort:
 
 SHORT = Effort(lengths=(1024,), samples=2, confirms=0, answers=0)
 ReportProgress = Callable[[str], None]
+_Result = TypeVar("_Result")
 
 
 def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> CalibrationResult:
     """Choose layer, heads and rows, and the bound of coverage.
 
     `progress` is called after every probe. An interrupt (Ctrl-C) ends the reading. If every kind of
-    probe has been read by then, the choice is made from those. Raises `ConfigError` if the probes
-    do not distinguish the layers.
+    probe has been read by then, the choice is made from those, and the result is partial. Raises
+    `ConfigError` if the probes do not distinguish the layers.
     """
     lengths, samples = effort.lengths, effort.samples
     probes = draw_probes(core.tokenizer, "calibration", lengths, samples, effort.seed)
-    observations, is_interrupted = _observe_all(core, probes, progress)
+    observations: list[ProbeObservations] = []
+    measuring = _Measuring()
+    measuring.result_of(lambda: _observe_all(core, probes, progress, observations))
+    if measuring.is_over and len({o[0].kind for o in observations}) < len(PROBE_KINDS):
+        raise KeyboardInterrupt
     kinds = _findable(observations)
     observations = [o for o in observations if o[0].kind in kinds and _has_gold(o)]
     questions = [question for question, _, _ in observations]
@@ -93,23 +99,28 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
     check_found(layers, len(questions))
     candidates = _candidates(layers, len(questions))
     others: list[Probe] = []
-    if not is_interrupted:
+    if not measuring.is_over:
         count = effort.confirms or 1
         others = draw_probes(core.tokenizer, "confirmation", lengths[:1], count, effort.seed)
         others = [probe for probe in others if probe.kind in kinds]
-    other_observations, _ = _observe_all(core, others, progress)
+    other_observations: list[ProbeObservations] = []
+    measuring.result_of(lambda: _observe_all(core, others, progress, other_observations))
     pairs = [pair for pair in zip(others, other_observations, strict=False) if _has_gold(pair[1])]
     others, other_observations = [probe for probe, _ in pairs], [o for _, o in pairs]
     full_score = None
     if effort.confirms and others:
-        candidates, full_score = _confirm(core, candidates, others, other_observations)
+        tried = candidates
+        confirmed_by_answers = measuring.result_of(
+            lambda: _confirm(core, tried, others, other_observations)
+        )
+        candidates, full_score = confirmed_by_answers or (candidates, None)
     chosen = _earliest(candidates, max(1, len(others)))
     by_layer = {row.layer: row for row in candidates}
     confirmed = [recall_of(chosen.heads, o[0], chosen.ends_with) for o in other_observations]
     trust = judge_coverage(chosen, observations, other_observations)
     windows: tuple[WindowResult, ...] = ()
-    if effort.confirms and not is_interrupted:
-        windows = _windows(core, chosen, kinds, effort, progress)
+    if effort.confirms:
+        windows = measuring.result_of(lambda: _windows(core, chosen, kinds, effort, progress)) or ()
     found = Calibration(
         layer=chosen.layer,
         heads=chosen.heads,
@@ -120,8 +131,8 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         window_bound=windows[0].bound if windows else Calibration.USUAL_WINDOW_BOUND,
     )
     keeps: tuple[KeepResult, ...] = ()
-    if effort.answers and not is_interrupted:
-        keeps = _keeps(core, found, kinds, effort, progress)
+    if effort.answers:
+        keeps = measuring.result_of(lambda: _keeps(core, found, kinds, effort, progress)) or ()
     return CalibrationResult(
         layers=tuple(by_layer.get(row.layer, row) for row in layers),
         chosen=chosen,
@@ -132,7 +143,25 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         confirmed_recall=rounded_mean(confirmed) if confirmed else None,
         windows=windows,
         keeps=keeps,
+        is_partial=measuring.is_over,
     )
+
+
+class _Measuring:
+    """Measures one thing after the other until an interrupt (Ctrl-C) comes."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def result_of(self, measure: Callable[[], _Result]) -> _Result | None:
+        """What `measure` returns; None if an interrupt has come, or comes meanwhile."""
+        if self.is_over:
+            return None
+        try:
+            return measure()
+        except KeyboardInterrupt:
+            self.is_over = True
+            return None
 
 
 def _windows(
@@ -158,20 +187,14 @@ def _keeps(
     effort: Effort,
     progress: ReportProgress,
 ) -> tuple[KeepResult, ...]:
-    """How well the model answers from budgets of each size, if the context has room for probes.
-
-    Empty after an interrupt, so that what was found before is not lost.
-    """
+    """How well the model answers from budgets of each size, if the context has room for probes."""
     length = min(choose_keep.PROBE_TOKENS, 3 * core.model.context_tokens // 4)
     if length <= 2 * max(choose_keep.KEEPS):
         return ()
     samples = -(-effort.answers // len(kinds))
     probes = draw_probes(core.tokenizer, "confirmation", (length,), samples, effort.seed + 1)
     probes = [probe for probe in probes if probe.kind in kinds]
-    try:
-        return choose_keep.choose_keep(core, found, probes, progress)
-    except KeyboardInterrupt:
-        return ()
+    return choose_keep.choose_keep(core, found, probes, progress)
 
 
 def _has_gold(observations: ProbeObservations) -> bool:
@@ -196,19 +219,15 @@ def check_found(layers: Sequence[LayerResult], num_probes: int) -> None:
 
 
 def _observe_all(
-    core: Core, probes: Sequence[Probe], progress: ReportProgress
-) -> tuple[list[ProbeObservations], bool]:
-    """What every head attends to in each probe, and whether the reading was interrupted."""
-    observations: list[ProbeObservations] = []
-    try:
-        for probe in probes:
-            observations.append(_observe(core, probe))
-            progress(f"{probe.kind} probe of {len(probe.example.prompt.ids)} tokens")
-    except KeyboardInterrupt:
-        if len({question.kind for question, _, _ in observations}) < len(PROBE_KINDS):
-            raise
-        return observations, True
-    return observations, False
+    core: Core,
+    probes: Sequence[Probe],
+    progress: ReportProgress,
+    observations: list[ProbeObservations],
+) -> None:
+    """Add what every head attends to in each probe."""
+    for probe in probes:
+        observations.append(_observe(core, probe))
+        progress(f"{probe.kind} probe of {len(probe.example.prompt.ids)} tokens")
 
 
 def _observe(core: Core, probe: Probe) -> ProbeObservations:

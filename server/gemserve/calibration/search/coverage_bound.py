@@ -36,10 +36,14 @@ def judge_coverage(
     judged = successes(others)
     return Trust(
         bound=bound,
-        found=rounded_mean([float(c < bound) for c in coverages(judged, 0)]),
-        absent=rounded_mean([float(c < bound) for c in coverages(others, 1)]),
-        diffuse=rounded_mean([float(c < bound) for c in coverages(others, 2)]),
+        found=_share_below(bound, coverages(judged, 0)),
+        absent=_share_below(bound, coverages(others, 1)),
+        diffuse=_share_below(bound, coverages(others, 2)),
     )
+
+
+def _share_below(bound: float, values: Sequence[float]) -> float | None:
+    return rounded_mean([float(c < bound) for c in values]) if values else None
 
 
 def choose_bound(good: Sequence[float], bad: Sequence[float]) -> float:

@@ -34,13 +34,13 @@ class Trust:
 
     Each field is the share of choices below the bound: where the fact was found (false alarms),
     where the document has no answer (`absent`), and where a question is about all of the text
-    (`diffuse`).
+    (`diffuse`). None: there was no such choice to measure it on.
     """
 
     bound: float
-    found: float
-    absent: float
-    diffuse: float
+    found: float | None
+    absent: float | None
+    diffuse: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ class CalibrationResult:
 
     `full_score`: the share of right answers from whole prompts. `confirmed_recall`: the recall of
     the chosen heads on probes of other wording. Both are None if that was not measured. `windows`,
-    `keeps`: what was chosen first, then others; empty if that was not measured.
+    `keeps`: what was chosen first, then others; empty if that was not measured. `is_partial`: an
+    interrupt ended the measuring.
     """
 
     layers: tuple[LayerResult, ...]
@@ -89,6 +90,7 @@ class CalibrationResult:
     confirmed_recall: float | None
     windows: tuple[WindowResult, ...] = ()
     keeps: tuple[KeepResult, ...] = ()
+    is_partial: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The part of `calibration.json` that describes this result."""

@@ -200,16 +200,18 @@ def test_max_seconds_bounds_the_run(stub):
     assert row["duration_s"] < 2
 
 
-def test_ctrl_c_reports_what_was_completed(stub):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_reports_what_was_completed(stub, number, status):
+    """SIGTERM, which `timeout` and supervisors send, used to leave nothing of an hour."""
     words = command("--url", stub.url, "--requests", 1000, "--concurrency", "2,4")
     program = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for _ in range(1000):
         if len(stub.served) > 4:
             break
         time.sleep(0.02)
-    program.send_signal(signal.SIGINT)
+    program.send_signal(number)
     printed, errors = program.communicate(timeout=30)
-    assert program.returncode == 130
+    assert program.returncode == status
     assert errors == "load.py: not measured: concurrency 4\n"
     [row] = json.loads(printed.splitlines()[-1])["rows"]
     assert row["completed"] >= 2

@@ -142,7 +142,7 @@ def test_a_stopped_run_resumes(core: Core, tmp_path: Path, monkeypatch: pytest.M
     methods = ["none", "sieve"]
 
     def go(draws: list[ExampleDraw], run: dict[str, Any]) -> list[Outcome]:
-        return evaluate(core, subtasks, draws, methods, 128, Outcomes(path, run), lambda: None)
+        return list(evaluate(core, subtasks, draws, methods, 128, Outcomes(path, run)))
 
     first = go(draws[:2], run)
     assert len(path.read_text().splitlines()) == 4

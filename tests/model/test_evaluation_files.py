@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gemserve.cli.main import main
+from gemserve.evaluation import run
 
 FILLER = "The river runs past the houses, they say; nobody counts them. "
 
@@ -158,3 +160,40 @@ def test_options_of_the_other_kind_of_task(
 ) -> None:
     assert main(["eval", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_answered_before_a_signal_is_kept(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    """Hours of answers used to be gone, and without a terminal nothing showed how far it was."""
+    data, out = write(tmp_path / "mine.jsonl", questions(4)), tmp_path / "out"
+    arguments = ["eval", "jsonl", "--data", str(data), "--methods", "none,sieve", "--keep", "128"]
+    answer, answered = run.run_example, 0
+
+    def answer_two(*given: Any) -> Any:
+        nonlocal answered
+        answered += 1
+        if answered == 3:
+            signal.raise_signal(number)
+        return answer(*given)
+
+    monkeypatch.setattr("gemserve.evaluation.run.run_example", answer_two)
+    monkeypatch.setattr("gemserve.cli.progress_count._EVERY_S", 0.0)
+    handler = signal.getsignal(number)
+    assert main([*arguments, "--json"]) == 128 + number
+    assert signal.getsignal(number) is handler
+    printed = capsys.readouterr()
+    assert [row["n"] for row in json.loads(printed.out.splitlines()[-1])["rows"]] == [2, 2]
+    assert "ended early: these are 4 of 8 answers; with --out FOLDER" in printed.err
+    assert "evaluating: 4 of 8 answers, about " in printed.err
+    answered = 0
+    assert main([*arguments, "--out", str(out), "--json"]) == 128 + number
+    assert "goes on from there" in capsys.readouterr().err
+    answered = 3  # two of the four are left
+    assert main([*arguments, "--out", str(out), "--json"]) == 0
+    assert answered == 5
+    assert [row["n"] for row in last_line(capsys)["rows"]] == [4, 4]

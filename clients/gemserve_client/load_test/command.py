@@ -8,7 +8,8 @@ from pathlib import PurePath
 
 
 def main(argv: Sequence[str] | None = None, *, program: str) -> int:
-    """Return the exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C.
+    """Return the exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C,
+    143 after SIGTERM.
 
     `program` is what the user types before the arguments.
     """

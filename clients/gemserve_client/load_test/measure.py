@@ -51,16 +51,17 @@ class Unusable(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run measured. The run may have been cut short."""
+    """What a run measured. `signal_number`: of the signal that has cut it short, if one has."""
 
     model: str
     server_version: str | None
     points: list[Saved] = field(default_factory=list)
-    was_interrupted: bool = False
+    signal_number: int | None = None
 
 
 def run(words: Sequence[str], program: str) -> int:
-    """Return the exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C.
+    """Return the exit status: 0, 1 if nothing was completed, 2 for bad arguments, 130 after Ctrl-C,
+    143 after SIGTERM.
 
     `program` is what the user typed before `words`. Its last part begins every message.
     """
@@ -86,7 +87,7 @@ def run(words: Sequence[str], program: str) -> int:
 
 
 async def measure(options: Options) -> Outcome:
-    """Run every point in turn until all requests are sent, the time is over, or Ctrl-C."""
+    """Run every point in turn until all requests are sent, the time is over, or a signal comes."""
     limits = Limits(ends_s=time.perf_counter() + options.max_seconds)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     connections = httpx.Limits(
@@ -98,7 +99,7 @@ async def measure(options: Options) -> Outcome:
     async with httpx.AsyncClient(
         base_url=options.url, headers=headers, limits=connections, timeout=None
     ) as http:
-        with limits.watching_ctrl_c():
+        with limits.watching_signals():
             preparing = asyncio.create_task(_prepare(http, options, limits))
             interrupted = asyncio.create_task(limits.interrupted.wait())
             await asyncio.wait(
@@ -208,7 +209,7 @@ async def _run_points(
         row = {"label": options.label, "concurrency": concurrency, "rate": rate}
         row |= summarize(point.records, point.duration_s, options.slo)
         outcome.points.append(saved_point(row, point.records, point.origin_s - began_s))
-    outcome.was_interrupted = limits.interrupted.is_set()
+    outcome.signal_number = limits.signal_number
 
 
 def _finish(options: Options, outcome: Outcome, command: str, started_at: str) -> int:
@@ -238,8 +239,8 @@ def _finish(options: Options, outcome: Outcome, command: str, started_at: str) -
         write_csv(options.out, outcome.points)
         write_report(options.out, saved, command)
     print(result_line.line(result))
-    if outcome.was_interrupted:
-        return 130
+    if outcome.signal_number is not None:
+        return 128 + outcome.signal_number
     return 0 if any(row["completed"] for row in rows) else 1
 
 

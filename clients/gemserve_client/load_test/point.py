@@ -15,13 +15,19 @@ from tqdm import tqdm
 from gemserve_client.load_test.streamed_request import CANCELLED, Client, Record
 from gemserve_client.load_test.traffic import Job
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
 
 @dataclass(slots=True)
 class Limits:
-    """When the whole run must end: at `ends_s` (`perf_counter`), or on Ctrl-C."""
+    """When the whole run must end: at `ends_s` (`perf_counter`), on Ctrl-C, or on SIGTERM.
+
+    `signal_number`: of the signal that has come.
+    """
 
     ends_s: float
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    signal_number: int | None = None
 
     @property
     def left_s(self) -> float:
@@ -32,16 +38,22 @@ class Limits:
         return self.interrupted.is_set() or self.left_s == 0
 
     @contextlib.contextmanager
-    def watching_ctrl_c(self) -> Iterator[None]:
-        """Let Ctrl-C end the run instead of the program."""
+    def watching_signals(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM end the run instead of the program."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(NotImplementedError):  # on Windows Ctrl-C still ends the program
-            loop.add_signal_handler(signal.SIGINT, self.interrupted.set)
+        with contextlib.suppress(NotImplementedError):  # on Windows they still end the program
+            for number in _ENDING:
+                loop.add_signal_handler(number, self._end, number)
         try:
             yield
         finally:
             with contextlib.suppress(NotImplementedError):
-                loop.remove_signal_handler(signal.SIGINT)
+                for number in _ENDING:
+                    loop.remove_signal_handler(number)
+
+    def _end(self, number: int) -> None:
+        self.signal_number = self.signal_number or number
+        self.interrupted.set()
 
 
 class Progress:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gemserve.cli.ending_signals import ending_signals_raised
 from gemserve.cli.eval_batches import read_lengths
 from gemserve.cli.options import (
     MEMORY_OPTIONS,
@@ -67,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         make_folder("out", arguments.out)
     loaded = load(read_options(arguments, MODEL_OPTIONS, ModelConfig))
     engine: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
-    outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
+    with ending_signals_raised():
+        outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
     _print_outcome(outcome)
     result = result_of(loaded, outcome, effort, seconds)
     _write(loaded, result, seconds, is_partial=outcome.is_partial)

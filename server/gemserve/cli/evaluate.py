@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemserve.cli.ending_signals import EndedBySignal, ending_signals_raised
 from gemserve.cli.eval_batches import (
     DEFAULT_LENGTHS,
     DEFAULT_SAMPLES,
@@ -30,6 +32,7 @@ from gemserve.cli.options import (
     read_value,
     read_window,
 )
+from gemserve.cli.progress_count import counted
 from gemserve.cli.tables import outcome_table
 from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig, find_window
 from gemserve.errors import ConfigError
@@ -114,9 +117,13 @@ def run(arguments: argparse.Namespace) -> int:
     if out is not None:
         make_folder("out", out)
     core = build_calibrated_core(model, engine)
-    outcomes = _run(core, make_batches(core), arguments, model.model, methods, keep)
+    done = _run(core, make_batches(core), arguments, model.model, methods, keep)
+    outcomes = done.outcomes
+    if not outcomes:
+        raise KeyboardInterrupt  # before the first answer
     rows = average(outcomes)
     print(*outcome_table(rows, _count_unfiltered(outcomes)), sep="\n")
+    _print_end(done, out)
     comparisons = _compare(outcomes, methods)
     _print_comparisons(comparisons)
     for method in methods:
@@ -134,7 +141,31 @@ def run(arguments: argparse.Namespace) -> int:
         write_report(out, result, outcomes, [asdict(c) for c in comparisons])
     if arguments.json:
         print(json.dumps(result))
-    return 0
+    return 0 if done.signal_number is None else 128 + done.signal_number
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The outcomes of `total` that there are. `signal_number`: of the signal that ended the run."""
+
+    outcomes: list[Outcome]
+    total: int
+    signal_number: int | None
+
+
+def _print_end(done: _Done, out: Path | None) -> None:
+    """Say which part of the run there is, if a signal has ended it."""
+    if done.signal_number is None:
+        return
+    rest = (
+        f"the same command goes on from there, with --out {out}"
+        if out is not None
+        else "with --out FOLDER the same command goes on where it was ended"
+    )
+    print(
+        f"gemserve: ended early: these are {len(done.outcomes)} of {done.total} answers; {rest}",
+        file=sys.stderr,
+    )
 
 
 def _run(
@@ -144,10 +175,11 @@ def _run(
     model_name: str,
     methods: list[str],
     keep: int | float,
-) -> list[Outcome]:
-    """The outcomes of all batches. Those that --out already holds are not computed again."""
-    from tqdm import tqdm
+) -> _Done:
+    """The outcomes of all batches. Those that --out already holds are not computed again.
 
+    Ctrl-C and SIGTERM end it, with the outcomes that there are by then.
+    """
     from gemserve.evaluation.run import Outcomes, evaluate, pool_lengths
     from gemserve.model.base_model import hash_tokenizer, hash_weights
 
@@ -166,14 +198,22 @@ def _run(
     path = arguments.out / "outcomes.jsonl" if arguments.out else None
     outcomes: list[Outcome] = []
     total = sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods)
-    with tqdm(total=total, leave=False, disable=None) as progress:
+    signal_number = None
+    with counted("evaluating", "answer", total) as count, ending_signals_raised():
         for batch in batches:
             stored = Outcomes(path, settings | batch.settings)
-            new = evaluate(
-                core, batch.subtasks, batch.draws, methods, keep, stored, progress.update
-            )
+            new: list[Outcome] = []
+            try:
+                for outcome in evaluate(core, batch.subtasks, batch.draws, methods, keep, stored):
+                    new.append(outcome)
+                    count()
+            except EndedBySignal as ended:
+                signal_number = ended.number
+                del new[len(new) - len(new) % len(methods) :]  # methods are compared in pairs
             outcomes += pool_lengths(new) if arguments.task in READ_TASKS else new
-    return outcomes
+            if signal_number is not None:
+                break
+    return _Done(outcomes, total, signal_number)
 
 
 def _count_unfiltered(outcomes: list[Outcome]) -> Counter[tuple[str, int, str]]:

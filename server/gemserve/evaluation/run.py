@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,8 @@ def evaluate(
     methods: Sequence[str],
     keep: int | float,
     outcomes: Outcomes,
-    progress: Callable[[], None],
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     """Run every subtask, draw and method, except those that `outcomes` already has."""
-    wanted: list[Outcome] = []
     for name, maker in subtasks.items():
         for draw in draws:
             by_method: dict[str, Outcome] = {}
@@ -140,10 +138,7 @@ def evaluate(
                 for made in run_example(core, example, draw.samples, missing, keep):
                     outcomes.add(made)
                     by_method[made.method] = made
-            for method in methods:
-                wanted.append(by_method[method])
-                progress()
-    return wanted
+            yield from (by_method[method] for method in methods)
 
 
 def average(outcomes: Iterable[Outcome]) -> list[Row]:

@@ -28,6 +28,7 @@ from gemserve.cli.plan_fleet import (
     check_no_fleet_options,
     plan_fleet,
 )
+from gemserve.cli.plan_speed import ReadingSpeed, speed_of
 from gemserve.cli.tables import aligned
 from gemserve.config import (
     EngineConfig,
@@ -130,7 +131,15 @@ def run(arguments: argparse.Namespace) -> int:
             memory_bytes=memory,
             window=window,
         )
-        _print_table(rows, shape, num_tokens, kept, layer, kv_memory)
+        whole = next(row for row in rows if row.method == "none")
+        speed = speed_of(
+            arguments,
+            shape,
+            device=model.device,
+            dtype=dtype,
+            flops_per_token=whole.prompt_flops / num_tokens,
+        )
+        _print_table(rows, speed, shape, num_tokens, kept, layer, kv_memory)
     print(calibration.describe())
     _print_weights(weights, dtype_name)
     if arguments.json:
@@ -149,7 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.fleet:
             print(json.dumps({**settings, **fleet, "dtype": dtype_name}))
         else:
-            _print_json(settings, dtype_name, weights, rows)
+            _print_json(settings, dtype_name, weights, rows, speed)
     return 0
 
 
@@ -161,13 +170,18 @@ def _read_count(name: str, text: str) -> int:
 
 
 def _print_json(
-    settings: dict[str, object], dtype: str, weights: WeightPlan, rows: list[MethodPlan]
+    settings: dict[str, object],
+    dtype: str,
+    weights: WeightPlan,
+    rows: list[MethodPlan],
+    speed: ReadingSpeed,
 ) -> None:
     result = {
         **settings,
         "dtype": dtype,
         "weights": asdict(weights),
-        "rows": [asdict(row) for row in rows],
+        "reading_flops_per_s": speed.flops,
+        "rows": [asdict(row) | {"first_token_s": speed.seconds(row.prompt_flops)} for row in rows],
     }
     print(json.dumps(result))
 
@@ -206,15 +220,23 @@ def _warn_beyond(num_tokens: int, context_tokens: int, window: int | None) -> No
 
 
 def _print_table(
-    rows: list[MethodPlan], shape: ModelShape, tokens: int, kept: int, layer: int, memory: str
+    rows: list[MethodPlan],
+    speed: ReadingSpeed,
+    shape: ModelShape,
+    tokens: int,
+    kept: int,
+    layer: int,
+    memory: str,
 ) -> None:
     print(f"{tokens:,} tokens, {kept:,} kept, filter layer {layer} of {shape.num_layers}")
     reading = f"fit in {memory}: reading"
-    heads = ("method", "prompt FLOPs", "speed-up ≤", "KV filtering", "KV decoding", reading)
+    first = "first token ≥" if speed.is_bound else "first token"
+    heads = ("method", "prompt FLOPs", first, "speed-up ≤", "KV filtering", "KV decoding", reading)
     lines = [
         (
             row.method if row.window is None else f"{row.method}, windows of {row.window:,}",
             f"{row.prompt_flops:.3e}",
+            _seconds(speed.seconds(row.prompt_flops)),
             f"{row.bound:.2f}×",
             _mib(row.filter_kv_bytes),
             _mib(row.decode_kv_bytes),
@@ -224,6 +246,13 @@ def _print_table(
         for row in rows
     ]
     print(*aligned([(*heads, "decoding"), *lines], left=(0,)), sep="\n")
+    print(f"times: by {speed.source}")
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.1:
+        return f"{1000 * seconds:.2f} ms"
+    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.2f} s"
 
 
 def _print_weights(weights: WeightPlan, dtype: str) -> None:

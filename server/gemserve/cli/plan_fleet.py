@@ -87,10 +87,16 @@ _OPTIONS = (
     _FleetOption("--seed", "0", number(0, 2**32 - 1), "of the simulated load"),
 )
 
+# these say how fast reading is, for one prompt, too: see plan_speed
+_OF_ONE_PROMPT = ("accelerator", "efficiency", "read_tokens_per_s")
+
 
 def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "fleet", "with --fleet: how many replicas a load needs, by simulation (docs/fleet.md)"
+        "fleet",
+        "with --fleet: how many replicas a load needs, by simulation (docs/fleet.md). Without it "
+        "--accelerator, --efficiency and --read-tokens-per-s give the times of one prompt, which "
+        "are otherwise those of this machine",
     )
     group.add_argument("--fleet", action="store_true", help="plan a fleet, not one prompt")
     for option in _OPTIONS:
@@ -101,11 +107,12 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_no_fleet_options(arguments: argparse.Namespace) -> None:
-    """Raise `ConfigError` if an option of `--fleet` is given without it."""
+    """Raise `ConfigError` if an option of `--fleet` alone is given without it."""
     problems = [
         f"{option.name}={value}: has an effect only with --fleet"
         for option in _OPTIONS
         if (value := getattr(arguments, option.name)) is not None
+        and option.name not in _OF_ONE_PROMPT
     ]
     if problems:
         raise ConfigError(*problems)

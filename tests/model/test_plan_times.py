@@ -1,0 +1,60 @@
+"""`gemserve plan` says how long the first token takes, and by which speed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gemserve.cli.main import main
+from gemserve.fleet.device import DEVICES
+
+TOKENS = 4096
+
+
+def plan(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, Any], str]:
+    """The line of JSON, and all that was printed."""
+    assert main(["plan", "--tokens", str(TOKENS), "--json", *flags]) == 0
+    printed = capsys.readouterr().out
+    return json.loads(printed.splitlines()[-1]), printed
+
+
+def test_times_of_an_accelerator(capsys: pytest.CaptureFixture[str]) -> None:
+    found, printed = plan(capsys, "--accelerator", "h100", "--efficiency", "0.4")
+    for row in found["rows"]:
+        wanted_s = row["prompt_flops"] / (0.4 * DEVICES["h100"].peak_flops)
+        assert row["first_token_s"] == pytest.approx(wanted_s)
+    assert "times: by 40% of the 989.4 TFLOP/s of one h100" in printed
+    assert "first token ≥" not in printed
+
+
+def test_times_by_a_measured_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = plan(capsys, "--read-tokens-per-s", "1024")
+    times_s = {row["method"]: row["first_token_s"] for row in found["rows"] if not row["window"]}
+    assert times_s["none"] == pytest.approx(TOKENS / 1024)
+    assert times_s["sieve"] < times_s["none"]
+
+
+def test_times_of_this_machine_are_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    found, printed = plan(capsys)
+    assert found["reading_flops_per_s"] > 1e6
+    assert all(row["first_token_s"] > 0 for row in found["rows"])
+    assert "first token ≥" in printed
+    assert "products on this machine's cpu" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--efficiency", "0.4"], "efficiency=0.4: has an effect only with --accelerator"),
+        (["--accelerator", "h100", "--read-tokens-per-s", "9"], "leave it or accelerator=h100 out"),
+        (["--accelerator", "k80"], "accelerator=k80: must be"),
+        (["--read-tokens-per-s", "0"], "read_tokens_per_s=0: must be a number"),
+    ],
+)
+def test_speeds_that_contradict_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--tokens", str(TOKENS), *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -182,9 +182,10 @@ check: setup
 lock: $(DEPS)
 	$(DEPS_BIN)/python -m deploy.make_locks
 
-# Known weaknesses of what is locked, and build/sbom.json, the list of it; both need PyPI.
+# Known weaknesses of what is locked, and build/sbom.json, the list of it; both need PyPI, or what
+# AUDIT names: `make check-deps AUDIT="--vulnerability-service osv"`.
 check-deps: $(DEPS)
-	$(DEPS_BIN)/python -m deploy.check_deps
+	$(DEPS_BIN)/python -m deploy.check_deps $(AUDIT)
 
 $(DEPS): Makefile
 	$(PYTHON) -m venv $(@D)

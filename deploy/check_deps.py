@@ -1,5 +1,7 @@
 """Lists what the image has, and asks PyPI for known weaknesses of it: `make check-deps`.
 
+Further arguments go to pip-audit, such as `--vulnerability-service osv` for another service.
+
 It ends with 0 if nothing is known, with 1 if something is, and with 2 if PyPI did not tell.
 """
 
@@ -36,6 +38,7 @@ def audit(listed: Path) -> Audit:
     command = [
         *(sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format", "json"),
         *("--progress-spinner", "off", "--timeout", "60", "--requirement", str(listed)),
+        *sys.argv[1:],
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     return read_report(done.stdout, done.stderr)

@@ -67,14 +67,9 @@ class User:
         folder.mkdir()
         self._folder, self._bin = folder, folder / "env/bin"
         self.own_path = str(self._bin)
-        kept = {
-            key: text
-            for key, text in os.environ.items()
-            if not key.startswith(("GEMSERVE_", "PYTHON", "VIRTUAL_ENV", "XDG_", "CXX"))
-        }
-        self.environment = {**kept, "HOME": str(folder), "PATH": self.own_path}
+        self.environment = {**_outside(), "HOME": str(folder), "PATH": self.own_path}
         self.environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-        _call([sys.executable, "-m", "venv", str(folder / "env")], folder, os.environ)
+        _call([sys.executable, "-m", "venv", str(folder / "env")], folder, _outside())
 
     def path_with_compiler(self) -> str:
         compiler = shutil.which("g++")
@@ -111,20 +106,26 @@ class User:
         return (self._folder / "server.log").read_text()
 
 
+def _outside() -> dict[str, str]:
+    """The environment without what could lead to the repository or to caches."""
+    hidden = ("GEMSERVE_", "PYTHON", "VIRTUAL_ENV", "XDG_", "CXX")
+    return {key: text for key, text in os.environ.items() if not key.startswith(hidden)}
+
+
 def _build(folder: Path) -> Path:
     """Build an sdist and a wheel, and a wheel from the sdist, which must be the same."""
     tools, made = folder / "tools", folder / "made"
-    _call([sys.executable, "-m", "venv", str(tools)], folder, os.environ)
+    _call([sys.executable, "-m", "venv", str(tools)], folder, _outside())
     locked = ["--require-hashes", "--no-deps", "-r", str(ROOT / "deploy/build.lock")]
-    _call([str(tools / "bin/pip"), "install", "--quiet", *locked], folder, os.environ)
+    _call([str(tools / "bin/pip"), "install", "--quiet", *locked], folder, _outside())
     build = [str(tools / "bin/python"), "-m", "hatchling", "build"]
-    _call([*build, "-t", "sdist", "-t", "wheel", "-d", str(made)], ROOT, os.environ)
+    _call([*build, "-t", "sdist", "-t", "wheel", "-d", str(made)], ROOT, _outside())
     (wheel,), (sdist,) = made.glob("*.whl"), made.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
     again = folder / "again"
-    _call([*build, "-t", "wheel", "-d", str(again)], unpacked, os.environ)
+    _call([*build, "-t", "wheel", "-d", str(again)], unpacked, _outside())
     assert _names(again / wheel.name) == _names(wheel), "the sdist makes another wheel"
     for path in (wheel, sdist):
         print(f"  {path.name}: {path.stat().st_size / 1e6:.1f} MB", flush=True)

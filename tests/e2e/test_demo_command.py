@@ -1,0 +1,55 @@
+"""`gemserve demo`, as somebody runs it right after `pip install gemserve`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemserve.cli.demo import MODELS
+from gemserve.cli.main import main
+from gemserve.demo.run import DEMOS
+
+
+@pytest.mark.slow
+def test_it_works_beside_settings_of_another_server_and_without_a_compiler(tmp_path: Path) -> None:
+    """Keys of another server made it fail, and a proxy would get the demo's requests."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "gemserve.cli.main",
+            "demo",
+            "--model",
+            "builtin",
+            "--tokens",
+            "3000",
+        ],
+        env={
+            **os.environ,
+            "GEMSERVE_API_KEY_FILE": str(tmp_path / "none"),
+            "GEMSERVE_FILTER": "none",
+            "http_proxy": "http://127.0.0.1:9",
+            "CXX": "no-compiler",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n  decode steps run layer by layer, which takes longer: the compiler" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["filter:", "none", "right"] in [words[:3] for words in lines]
+    assert ["the", "default", "filter", "right"] in [words[:4] for words in lines]
+
+
+def test_the_models_are_those_that_can_be_shown() -> None:
+    assert tuple(DEMOS) == MODELS
+
+
+def test_a_wrong_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--tokens", "9"]) == 2
+    assert "--tokens=9: must be a whole number, at least 100" in capsys.readouterr().err

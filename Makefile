@@ -48,7 +48,7 @@ SITE_TOOLS_BIN := .venv-docs/bin
 SITE_PACKAGES ?= "zensical>=0.0.73,<0.2" "codespell>=2.4.3,<3"
 
 .PHONY: setup demo test test-all test-browser test-clients test-deploy test-docs test-replicas check
-.PHONY: docs serve bench peers clean
+.PHONY: docs screencast serve bench peers clean
 .PHONY: lock check-deps fuzz
 
 setup: $(STAMP)
@@ -118,6 +118,10 @@ $(SCHEMAS): tests/deploy/package.json | $(STAMP)
 # skipped without it. `BROWSER_MODEL=smollm2 make test-browser` asks another model.
 test-browser: setup $(BROWSER)
 	$(BROWSER_BIN)/python -m pytest -q -rs $(if $(BROWSER_MODEL),--timeout 1800) tests/browser
+
+# docs/pictures/inspector.gif, with SmolLM2; a minute on a machine that does nothing else.
+screencast: setup $(BROWSER)
+	$(BROWSER_BIN)/python -m tests.browser.screencast
 
 $(BROWSER): tests/browser/package.json | $(STAMP)
 	@rm -rf $(@D) && $(BIN)/python -m venv $(@D) && cp $< $(@D)

@@ -121,7 +121,8 @@ class Reader:
         self._server: subprocess.Popen[bytes] | None = None
         self._port = free_port()
         self._environment = {
-            **os.environ,
+            # a server refuses settings that it does not know, such as those of tests
+            **{k: v for k, v in os.environ.items() if not k.startswith("GEMSERVE_")},
             "PATH": f"{self._bin}:{os.environ['PATH']}",
             "XDG_CACHE_HOME": str(folder / "cache"),
             "GEMSERVE_URL": f"http://127.0.0.1:{self._port}",
@@ -189,7 +190,9 @@ class Reader:
         ends_s = time.monotonic() + START_S
         while not self._is_ready():
             status = self._server.poll()
-            assert status is None, f"the server ended with {status}:\n{self._log.read_text()}"
+            if status is not None:
+                self._server = None
+                raise AssertionError(f"the server ended with {status}:\n{self._log.read_text()}")
             assert time.monotonic() < ends_s, f"the server is not ready:\n{self._log.read_text()}"
             time.sleep(0.2)
 

@@ -45,9 +45,7 @@ def run_pages() -> list[Path]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", run_pages(), ids=lambda page: str(page.relative_to(DOCS)))
-def test_every_command_of_a_page_runs(
-    page: Path, reader: Reader, request: pytest.FixtureRequest
-) -> None:
+def test_every_command_of_a_page_runs(page: Path, reader: Reader) -> None:
     for block in blocks_to_run(page):
         try:
             reader.run(block)

@@ -40,7 +40,7 @@ def test_every_option_of_every_command_is_on_its_page(reference: dict[str, str])
             flags = [f for action in command._actions for f in action.option_strings[-1:]]
             missing = [flag for flag in flags if flag != "--help" and f"`{flag}`" not in section]
             assert missing == [], name
-    assert "| `--port` `PORT` | port to listen on | `8000` | `GEMSERVE_PORT` |" in page
+    assert "| `--port` | port to listen on | `8000` | `GEMSERVE_PORT` |" in page
     assert "`--concurrency`" in page.split("\n## gemserve-client load\n")[1]
 
 

@@ -79,15 +79,21 @@ def row(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, 
         default, _, variable = default.partition("; GEMSERVE_")
         variable = f"`GEMSERVE_{variable}`" if variable else ""
     flags = ", ".join(code(flag) for flag in action.option_strings)
-    values = ""
-    if action.nargs != 0:
-        choices = action.choices
-        values = "|".join(map(str, choices)) if choices else str(action.metavar or action.dest)
-        values = values if not choices or action.option_strings else f"{{{values}}}"
-        values = values if choices else values.upper()
+    values = shown_values(action)
     shown = f"{flags} {code(values)}".strip() if values else flags
     default = written_size(default, action.dest)
     return shown, prose(help_text), code(default) if default else "", variable
+
+
+def shown_values(action: argparse.Action) -> str:
+    """What stands for the value, unless it would be the flag's name again."""
+    if action.nargs == 0:
+        return ""
+    if action.choices:
+        return "|".join(map(str, action.choices))
+    if action.metavar or not action.option_strings:
+        return str(action.metavar or action.dest).upper()
+    return ""
 
 
 def sentence(text: str) -> str:

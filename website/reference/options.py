@@ -91,9 +91,13 @@ def shown_values(action: argparse.Action) -> str:
         return ""
     if action.choices:
         return "|".join(map(str, action.choices))
-    if action.metavar or not action.option_strings:
-        return str(action.metavar or action.dest).upper()
-    return ""
+    given = action.metavar or action.dest
+    name = " ".join(given) if isinstance(given, tuple) else given.upper()
+    return "" if name in (flag_as_value(flag) for flag in action.option_strings) else name
+
+
+def flag_as_value(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_").upper()
 
 
 def sentence(text: str) -> str:

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+from website.reference.markdown import code_with_bars
 from website.reference.pages import write_pages
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +45,9 @@ def with_links(source: Path, place: Path) -> str:
     def lead(match: re.Match[str]) -> str:
         return site_link(match.group(), source, place)
 
-    return "".join(part if part.startswith("```") else _LINK.sub(lead, part) for part in parts)
+    return "".join(
+        part if part.startswith("```") else code_with_bars(_LINK.sub(lead, part)) for part in parts
+    )
 
 
 def site_link(link: str, source: Path, place: Path) -> str:

@@ -19,6 +19,7 @@ from website.draw_pictures import FOLDER, PICTURES
 from website.reference import options
 from website.reference.errors import codes, status_of
 from website.reference.example_server import example_server, stop_example_server
+from website.reference.markdown import cell, code_with_bars
 from website.reference.pages import PAGES, write_pages
 from website.stage import DOCS, FROM_ROOT, ROOT, site_link
 
@@ -99,6 +100,12 @@ def test_links_lead_to_where_the_site_has_the_pages() -> None:
     assert read_me == "../serving.md"
     with pytest.raises(ValueError, match=r"docs/guides/tune\.md: \.\./\.\./Makefile: leads to"):
         site_link("../../Makefile", guide, Path("guides/tune.md"))
+
+
+def test_bars_in_code_of_a_table_are_seen_as_bars() -> None:
+    """Python's Markdown shows the backslash of an escaped bar in code."""
+    assert cell("`a|b<c>` and\n d|e") == "<code>a&#124;b&lt;c&gt;</code> and d\\|e"
+    assert code_with_bars("`a` | `b` `c\\|d`") == "`a` | `b` <code>c&#124;d</code>"
 
 
 def test_wrong_links_of_a_built_site_are_noticed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from html import escape
 
 NOTE = "<!-- made by `make docs`; change the code instead -->"
 
@@ -15,7 +16,19 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+    """In one line, with bars that end no cell."""
+    line = re.sub(r"\s+", " ", text).strip()
+    return code_with_bars(line.replace("|", "\\|"))
+
+
+def code_with_bars(text: str) -> str:
+    """Code of tables that has escaped bars, as HTML: Python's Markdown would show the backslash."""
+
+    def as_html(found: re.Match[str]) -> str:
+        shown = escape(found.group(1)).replace(r"\|", "&#124;")
+        return f"<code>{shown}</code>"
+
+    return re.sub(r"`([^`\n]*\\\|[^`\n]*)`", as_html, text)
 
 
 def code(text: str) -> str:

@@ -6,6 +6,7 @@ of a real server, with a line below it that says what happens.
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 import tempfile
@@ -111,9 +112,11 @@ def play(page: Page, film: Film, document: str, question: str) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.browser.screencast", description=__doc__)
+    parser.add_argument("--seed", type=int, default=SEED, help="which fact (default: %(default)s)")
+    seed: int = parser.parse_args().seed
     with tempfile.TemporaryDirectory() as name, ExitStack() as at_end:
-        options = ("--model", MODEL, "--filter-min-tokens", "256", "--filter-keep", "512")
-        url, _ = at_end.enter_context(served(Path(name), *options))
+        url, _ = at_end.enter_context(served(Path(name), "--model", MODEL))
         browser: Any = start_chromium(Path(name), f"{SIZE[0]},{SIZE[1]}")
         at_end.callback(browser.quit)
         frame = SIZE[1] - int(browser.execute_script("return innerHeight"))
@@ -122,8 +125,12 @@ def main() -> int:
         page.load()
         film = Film(page)
         tokenizer = AutoTokenizer.from_pretrained(BUILTIN_PATH)  # for a rough length
-        fact = natural_document(tokenizer, TOKENS, SEED)
+        fact = natural_document(tokenizer, TOKENS, seed)
         play(page, film, fact.document, fact.question)
+        answer = page.answers()[0]
+        if not all(right in answer for right in fact.answers):
+            print(f"{answer!r} is not {fact.answers}: the model is small; take another --seed")
+            return 1
         film.write(OUT)
     size = OUT.stat().st_size
     print(f"{OUT.name}: {size:,} bytes")

@@ -43,7 +43,14 @@ DEPS := .venv-deps/.installed
 DEPS_BIN := .venv-deps/bin
 DEPS_TOOLS ?= "uv>=0.9,<1" "pip-audit>=2.9,<3" "cyclonedx-bom>=7,<8"
 
-.PHONY: setup demo test test-all test-browser test-clients test-deploy test-package test-replicas check serve bench peers clean
+# What builds the site and looks for misspelt words, in an environment of its own. Zensical is
+# below 1.0: another minor release may want other settings.
+SITE_TOOLS := .venv-docs/.installed
+SITE_TOOLS_BIN := .venv-docs/bin
+SITE_PACKAGES ?= "zensical>=0.0.73,<0.2" "codespell>=2.4.3,<3"
+
+.PHONY: setup demo test test-all test-browser test-clients test-deploy test-docs test-package
+.PHONY: test-replicas check docs screencast serve bench peers clean
 .PHONY: lock check-deps fuzz
 
 setup: $(STAMP)
@@ -119,6 +126,10 @@ $(SCHEMAS): tests/deploy/package.json | $(STAMP)
 # skipped without it. `BROWSER_MODEL=smollm2 make test-browser` asks another model.
 test-browser: setup $(BROWSER)
 	$(BROWSER_BIN)/python -m pytest -q -rs $(if $(BROWSER_MODEL),--timeout 1800) tests/browser
+
+# docs/pictures/inspector.gif, with SmolLM2; a minute on a machine that does nothing else.
+screencast: setup $(BROWSER)
+	$(BROWSER_BIN)/python -m tests.browser.screencast
 
 $(BROWSER): tests/browser/package.json | $(STAMP)
 	@rm -rf $(@D) && $(BIN)/python -m venv $(@D) && cp $< $(@D)
@@ -199,6 +210,20 @@ MINUTES ?= 10
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(MINUTES)
 
+# The site, in build/website/site: without warnings, with every link and anchor checked, and spelling.
+docs: setup $(SITE_TOOLS)
+	$(BIN)/python -m website.build --tools $(SITE_TOOLS_BIN)
+
+$(SITE_TOOLS): Makefile
+	$(PYTHON) -m venv $(@D)
+	$(SITE_TOOLS_BIN)/python -m pip install --quiet --upgrade "pip>=25"
+	$(SITE_TOOLS_BIN)/python -m pip install --quiet $(SITE_PACKAGES)
+	touch $@
+
+# Every command of the start page, the guides and the choosing pages; `make test` runs those of two.
+test-docs: setup
+	GEMSERVE_TEST_DOCS=1 $(BIN)/python -m pytest -q -rs tests/pages
+
 serve: setup
 	$(BIN)/gemserve serve
 
@@ -207,5 +232,5 @@ bench: setup
 	$(BIN)/python benchmarks/report.py --out bench
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-deps .venv-peers bench build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .venv-clients .venv-deps .venv-docs .venv-peers .cache bench build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -70,34 +70,45 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+def find_chromium() -> str | None:
+    """The program, if it and its driver are installed."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    return found if shutil.which("chromedriver") else None
+
+
+def start_chromium(downloads: Path, window: str = "1400,900") -> Any:
+    """A headless Chromium that selenium drives. `window`: its width and height."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = find_chromium()
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-dev-shm-usage",
+        "no-first-run",
+        f"window-size={window}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    return webdriver.Chrome(options=options, service=service)
+
+
 @pytest.fixture(scope="session")
 def open_browser() -> Iterator[Callable[..., Any]]:
     """Starts a Chromium; all of them are closed at the end."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
+    pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    if find_chromium() is None:
         pytest.skip("no chromium: on Debian, `apt-get install chromium chromium-driver`")
     with ExitStack() as stack:
 
         def start(downloads: Path) -> Any:
-            options = webdriver.ChromeOptions()
-            options.binary_location = chromium
-            for flag in (
-                "headless=new",
-                "no-sandbox",
-                "disable-gpu",
-                "disable-background-networking",
-                "disable-component-update",
-                "disable-dev-shm-usage",
-                "no-first-run",
-                "window-size=1400,900",
-            ):
-                options.add_argument(f"--{flag}")
-            options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-            options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-            service = webdriver.ChromeService(executable_path=driver)
-            browser = webdriver.Chrome(options=options, service=service)
+            browser = start_chromium(downloads)
             stack.callback(browser.quit)
             return browser
 

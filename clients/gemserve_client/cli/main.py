@@ -42,14 +42,19 @@ def _run(words: list[str]) -> int:
         from gemserve_client.load_test.command import main as load
 
         return load(words[1:], program=f"{PROGRAM} load")
+    parsed = make_parser().parse_args(words)
+    parsed.run(parsed)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands but for the options of the load test, which reads its own."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Talk to a running gemserve server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (ask, models, adapters, documents):
         command.add_command(commands)
     commands.add_parser("load", help="load test of any OpenAI-compatible server")
-    parsed = parser.parse_args(words)
-    parsed.run(parsed)
-    return 0
+    return parser
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 
 def read_options(words: Sequence[str], program: str) -> Options | Comparison:
     """Parse and check the arguments. A mistake ends the program with status 2."""
-    parser = _parser(PurePath(program).name)
+    parser = make_parser(PurePath(program).name)
     given = parser.parse_args(words)
     if given.compare is not None:
         before, after = given.compare
@@ -142,7 +142,7 @@ def redact(content: str) -> str:
     return re.sub(r"(?<=//)[^/@\s]+@", "***@", content)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def make_parser(name: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=name,
         description="Load test of any OpenAI-compatible server: TTFT, TPOT, ITL, E2E, goodput.",

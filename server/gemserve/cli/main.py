@@ -16,15 +16,7 @@ from gemserve.errors import ConfigError, GemserveError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors for the user become one line on stderr and status 2."""
-    parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
-    parser.add_argument("--version", action="version", version=gemserve.__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (demo, serve, ask, plan, evaluate, calibrate, adapter_actions):
-        command.add_command(commands)
-    for subparser in commands.choices.values():
-        subparser.allow_abbrev = False
-        apply_environment(subparser)
-    parsed = parser.parse_args(arguments)
+    parsed = make_parser().parse_args(arguments)
     _show_loading()
     try:
         return int(parsed.run(parsed))
@@ -36,6 +28,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands, with defaults from `GEMSERVE_…` variables."""
+    parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
+    parser.add_argument("--version", action="version", version=gemserve.__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (demo, serve, ask, plan, evaluate, calibrate, adapter_actions):
+        command.add_command(commands)
+    for subparser in commands.choices.values():
+        subparser.allow_abbrev = False
+        apply_environment(subparser)
+    return parser
 
 
 def _print_problems(problems: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from gemserve.api.routes.submission import Submitter
 from gemserve.api.routes.token_counting import count_tokens
 
 RESPOND = Operation(
-    summary="ResponseInProgress, as a response",
+    summary="Answer an input, as a response",
     body=OpenAIResponsesBody,
     example={"input": EXAMPLE_MESSAGES, "max_output_tokens": 32},
     reply=response_types.Response,

@@ -143,7 +143,7 @@ def _all_routes(
         filter_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
-        tokenizing_routes(builder, models, documents, submitter.long_texts),
+        tokenizing_routes(builder, models, documents, submitter.turns),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config, load_adapter),
         health_routes(engine, serving.backend, metrics, serving.watchdog),

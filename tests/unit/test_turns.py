@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -171,3 +172,32 @@ async def test_what_was_made_for_a_client_that_has_left_goes_no_further() -> Non
     with pytest.raises(HTTPException):
         await task
     assert client.charges == [2]
+
+
+async def test_a_key_rests_beside_others_for_as_long_as_it_has_worked() -> None:
+    """Texts of one key took half of the processor that another one's answers were drawn on."""
+    turns, began_s = Turns(2), time.monotonic()
+    await turns.take(b"a")
+    turns.give_back(b"a", 0.1)
+    await turns.take(b"b")
+    turns.give_back(b"b")
+    assert time.monotonic() - began_s < 0.09, "others do not rest"
+    for _ in range(2):
+        await turns.take(b"a")
+        assert time.monotonic() - began_s >= 0.1
+        turns.give_back(b"a")
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_a_key_that_is_alone_does_not_rest(is_alone: bool) -> None:
+    def work() -> None:
+        ends_s = time.thread_time() + 0.1
+        while time.thread_time() < ends_s:
+            pass
+
+    texts = TextTurns(lambda tenant: is_alone)
+    await run(texts, b"a", work, 8)
+    began_s = time.monotonic()
+    async with asyncio.timeout(PATIENCE_S):
+        await run(texts, b"a", nothing, 8)
+    assert (time.monotonic() - began_s > 0.2) is not is_alone

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from anyio import to_thread
 from fastapi import Request
@@ -25,6 +26,8 @@ from gemserve.prompting.stopping import Stopped, check_stopped, stoppable_by
 LONG_BYTES = 256 << 10  # a tokenizer takes some 300 bytes of memory for each character
 LONG_AT_ONCE = 2
 _MOST_SHORT_AT_ONCE = 4
+# While another key has requests, a key's threads rest for so many times as long as they have worked
+_RESTS = 3.0
 T = TypeVar("T")
 
 
@@ -36,6 +39,7 @@ class Turns:
 
     def __init__(self, at_once: int) -> None:
         self._free = at_once
+        self._resting: dict[bytes, float] = {}  # until when, of `time.monotonic()`
         self._held: Counter[bytes] = Counter()  # turns, by tenant
         # by tenant, who waits; the tenant that had its turn longest ago is first
         self._waiting: OrderedDict[bytes, deque[asyncio.Future[None]]] = OrderedDict()
@@ -56,11 +60,30 @@ class Turns:
                 self.give_back(tenant)
             raise
 
-    def give_back(self, tenant: bytes) -> None:
-        """End a turn. Whoever may have the next one has it."""
+    def give_back(self, tenant: bytes, rest_s: float = 0.0) -> None:
+        """End a turn. Whoever may have the next one has it.
+
+        `rest_s`: for so long the tenant has none, after what it has to rest already.
+        """
         self._free += 1
         self._held[tenant] -= 1
         self._held += Counter()  # drops tenants without any
+        if tenant in self._resting:
+            self._resting[tenant] += rest_s
+        elif rest_s:
+            self._resting[tenant] = time.monotonic() + rest_s
+            self._rest(tenant)
+        self._begin_next()
+
+    def _rest(self, tenant: bytes) -> None:
+        left_s = self._resting[tenant] - time.monotonic()
+        if left_s > 0:
+            asyncio.get_running_loop().call_later(left_s, self._rest, tenant)
+            return
+        del self._resting[tenant]
+        self._begin_next()
+
+    def _begin_next(self) -> None:
         for following, queue in list(self._waiting.items()):
             if not self._may_begin(following):
                 continue
@@ -73,6 +96,8 @@ class Turns:
 
     def _may_begin(self, tenant: bytes) -> bool:
         held = self._held[tenant] if tenant else 0  # without keys nobody knows who is who
+        if tenant in self._resting:
+            return False
         return self._free > 0 and (not held or may_hold(held + 1, self._free - 1))
 
     def _begin(self, tenant: bytes) -> None:
@@ -91,8 +116,10 @@ class Turns:
 class TextTurns:
     """Works on the texts of requests in threads. Short texts do not wait for long ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_alone: Callable[[bytes], bool] = lambda tenant: True) -> None:
+        """`is_alone`: has no other tenant than this one requests in progress?"""
         self._short, self._long = Turns(_short_at_once()), Turns(LONG_AT_ONCE)
+        self._is_alone = is_alone
 
     async def run(self, http: Request, tenant: bytes, num_bytes: int, work: Callable[[], T]) -> T:
         """What `work` returns, which works on a text of so many bytes. A thread calls it.
@@ -103,22 +130,39 @@ class TextTurns:
         turns = self._long if num_bytes > LONG_BYTES else self._short
         stop = threading.Event()
         leaving = asyncio.ensure_future(_leaving(http, stop))
+        timed = _Timed(work)
         try:
             await _wait_for_turn(turns, tenant, leaving)
             try:
                 with stoppable_by(stop):
-                    done = await to_thread.run_sync(work)
+                    done = await to_thread.run_sync(timed)
                     check_stopped()
                     return done
             except Stopped as error:
                 charge(http, num_bytes // BYTES_PER_TOKEN)
                 raise _client_left() from error
             finally:
-                turns.give_back(tenant)
+                rest_s = 0.0 if self._is_alone(tenant) else _RESTS * timed.processor_s
+                turns.give_back(tenant, rest_s)
         finally:
             stop.set()  # for a thread that still works, if this task is cancelled
             leaving.cancel()
             await asyncio.wait([leaving])
+
+
+class _Timed(Generic[T]):
+    """Calls `work`, and counts the seconds of processor time that it takes its thread."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self.processor_s = 0.0
+
+    def __call__(self) -> T:
+        began_s = time.thread_time()
+        try:
+            return self._work()
+        finally:
+            self.processor_s = time.thread_time() - began_s
 
 
 def _short_at_once() -> int:

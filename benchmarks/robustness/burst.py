@@ -18,7 +18,7 @@ from random import Random
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling import scheduler as scheduling
 from gemserve.engine.sequence.sequence import Sequence
-from gemserve.engine.sequence.step_plan import Chunk, StepOutput
+from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.types import FilterParams, Request, SamplingParams
 
@@ -86,14 +86,16 @@ def simulate(rate: float, seconds: float, seed: int) -> None:
             continue
         plan = scheduler.schedule(CHUNK_TOKENS, is_decode_due=rng.random() < 0.4)
         tokens = {row.sequence: 1 for row in plan.decodes}
-        kept: dict[int, tuple[int, ...]] = {}
+        kept: dict[int, Kept] = {}
         if plan.decodes:
             now_s += 0.004 + 0.0003 * len(plan.decodes)
         if (chunk := plan.chunk) is not None:
             now_s += chunk_s(chunk)
             if chunk.is_last and chunk.is_filter:
                 budget = scheduler.sequences[chunk.sequence].plan.budget
-                kept[chunk.sequence] = tuple(range(budget.high))
+                chosen = range(budget.high)
+                ids = scheduler.sequences[chunk.sequence].request.prompt_ids[: budget.high]
+                kept[chunk.sequence] = Kept(positions=chosen, ids=ids)
             elif chunk.is_last:
                 tokens[chunk.sequence] = 1
                 first_s.append(now_s - arrived_s.pop(chunk.sequence))

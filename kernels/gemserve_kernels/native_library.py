@@ -9,7 +9,6 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -22,6 +21,11 @@ import torch
 log = logging.getLogger("gemserve.kernels")
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 _TIMEOUT_S = 120
+# Runs a command in a group of processes, all of which end when standard input does. A second shell
+# waits for that. It must hold nothing that the command's output goes to.
+_UNTIL_CLOSED = (
+    'exec 9<&0; { read -r _ <&9; kill -KILL 0; } >/dev/null 2>&1 & exec "$@" </dev/null 9<&-'
+)
 _UNFINISHED = "unfinished-"  # folders of compilations that have not ended
 _UNFINISHED_S = 10 * _TIMEOUT_S  # after which one never will
 
@@ -90,22 +94,28 @@ def _call(command: list[str], folder: str) -> tuple[int, str]:
     """The exit status of a compiler, and what it said. Its temporary files are in `folder`.
 
     A compiler starts other programs. If it takes too long all of them are ended; one that is left
-    would keep a processor busy, and `TimeoutExpired` is raised.
+    would keep a processor busy, and `TimeoutExpired` is raised. They end with this process, too,
+    however that ends: its end of the pipe is closed then.
     """
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, "TMPDIR": folder},
-        start_new_session=True,
-    ) as process:
+    theirs, ours = os.pipe()
+    with (
+        os.fdopen(theirs, "rb"),
+        os.fdopen(ours, "wb"),
+        subprocess.Popen(
+            ["/bin/sh", "-c", _UNTIL_CLOSED, "sh", *command],
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "TMPDIR": folder},
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             _, said = process.communicate(timeout=_TIMEOUT_S)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             raise
     return process.returncode, said
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.serving import build_serving
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
@@ -70,3 +73,33 @@ def test_a_stream_keeps_its_pace_beside_another_key_s_choices(
         others = metrics(server)["generation_tokens_total"] - before - NUM_STREAMED
         assert metrics(server)["num_requests_running"] == running
     assert NUM_STREAMED / 2 <= others <= NUM_STREAMED * running / 3
+
+
+def test_texts_of_clients_that_left_are_not_worked_on(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """80 requests a second whose clients left took every thread, and another key's waited for 10 s
+    behind those that nobody waited for."""
+    built: list[str] = []
+    gate = threading.Event()
+    build = RequestBuilder.build_completion
+
+    def slow(builder: RequestBuilder, body: Any, *rest: Any) -> Any:
+        built.append(body.prompt)
+        assert "flood" not in body.prompt or gate.wait(2 * PATIENCE_S)
+        return build(builder, body, *rest)
+
+    monkeypatch.setattr(RequestBuilder, "build_completion", slow)
+    ask = partial(server.post, COMPLETIONS, prompt="Hello", max_tokens=4)
+    flood = [send(server, ALICE, prompt=f"flood {n}", max_tokens=4) for n in range(45)]
+    with ExitStack() as stack:
+        stack.callback(gate.set)
+        for connection in flood:
+            stack.enter_context(connection)
+        wait_for(lambda: bool(built), PATIENCE_S)
+        assert ask(headers=BOB).status_code == 200, "while all of the other key's threads hang"
+        for connection in flood:
+            connection.close()
+        assert ask(headers=BOB).status_code == 200  # by now the server has seen that they left
+    assert ask(headers=ALICE).status_code == 200  # the 46th of its key
+    assert len([prompt for prompt in built if "flood" in prompt]) < 5

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -276,6 +278,25 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_has_started(
     with pytest.raises(native_library.CannotCompile, match="timed out after 1 seconds"):
         native_library.open_library(cpu_step.SOURCE)
     pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not _is_running(pid))
+
+
+def test_a_compiler_ends_with_the_server(tmp_path: Path) -> None:
+    """It went on to its end, with a processor to itself."""
+    compiler = f"sleep 300 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait"
+    script = (
+        "import os, threading\n"
+        "from gemserve_kernels.native_library import _call\n"
+        f"command = ['/bin/sh', '-c', {compiler!r}]\n"
+        f"threading.Thread(target=_call, args=(command, {str(tmp_path)!r}), daemon=True).start()\n"
+        "input()\n"
+        "os._exit(1)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        wait_for((tmp_path / "pid").exists, 60)
+        pid = int((tmp_path / "pid").read_text())
+        assert _is_running(pid)
+        process.communicate(b"\n")
     wait_for(lambda: not _is_running(pid))
 
 

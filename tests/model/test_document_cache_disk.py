@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -352,10 +353,12 @@ def test_a_deleted_document_is_nowhere(tmp_path: Path) -> None:
 def test_a_document_that_is_deleted_while_it_is_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = FileWriter.add
+    """The engine waited for the writer, up to 5 s, in which nobody's answer went on."""
+    add, writes, gate = FileWriter.add, threading.Event(), threading.Event()
 
     def slow(writer: FileWriter, data: memoryview) -> None:
-        time.sleep(0.2)
+        writes.set()
+        assert gate.wait(60)
         add(writer, data)
 
     monkeypatch.setattr(FileWriter, "add", slow)
@@ -365,8 +368,10 @@ def test_a_document_that_is_deleted_while_it_is_written_leaves_nothing(
         core.step()
     assert core._disk is not None
     assert core._disk.has_work
-    core.forget_documents(["a"])
+    assert writes.wait(60)
+    core.forget_documents(["a"])  # returns, though the writer hangs
     assert not files(tmp_path)
+    gate.set()
     settle(core)
     assert not files(tmp_path)
     core.close()

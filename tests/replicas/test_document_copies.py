@@ -13,7 +13,7 @@ ONE, TWO = f"doc-{'1' * 32}", f"doc-{'2' * 32}"
 CHAT = "/v1/chat/completions"
 
 
-def copy_of(document_id: str, expires_s: int = 1000) -> DocumentCopy:
+def copy_of(document_id: str, left_s: float = 1000) -> DocumentCopy:
     return DocumentCopy(
         id=document_id,
         text="text",
@@ -21,7 +21,8 @@ def copy_of(document_id: str, expires_s: int = 1000) -> DocumentCopy:
         num_tokens=1,
         name=None,
         created_s=0,
-        expires_s=expires_s,
+        expires_s=0,  # for clients: no clock of a host is compared with it
+        left_s=left_s,
         is_pinned=False,
         home="r0",
     )
@@ -58,10 +59,9 @@ def test_lists_and_limits_are_about_all_documents() -> None:
 def test_documents_expire_and_deleted_ones_are_remembered_until_then() -> None:
     clock = Clock()
     copies = DocumentCopies(clock)
-    now_s = int(clock())
-    copies.add(ALICE, [copy_of(ONE, now_s + 10), copy_of(TWO, now_s + 100)])
+    copies.add(ALICE, [copy_of(ONE, 10), copy_of(TWO, 100)])
     copies.remove(ALICE, TWO)
-    copies.add(ALICE, [copy_of(TWO, now_s + 100)])  # a late message must not bring it back
+    copies.add(ALICE, [copy_of(TWO, 100)])  # a late message must not bring it back
     assert needed(copies, ALICE, "/v1/documents") == [ONE]
     assert copies.gone(ALICE) == (TWO,)
     clock.now_s += 50
@@ -69,3 +69,14 @@ def test_documents_expire_and_deleted_ones_are_remembered_until_then() -> None:
     assert copies.gone(ALICE) == (TWO,)
     clock.now_s += 100
     assert copies.gone(ALICE) == ()
+
+
+def test_a_replica_is_told_for_how_long_it_has_a_document() -> None:
+    """It compared the time of another host's clock with its own: an hour ahead, all were gone."""
+    clock = Clock()
+    copies = DocumentCopies(clock)
+    copies.add(ALICE, [copy_of(ONE, 100)])
+    clock.now_s += 30
+    copies.add(ALICE, [copy_of(ONE, 100)])  # an old message does not keep it for longer
+    assert [copy.left_s for copy in copies.find(ALICE, [ONE])] == [70]
+    assert [copy.left_s for copy in copies.needed(ALICE, "/v1/documents", b"")] == [70]

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from gemserve.engine.stream import Stream
+from gemserve.engine.stream import Stream, emit_all
 from gemserve.engine.worker import Engine
 from gemserve.types import Event
 from tests.fakes import FakeCore, Step
@@ -16,13 +16,14 @@ from tests.unit.engines import MakeEngine
 def emitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Event]]:
     """Everything the worker emitted, by request id, read or not."""
     record: dict[str, list[Event]] = defaultdict(list)
-    original = Stream.emit
 
-    def emit(self: Stream, event: Event) -> None:
-        record[self.request.request_id].append(event)
-        original(self, event)
+    def emit(emitted: Sequence[tuple[Stream, Event]]) -> None:
+        for stream, event in emitted:
+            record[stream.request.request_id].append(event)
+        emit_all(emitted)
 
-    monkeypatch.setattr(Stream, "emit", emit)
+    for module in ("stream", "worker"):
+        monkeypatch.setattr(f"gemserve.engine.{module}.emit_all", emit)
     return record
 
 

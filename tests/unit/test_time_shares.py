@@ -74,6 +74,16 @@ def test_prompts_of_another_key_take_no_more_than_its_part_of_a_stream_s_time() 
     assert portion.reading_s == pytest.approx(seconds_of(1))
 
 
+def test_a_stream_waits_no_longer_for_others_prompts_than_it_would_for_its_own() -> None:
+    """A key that reads, too, had steps twice as far apart as alone, beside keys that only read."""
+    portion = divide([Load(0, 8), Load(1, 1)], seconds_of, reading_of)
+    assert portion.reading_s == pytest.approx(READING * seconds_of(1))
+    loads = [Load(96, 1), Load(1, 1)]
+    portion = divide(loads, seconds_of, reading_of)
+    assert portion.reading_s == pytest.approx(READING * taken_s(loads, portion))
+    assert taken_s(loads, portion) <= 2 * seconds_of(1)
+
+
 def test_nobody_is_left_out_where_steps_take_as_long_with_many_as_with_one() -> None:
     """On a GPU, leaving rows out would gain nothing and lose the others' tokens."""
     portion = divide([Load(96, 0), Load(1, 0)], lambda rows: 0.01 + 1e-6 * rows, reading_of)

@@ -30,6 +30,7 @@ from gemserve.api.outer_middleware import Counts, add_outer_middleware, add_requ
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
+from gemserve.api.requests.turns import TextTurns
 from gemserve.api.routes.adapters import LoadAdapter, adapter_routes
 from gemserve.api.routes.completions import completion_routes
 from gemserve.api.routes.document_text import document_text_routes
@@ -131,6 +132,7 @@ def _all_routes(
         max_wait_s=config.max_wait_s,
         timeout_s=config.request_timeout_s,
         backlog=backlog,
+        turns=TextTurns(backlog.is_alone),
         traces=traces,
         sharing=sharing,
     )
@@ -143,7 +145,7 @@ def _all_routes(
         filter_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
-        tokenizing_routes(builder, models, documents, submitter.long_texts),
+        tokenizing_routes(builder, models, documents, submitter.turns),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config, load_adapter),
         health_routes(engine, serving.backend, metrics, serving.watchdog),

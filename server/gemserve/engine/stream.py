@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from gemserve.engine.sequence.progress import Progress
@@ -40,28 +40,22 @@ class Stream:
         return self._cancelled.is_set()
 
     def emit(self, event: Event) -> None:
-        """Hand an event to the reader's loop.
-
-        The worker calls this. A closed loop has no reader.
-        """
-        self._call_on_loop(self._events.put_nowait, event)
-        if isinstance(event, Finished) and self.lent is not None:
-            self.tell_lent(LentGroups())
+        """Hand an event to the reader's loop: see `emit_all`."""
+        emit_all([(self, event)])
 
     def tell_lent(self, groups: LentGroups) -> None:
         """Set `lent` if it is not set. The worker calls this."""
-        self._call_on_loop(self._set_lent, groups)
+        _call_on(self._loop, self._set_lent, groups, [self])
+
+    def _put(self, event: Event) -> None:
+        self._events.put_nowait(event)
+        if isinstance(event, Finished) and self.lent is not None:
+            self._set_lent(LentGroups())
 
     def _set_lent(self, groups: LentGroups) -> None:
         assert self.lent is not None
         if not self.lent.done():
             self.lent.set_result(groups)
-
-    def _call_on_loop(self, function: Callable[[T], object], argument: T) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:
-            self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
@@ -69,3 +63,35 @@ class Stream:
             yield event
             if isinstance(event, Finished):
                 return
+
+
+def emit_all(emitted: Sequence[tuple[Stream, Event]]) -> None:
+    """Hand the events of a step to the loops of their readers.
+
+    The worker calls this. It wakes each loop once: that is a call of the system, after which the
+    worker waits for the interpreter's lock. A closed loop has no readers.
+    """
+    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Event]]] = {}
+    for stream, event in emitted:
+        of_loops.setdefault(stream._loop, []).append((stream, event))
+    for loop, some in of_loops.items():
+        _call_on(loop, _put_all, some, [stream for stream, _ in some])
+
+
+def _put_all(emitted: Iterable[tuple[Stream, Event]]) -> None:
+    for stream, event in emitted:
+        stream._put(event)
+
+
+def _call_on(
+    loop: asyncio.AbstractEventLoop,
+    function: Callable[[T], object],
+    argument: T,
+    streams: Iterable[Stream],
+) -> None:
+    """Call a function on a loop. If it is closed, nobody reads the streams."""
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        for stream in streams:
+            stream.cancel()

@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.scheduling.fair_shares import may_hold
 from gemserve.engine.sequence.progress import Progress
-from gemserve.engine.stream import Stream
+from gemserve.engine.stream import Stream, emit_all
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
 from gemserve.types import Event, Finished, LentGroups, Request, WindowsRead
 
@@ -341,8 +341,8 @@ class Engine:
 
     def _emit(self, emitted: list[tuple[Any, Event]]) -> None:
         self._publish_load()
+        emit_all([(self._jobs[job], event) for job, event in emitted])
         for job, event in emitted:
-            self._jobs[job].emit(event)
             if isinstance(event, Finished):
                 del self._jobs[job]
 
@@ -366,8 +366,8 @@ class Engine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineDead(cause))
         error = cause if reason == "error" else None
-        for stream in orphans:
-            stream.emit(Finished(reason=reason, completion_tokens=0, error=error))
+        end = Finished(reason=reason, completion_tokens=0, error=error)
+        emit_all([(stream, end) for stream in orphans])
 
 
 def _stop_at_exit(reference: weakref.ref[Engine]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gemserve.replicas.messages import DocumentCopy
 
@@ -21,38 +22,42 @@ _ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")  # JSON may write any charact
 class DocumentCopies:
     """Copies by tenant and id. Those that were deleted are remembered until they would expire."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._copies: dict[bytes, dict[str, DocumentCopy]] = {}
-        self._gone: dict[bytes, dict[str, int]] = {}  # when they would have expired
+        self._ends_s: dict[str, float] = {}  # by id, when it expires
+        self._gone: dict[bytes, dict[str, float]] = {}  # when they would have expired
 
     def add(self, tenant: bytes, copies: Sequence[DocumentCopy]) -> None:
         gone = self._gone.get(tenant, {})
         known = self._copies.setdefault(tenant, {})
-        known.update({copy.id: copy for copy in copies if copy.id not in gone})
+        for copy in copies:
+            if copy.id not in gone:
+                known[copy.id] = copy
+                self._ends_s.setdefault(copy.id, self._clock() + copy.left_s)
 
     def remove(self, tenant: bytes, document_id: str) -> None:
         copy = self._copies.get(tenant, {}).pop(document_id, None)
         if copy is not None:
-            self._gone.setdefault(tenant, {})[document_id] = copy.expires_s
+            self._gone.setdefault(tenant, {})[document_id] = self._ends_s.pop(document_id)
 
     def find(self, tenant: bytes, ids: Sequence[str]) -> list[DocumentCopy]:
         known = self._living(tenant)
-        return [known[each] for each in ids if each in known]
+        return self._as_sent(known[each] for each in ids if each in known)
 
     def needed(self, tenant: bytes, path: str, body: bytes) -> list[DocumentCopy]:
         """The documents that a replica must have for this request."""
         known = self._living(tenant)
         if path == PATH or path.startswith(f"{PATH}/"):  # lists and limits are about all of them
-            return list(known.values())
+            return self._as_sent(known.values())
         if not known:
             return []
-        return [known[each] for each in dict.fromkeys(_ids_in(body)) if each in known]
+        return self._as_sent(known[each] for each in dict.fromkeys(_ids_in(body)) if each in known)
 
     def gone(self, tenant: bytes) -> tuple[str, ...]:
         """Those that a replica may still have."""
         now_s, gone = self._clock(), self._gone.get(tenant, {})
-        for document_id in [each for each, expires_s in gone.items() if expires_s <= now_s]:
+        for document_id in [each for each, ends_s in gone.items() if ends_s <= now_s]:
             del gone[document_id]
         if not gone:
             self._gone.pop(tenant, None)
@@ -60,11 +65,15 @@ class DocumentCopies:
 
     def _living(self, tenant: bytes) -> dict[str, DocumentCopy]:
         now_s, known = self._clock(), self._copies.get(tenant, {})
-        for document_id in [copy.id for copy in known.values() if copy.expires_s <= now_s]:
-            del known[document_id]
+        for document_id in [each for each in known if self._ends_s[each] <= now_s]:
+            del known[document_id], self._ends_s[document_id]
         if not known:
             self._copies.pop(tenant, None)
         return known
+
+    def _as_sent(self, copies: Iterable[DocumentCopy]) -> list[DocumentCopy]:
+        now_s = self._clock()
+        return [replace(copy, left_s=self._ends_s[copy.id] - now_s) for copy in copies]
 
 
 def _ids_in(body: bytes) -> list[str]:

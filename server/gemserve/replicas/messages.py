@@ -38,7 +38,11 @@ class RelayedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentCopy:
-    """A stored document, for replicas that do not have it. `home`: the replica that has read it."""
+    """A stored document, for replicas that do not have it. `home`: the replica that has read it.
+
+    `left_s`: seconds until it expires, when the message was written. Clocks of hosts may differ, or
+    be set to another time.
+    """
 
     id: str
     text: str = field(repr=False)
@@ -47,6 +51,7 @@ class DocumentCopy:
     name: str | None
     created_s: int
     expires_s: int
+    left_s: float
     is_pinned: bool
     home: str
 

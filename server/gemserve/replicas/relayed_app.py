@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -128,7 +129,7 @@ class RelayedApp:
         """Store documents that another replica has read, for a request that waits for them."""
         for copy in copies:
             if self._documents.find(tenant, copy.id) is None:
-                self._documents.add(tenant, _document_of(copy))
+                self._documents.add(tenant, _document_of(copy), copy.left_s)
         answering = self._running.get(number)
         if answering is not None:
             answering.has_copies.set()
@@ -282,6 +283,7 @@ def _copy_of(document: Document, home: str) -> DocumentCopy:
         name=document.name,
         created_s=document.created_s,
         expires_s=document.expires_s,
+        left_s=document.ends_s - time.monotonic(),
         is_pinned=document.is_pinned,
         home=home,
     )

@@ -62,6 +62,10 @@ class Backlog:
         seconds = sum(self._seconds_left().values())
         return max(LEAST_S, math.ceil(min(seconds, MOST_S)))
 
+    def is_alone(self, tenant: bytes) -> bool:
+        """Are there no requests but of this tenant?"""
+        return all(job.tenant == tenant for job in self._jobs)
+
     def wait_s(self, tenant: bytes) -> float:
         """About how long a further request of `tenant` would wait for its first token.
 

@@ -145,10 +145,13 @@ class DocumentStore:
                 code="too_many_documents",
             )
 
-    def add(self, tenant: bytes, document: Document) -> None:
-        """Store what `check` allows, until it expires. Call it on the event loop."""
+    def add(self, tenant: bytes, document: Document, left_s: float | None = None) -> None:
+        """Store what `check` allows, until it expires. Call it on the event loop.
+
+        `left_s`: seconds until then; None: what the wall clock says, for a new document.
+        """
         self._by_tenant.setdefault(tenant, {})[document.id] = document
-        seconds = max(0.0, document.expires_s - time.time())
+        seconds = max(0.0, document.expires_s - time.time() if left_s is None else left_s)
         document.ends_s = time.monotonic() + seconds
         loop = asyncio.get_running_loop()
         document.timer = loop.call_later(seconds, self.drop_expired)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -29,14 +29,14 @@ class SchemaTrials:
         self._threads = CapacityLimiter(AT_ONCE)
         self._under_way: Counter[bytes] = Counter()  # by tenant
 
-    async def run(self, build: Callable[[], T], tenant: bytes) -> T:
-        """What `build` makes in a thread. The schemas that it finds to be new are tried first.
+    async def run(self, build: Callable[[], Awaitable[T]], tenant: bytes) -> T:
+        """What `build` makes. The schemas that it finds to be new are tried first.
 
         Raises `SchemasBusy`, and what `build` raises.
         """
         for _ in range(_MOST_TRIALS_OF_A_REQUEST):
             try:
-                return await to_thread.run_sync(build)
+                return await build()
             except TrialNeeded as needed:
                 grammar = needed.grammar
             self._check_room(tenant)

@@ -155,11 +155,11 @@ async def _take_in(
         tagged = replace(request, documents=(document.id,), pin=document.is_pinned)
         return Intake(body, document, wish, tagged)
 
-    body, wish = await to_thread.run_sync(parse)
+    run = partial(submitter.turns.run, http, tenant)
+    body, wish = await run(len(raw), parse)
     reference = submitter.models.find_reference(body)
     adapter = None if reference is None else await submitter.models.load(reference)
-    work = partial(to_thread.run_sync, build, adapter)
-    return await submitter.long_texts.run(http, tenant, wish.num_bytes, work)
+    return await run(wish.num_bytes, partial(build, adapter))
 
 
 async def _pdf_text(http: HttpRequest, raw: bytes, pdfs: PdfQueue) -> str | None:

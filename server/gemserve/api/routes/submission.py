@@ -24,9 +24,9 @@ from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
-from gemserve.api.requests.long_texts import LONG_BYTES, LongTexts
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
+from gemserve.api.requests.turns import LONG_BYTES, TextTurns
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.engine.stream import Stream
@@ -110,7 +110,7 @@ class Submitter:
     sharing: WindowSharing | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
-    long_texts: LongTexts = field(default_factory=LongTexts)
+    turns: TextTurns = field(default_factory=TextTurns)
 
     async def submit(
         self, http: Request, body_type: type[BodyT], build: Build[BodyT]
@@ -128,19 +128,14 @@ class Submitter:
             caller = http.scope["state"].get("caller")
             with self.preparing.one_more(self.engine, tenant):
                 work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
-                body, requests = await self.long_texts.run(
-                    http, tenant, len(raw), partial(self.trials.run, work, tenant)
-                )
+                run = partial(self.turns.run, http, tenant)
+                body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
                 if requests is None:
                     reference = self.models.find_reference(body)
                     adapter = None if reference is None else await self.models.load(reference)
                     rest = partial(build, body, request_id, adapter)
-                    requests = await self.long_texts.run(
-                        http,
-                        tenant,
-                        len(raw) + finder.num_chars,
-                        partial(self.trials.run, rest, tenant),
-                    )
+                    size = len(raw) + finder.num_chars
+                    requests = await self.trials.run(partial(run, size, rest), tenant)
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from anyio import to_thread
 from fastapi import Request
 
 from gemserve.api.access.keys import tenant_of
@@ -27,12 +26,9 @@ async def count_tokens(
     tenant = tenant_of(http)
     finder = Finder(submitter.documents, tenant)
     raw = await read_body(http)
-    body = await to_thread.run_sync(
-        partial(_parse, raw, body_type, finder, submitter.models),
-    )
-    num_tokens = await submitter.long_texts.run(
-        http, tenant, len(raw) + finder.num_chars, partial(to_thread.run_sync, count, body)
-    )
+    run = partial(submitter.turns.run, http, tenant)
+    body = await run(len(raw), partial(_parse, raw, body_type, finder, submitter.models))
+    num_tokens = await run(len(raw) + finder.num_chars, partial(count, body))
     charge(http, num_tokens)
     return num_tokens
 

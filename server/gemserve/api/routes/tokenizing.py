@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from anyio import to_thread
 from fastapi import Request, Response
 
 from gemserve.api.access.keys import tenant_of
@@ -20,13 +19,14 @@ from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.large_replies import SlicedResponse, encoded_slices
 from gemserve.api.replies.reply_types import Text, TokenizerInfo, Tokens
 from gemserve.api.requests.json_body import parse_body
-from gemserve.api.requests.long_texts import LongTexts, charge, count_chat_bytes
+from gemserve.api.requests.long_texts import charge, count_chat_bytes
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.sampling_options import check_ids
 from gemserve.api.requests.template_variables import check_no_variables
 from gemserve.api.requests.tokenizer_bodies import DetokenizeBody, TokenizeBody, TokenizerBody
 from gemserve.api.requests.tool_choice import check_tools
+from gemserve.api.requests.turns import TextTurns
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import read_body
 from gemserve.errors import RequestError, shown
@@ -72,7 +72,7 @@ class Write(Protocol[BodyT_contra]):
 
 
 def tokenizing_routes(
-    builder: RequestBuilder, models: ModelNames, documents: DocumentStore, long_texts: LongTexts
+    builder: RequestBuilder, models: ModelNames, documents: DocumentStore, turns: TextTurns
 ) -> Routes:
     routes = Routes()
 
@@ -80,26 +80,24 @@ def tokenizing_routes(
         tenant = tenant_of(http)
         finder = Finder(documents, tenant)
 
-        def parse(raw: bytes) -> BodyT:
+        def parse(raw: bytes) -> tuple[BodyT, int]:
             body = parse_body(raw, body_type, finder)
             models.describe_adapter(body.model)  # an adapter changes nothing about tokens
-            return body
+            return body, _reply_bytes(builder, body)
 
         raw = await read_body(http)
         if body_type is DetokenizeBody:
             _check_ids_body(raw, builder.most_tokenized)
-        body = await to_thread.run_sync(parse, raw)
+        run = partial(turns.run, http, tenant)
+        body, size = await run(len(raw), partial(parse, raw))
         field = "tokens" if body_type is DetokenizeBody else "prompt"
-        size = await to_thread.run_sync(_reply_bytes, builder, body)
         http.scope["state"]["reply"].take(size, field)
 
         def slices() -> tuple[int, list[bytes]]:
             num_tokens, parts = write(builder, body)
             return num_tokens, encoded_slices(parts)
 
-        num_tokens, written = await long_texts.run(
-            http, tenant, len(raw) + finder.num_chars, partial(to_thread.run_sync, slices)
-        )
+        num_tokens, written = await run(len(raw) + finder.num_chars, slices)
         charge(http, num_tokens)
         return SlicedResponse(written)
 

@@ -105,11 +105,14 @@ class FileWriter:
     def publish(self) -> FileInfo:
         """Put the file to its place."""
         os.replace(self.temporary, self._info.path)
+        return _with_place(self._info, self._sums, self._header_bytes)
+
+    def settle(self) -> None:
+        """Let its place outlive a crash of the machine."""
         with suppress(OSError):  # not every file system can do this
             folder = os.open(self._info.path.parent, os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
-        return _with_place(self._info, self._sums, self._header_bytes)
 
     def abort(self) -> None:
         """Leave nothing behind. Idempotent."""

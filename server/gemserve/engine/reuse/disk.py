@@ -42,7 +42,6 @@ from gemserve.filter_plan import GROUP_TOKENS
 log = logging.getLogger("gemserve.engine")
 _STEP_SEGMENTS = 4  # most segments that one step copies into the pool
 _GROUPS_AHEAD = 1  # groups of windows that are loaded while a pass reads another one
-_LONGEST_WAIT_S = 5.0  # for a file that is no longer wanted and is just being written
 _OVERHEAD_S = 0.03  # of a load: until its sequence goes on
 _STALL_S = 10.0  # without a segment, after which the disk counts as broken
 _PAUSE_S = 60.0  # without writing, after an error: a disk that is full may have room again
@@ -219,13 +218,13 @@ class DiskCache:
             self._begin_save()
 
     def forget(self, ids: Collection[str]) -> None:
-        """Delete what contains these stored documents, written or half written."""
+        """Delete what contains these stored documents, written or half written.
+
+        A thread that is writing one goes on to the end of its segment, in a file without a name.
+        """
         save = self._save
         if save is not None and not save.info.ids.isdisjoint(ids):
             self._cancel(save)
-            stop_s = time.monotonic() + _LONGEST_WAIT_S
-            while not save.is_over and time.monotonic() < stop_s:
-                self.wait(0.02)
         self.folder.forget(ids)
 
     def close(self) -> None:

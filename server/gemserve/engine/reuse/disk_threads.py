@@ -39,8 +39,9 @@ class FileLoad:
 class FileSave:
     """A document that is written to a file, `segment` being the next one.
 
-    `result`: the complete file, or what went wrong. It is set under `lock`, and after
-    `is_cancelled` was set under it, no file is left behind.
+    `result`: the complete file, or what went wrong. It is set under `lock`, and a file gets its
+    names under it, too: after `is_cancelled` was set, none does. The engine takes it, so nothing
+    that waits for the disk belongs under it.
     """
 
     document: CachedDocument
@@ -112,7 +113,11 @@ class CacheThreads:
         while (save := self._saves.get()) is not None:
             writer: FileWriter | None = None
             try:
-                writer = FileWriter(save.info, self._key)
+                with save.lock:
+                    if not save.is_cancelled:
+                        writer = FileWriter(save.info, self._key)
+                if writer is None:
+                    continue
                 for _ in range(save.info.num_segments):
                     data = self._take(save)
                     if data is None:
@@ -123,6 +128,7 @@ class CacheThreads:
                 with save.lock:
                     if not save.is_cancelled:
                         save.result = writer.publish()
+                writer.settle()
             except Exception as error:
                 with save.lock:
                     save.result = error

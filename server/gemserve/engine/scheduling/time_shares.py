@@ -130,18 +130,21 @@ def divide(
     most = _level(counts, most_s, seconds_of)
     if num_tenants == 1:
         return Portion(most, None)
-    # the tenant that the bound is tightest for, and its cycle if it were alone
-    alone_s, least = min(
-        (seconds_of(rows) * (1 + reading_of(load)), rows)
+    # the tenant that the bound is tightest for, and its reading
+    _, least, reading = min(
+        (seconds_of(rows) * (1 + reading_of(load)), rows, reading_of(load))
         for load in loads
         if (rows := min(load.decoding, most))
     )
-    is_reading = any(load.unread for load in loads)
-    of_others_s = (num_tenants - 1) * alone_s / (2 if is_reading else 1)
     of_least_s = seconds_of(least)
+    of_others_s = (num_tenants - 1) * of_least_s
+    if not reading and any(load.unread for load in loads):
+        of_others_s /= 2  # the other half is for their prompts
     rows = max(least, min(most, _level(counts, of_least_s + of_others_s, seconds_of)))
     taken_s = seconds_of(_num_rows(counts, rows))
-    return Portion(rows, max(num_tenants * alone_s - taken_s, _LEAST_READING * of_least_s))
+    # a part of what it reads is the tenant's own, which is to have 1/n of its pace, too
+    reading_s = max(reading * taken_s, num_tenants * of_least_s - taken_s)
+    return Portion(rows, max(reading_s, _LEAST_READING * of_least_s))
 
 
 def in_turn(decoding: Items[Sequence], rows: int, numbers: Iterator[int]) -> list[Sequence]:

@@ -113,7 +113,20 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "xlnet": {"n_layer": 4, "n_head": 4},
-    "zamba2": {"layer_types": ["mamba", "hybrid"] * 2},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_key_value_heads": 4,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 4,
+        "use_mem_rope": True,
+        "chunk_size": 32,
+    },
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "block_size": 32,
+        "sliding_window": None,
+    },
     "gemma3n_text": {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -126,6 +139,7 @@ WITHOUT = {
     "xlstm": {"v_head_dim"},
     "prophetnet": {"num_hidden_layers"},
     "xlnet": {"max_position_embeddings", "num_hidden_layers"},
+    "zamba": {"head_dim"},
     "zamba2": {"head_dim"},
     "dots3_note": {"num_attention_heads", "num_key_value_heads"},
     "dots3_note_text": {"num_attention_heads", "num_key_value_heads"},
@@ -146,6 +160,11 @@ _MLA = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "yout
 for _family in _MLA:
     OVERRIDES[_family] = {"num_key_value_heads": 4}
     WITHOUT[_family] = {"head_dim"}
+for _family in ("kimi_linear", "bailing_hybrid"):
+    OVERRIDES[_family] = {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_key_value_heads": 4,
+    }
 _HALF_WINDOWED = ("gemma3_text", "gemma2", "olmo3", "exaone4", "cohere2", "afmoe", "gpt_oss")
 for _family in _HALF_WINDOWED:
     OVERRIDES[_family] = {"layer_types": ["sliding_attention", "full_attention"] * 2}

@@ -30,6 +30,7 @@ from gemserve.model.config_check import find_context_tokens
 from gemserve.model.float32_check import float32_tree, num_layers_of_all_kinds
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
 from gemserve.model.offload import HostLayers
+from gemserve.model.prepared_layers import prepare
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rank_shard import RankShard
 from gemserve.model.reach import NOTHING, Reach, find_reaches
@@ -88,6 +89,7 @@ class CausalModel:
         self.hf = model
         self._path = decoder_path(model, self.config.num_hidden_layers)
         self._decoder = follow(model, self._path)
+        prepare(layers_of(self._decoder))
         self._host = host
         self._layers = self._filter_layers = self._runnable_layers()
         self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))

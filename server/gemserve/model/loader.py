@@ -22,6 +22,7 @@ from gemserve.model.chosen_chat_template import choose_chat_template
 from gemserve.model.compatibility import check_servable
 from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
+from gemserve.model.prepared_layers import prepare
 from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
@@ -135,6 +136,7 @@ def place(
         return CausalModel(weights.to(device), attention_backend=attention_backend, shard=shard)
     num_layers = weights.config.num_hidden_layers
     decoder = follow(weights, decoder_path(weights, num_layers))
+    prepare(layers_of(decoder))
     if find_states(weights.eval()).parts:
         raise ConfigError(
             f"offload_layers={offload_layers}: not for models whose layers keep a recurrent state; "

@@ -77,7 +77,9 @@ def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
     """
     config = model.config
     layers = list(layers_of(follow(model, decoder_path(model, config.num_hidden_layers))))
-    attentions = [attention_of(layer) for layer in layers]
+    kinds = getattr(config, "layer_types", None) or [""] * len(layers)
+    pairs = zip(layers, kinds, strict=True)
+    attentions = [attention_of(layer) for layer, kind in pairs if kind != "linear_attention"]
     known = [each for each in attentions if each is not None]  # others may have a recurrent state
     sizes = {_heads_of(each, config) for each in known or [None]}
     matrices = [

@@ -144,18 +144,8 @@ def plan_weights(
     )
 
 
-def check_device_memory(
-    total: int, weights: WeightPlan, kv_bytes: int, state_bytes: int = 0
-) -> None:
-    """Raise `ConfigError` if weights and KV memory cannot both be on a device of `total` bytes.
-
-    `state_bytes`: of the recurrent states of all sequences that may run at once.
-    """
-    if state_bytes and weights.device + kv_bytes + state_bytes > total:
-        raise ConfigError(
-            f"kv_memory={kv_bytes}: with {weights.device} bytes of weights, and {state_bytes} of "
-            f"recurrent states, more than the device's {total}; lower --kv-memory or --max-running"
-        )
+def check_device_memory(total: int, weights: WeightPlan, kv_bytes: int) -> None:
+    """Raise `ConfigError` if weights and KV memory cannot both be on a device of `total` bytes."""
     if weights.device + kv_bytes > total:
         raise ConfigError(
             f"kv_memory={kv_bytes}: with {weights.device} bytes of weights, {weights.fp8} of them "

@@ -215,7 +215,7 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        sliding_windows=[None] * shape.num_layers,
+        sliding_windows=shape.seen,
     ).layer
     return find_offload_layers(engine.offload_layers, shape.num_layers, layer)
 

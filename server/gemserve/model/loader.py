@@ -22,6 +22,7 @@ from gemserve.model.chosen_chat_template import choose_chat_template
 from gemserve.model.compatibility import check_servable
 from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
+from gemserve.model.planned_reach import planned_shape
 from gemserve.model.prepared_layers import prepare
 from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
@@ -185,7 +186,7 @@ def _in_one_line(error: Exception) -> str:
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
     """The model's geometry and source from `config.json` alone, without reading weights."""
     model, dtype, source = model_from_config(config)
-    return shape_of(model, dtype), source
+    return planned_shape(model, dtype), source
 
 
 def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:

@@ -66,11 +66,11 @@ def selective_scan(
     state: torch.Tensor,
     hidden_states: torch.Tensor,
     dt: torch.Tensor,
-    A: torch.Tensor,  # noqa: N803
-    B: torch.Tensor,  # noqa: N803
-    C: torch.Tensor,  # noqa: N803
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
     *,
-    D: torch.Tensor,  # noqa: N803
+    D: torch.Tensor,
     z: torch.Tensor,
     delta_bias: torch.Tensor | None,
     **_: Any,

@@ -131,7 +131,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 1.0},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
 }
 # settings that the family takes no value for
 WITHOUT = {
@@ -141,7 +151,6 @@ WITHOUT = {
     "xlnet": {"max_position_embeddings", "num_hidden_layers"},
     "zamba": {"head_dim"},
     "zamba2": {"head_dim"},
-    "dots3_note": {"num_attention_heads", "num_key_value_heads"},
     "dots3_note_text": {"num_attention_heads", "num_key_value_heads"},
 }
 # layers that see all tokens have fewer and larger heads and values made of keys; the upper half has
@@ -172,6 +181,20 @@ for _family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
     OVERRIDES[_family] = {"layer_types": ["linear_attention", "full_attention"] * 2}
 
 
+_DRAFT = {
+    "model_type": "gemma4_text",
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "num_kv_shared_layers": 30,
+}
+# refused by their config, so their size does not count
+UNSIZED: dict[str, dict[str, Any]] = {
+    "dots3_note": {},
+    "gemma4_assistant": {"text_config": _DRAFT},
+    "gemma4_unified_assistant": {},
+}
+
+
 class CannotBuild(Exception):
     """transformers does not build this family with small sizes."""
 
@@ -184,6 +207,8 @@ def tiny_config(family: str, **changes: Any) -> Any:
     """A config of that family with small sizes."""
     kind = CONFIG_MAPPING[family]
     with _building():
+        if family in UNSIZED:
+            return kind(**UNSIZED[family])
         return _sized(family, kind, kind(), changes)
 
 

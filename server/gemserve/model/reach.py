@@ -109,8 +109,8 @@ def find_reaches(
         )
         if Reach.__name__ in str(error):  # they took it for a tensor
             what = (
-                "its layers have attention of their own, and do not call transformers' attention "
-                "interface"
+                "transformers computes its attention in the layers' own code, in place of which no "
+                "other attention function can be set"
             )
         raise ModelError(f"{name} cannot be served: {what}") from error
     finally:
@@ -193,7 +193,10 @@ def _record(
         raise ModelError(f"{what} does not hand keyword arguments on to its attention function")
     for name in UNSERVED_OPTIONS:
         if others.get(name) is not None:
-            raise ModelError(f"{what} has the attention option {name!r}")
+            raise ModelError(
+                f"{what} gives its attention function the option {name!r}, which is not computed "
+                "here"
+            )
     misfit = find_misfit(query, key, value, context.num_kv_heads, context.head_dim)
     if misfit is not None:
         raise ModelError(f"{what} {misfit}")

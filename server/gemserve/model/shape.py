@@ -14,12 +14,12 @@ from gemserve.errors import ModelError
 
 QKV = re.compile(
     r"self_attn\.(?:(?:q|k|v|qkv|q_a|q_b|kv_b)_proj|kv_a_proj_with_mqa)\.weight$"
-    r"|attn\.c_attn\.weight$"
+    r"|attn\.(?:c_attn|Wqkv)\.weight$"
 )
 
 
-# names of the list of a decoder's layers; the second one is GPT-2's
-_LISTS = ("layers", "h")
+# names of the list of a decoder's layers; the second one is GPT-2's, the third DBRX's
+_LISTS = ("layers", "h", "blocks")
 
 
 def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
     found = (module._modules.get("layers") for module in model.modules())
     counts = (len(each) for each in found if isinstance(each, nn.ModuleList))
     if (count := next(counts, num_layers)) != num_layers:
-        reason += f": by its config there are {num_layers}, and its list has {count} blocks"
+        reason += f": its list has {count} blocks, of which each attends, or is run, several times"
     if "encoder" in name:
         reason = f"its layers ({name}, of {kind}) are an encoder's, and only decoders are served"
     elif name:

@@ -33,11 +33,13 @@ _NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_siz
 
 def check_config(config: Any) -> None:
     """Raise `ModelError` with the reason if no model of this config can be served."""
+    if config.model_type in _KNOWN:
+        raise ModelError(
+            f"models of type {config.model_type!r} cannot be served: {_KNOWN[config.model_type]}"
+        )
     has_model = _has_causal_model(config)
     config = _served_part(config)
     kind = f"models of type {config.model_type!r} cannot be served"
-    if config.model_type in _KNOWN:
-        raise ModelError(f"{kind}: {_KNOWN[config.model_type]}")
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind}: they have an encoder, and only decoders are served")
     missing = [name for name in _NEEDED if not isinstance(_find(config, name), int)]
@@ -52,8 +54,8 @@ def check_config(config: Any) -> None:
         reason = f"their config has no {missing[0]}"
         if missing[0] == "num_attention_heads":
             reason = (
-                "they have no attention, and it is a layer's queries and keys that a filter chooses "
-                "by, and keys that gemserve's memory and document cache are made of"
+                "they have no attention, and it is by a layer's queries and keys that a filter "
+                "chooses, and of keys that gemserve's memory and document cache are made"
             )
         raise ModelError(f"{kind}: {reason}")
     for name in _NEEDED:

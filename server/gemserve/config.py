@@ -68,6 +68,19 @@ class ModelConfig:
     chat_template: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of memory for an engine on a CPU: weights, KV memory and recurrent states.
+
+    `total`: all that the machine has for it. `usable`: without what the process itself takes.
+    `is_kv_default`: nobody has chosen how large the KV memory is.
+    """
+
+    total: int
+    usable: int
+    is_kv_default: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Defaults for requests, and limits of the engine.
@@ -92,6 +105,7 @@ class EngineConfig:
     layers stay on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode steps
     are recorded and replayed; "auto": if possible. `cpu_step`: whether a decode step on a CPU is
     one call of compiled C++; "auto": if there is a compiler, and the model is Llama-like.
+    `host_memory`: with which recurrent states are compared; None: they are not.
     """
 
     filter_method: FilterMethod = DEFAULT_METHOD
@@ -116,6 +130,7 @@ class EngineConfig:
     offload_layers: int | Literal["auto"] = 0
     cuda_graphs: Switch = "auto"
     cpu_step: Switch = "auto"
+    host_memory: HostMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

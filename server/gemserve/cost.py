@@ -9,8 +9,10 @@ activations, softmax) is not counted.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gemserve.errors import ConfigError
 
@@ -33,7 +35,8 @@ class ModelShape:
     and values end with zeros. `layer_params`: weights of one layer's matrices that a token is
     multiplied with; `qkv_params`: those of its query, key and value projections; `element_bytes`:
     size of one K or V number in the cache; `kv_layers`: the layers with keys and values, ascending;
-    None: all.
+    None: all. `limits`: the most tokens that a token sees in each layer, itself included, where
+    None means all; 0: the layer has no attention. None: all layers see all tokens.
     """
 
     num_layers: int
@@ -47,11 +50,31 @@ class ModelShape:
     element_bytes: int
     is_padded: bool = False
     kv_layers: tuple[int, ...] | None = None
+    limits: tuple[int | None, ...] | None = None
+
+    def with_limits(self, limits: Sequence[int | None]) -> ModelShape:
+        """The same shape with layers that see so much."""
+        having = tuple(layer for layer, limit in enumerate(limits) if limit != 0)
+        return replace(
+            self,
+            kv_layers=None if len(having) == len(limits) else having,
+            limits=None if set(limits) == {None} else tuple(limits),
+        )
+
+    @property
+    def seen(self) -> tuple[int | None, ...]:
+        """The most tokens that a token sees in each layer: see `limits`."""
+        return (None,) * self.num_layers if self.limits is None else self.limits
 
     @property
     def num_kv_layers(self) -> int:
         """How many layers have keys and values."""
         return self.num_layers if self.kv_layers is None else len(self.kv_layers)
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Whether all layers have keys and values."""
+        return self.kv_layers is None
 
     def kv_index(self, layer: int) -> int:
         """How many layers below `layer` have keys and values: its own place among these."""
@@ -62,12 +85,13 @@ class ModelShape:
         """Bytes of the keys, or values, of one token in one layer."""
         return self.num_kv_heads * self.head_dim * self.element_bytes
 
-    def attention(self, start: int, count: int) -> float:
+    def attention(self, start: int, count: int, limit: int | None = None) -> float:
         """FLOPs of one layer's QKᵀ and PV for tokens start..start+count−1.
 
-        Each of them sees all tokens before it.
+        Each of them sees the tokens before it and itself, but no more than `limit`.
         """
-        pairs = count * start + count * (count + 1) / 2
+        rising = count if limit is None else min(count, max(0, limit - start))
+        pairs = rising * start + rising * (rising + 1) / 2 + (count - rising) * (limit or 0)
         return self.pair() * pairs
 
     def pair(self) -> float:
@@ -79,16 +103,27 @@ class ModelShape:
         return 2.0 * self.num_heads * self.head_dim * num_tokens
 
     def layer(self, start: int, count: int) -> float:
-        """FLOPs of one whole layer over a chunk."""
+        """FLOPs over a chunk of one whole layer that sees all tokens."""
         return 2.0 * self.layer_params * count + self.attention(start, count)
+
+    def layers(self, start: int, count: int, num_layers: int) -> float:
+        """FLOPs of the lowest `num_layers` layers over a chunk."""
+        kinds = _kinds(self.limits, num_layers)
+        attention = sum(many * self.attention(start, count, limit) for limit, many in kinds)
+        return 2.0 * self.layer_params * count * num_layers + attention
 
     def filter_chunk(self, start: int, count: int, layer: int) -> float:
         """FLOPs of layers 0..layer−1, and of the projections of `layer`, over a chunk."""
-        return layer * self.layer(start, count) + 2.0 * self.qkv_params * count
+        return self.layers(start, count, layer) + 2.0 * self.qkv_params * count
 
     def prefill_chunk(self, start: int, count: int) -> float:
         """FLOPs of all layers over a chunk, without the output head."""
-        return self.num_layers * self.layer(start, count)
+        return self.layers(start, count, self.num_layers)
+
+    def step_attention(self, num_tokens: int) -> float:
+        """FLOPs of all layers' attention of one token that has `num_tokens` before it."""
+        kinds = _kinds(self.limits, self.num_layers)
+        return sum(many * self.attention(num_tokens, 1, limit) for limit, many in kinds)
 
     def head(self) -> float:
         """FLOPs of the logits of one token."""
@@ -101,6 +136,15 @@ class ModelShape:
     def kept_bytes(self, num_tokens: int) -> int:
         """Bytes held while decoding: K and V of `num_tokens` tokens in all layers."""
         return 2 * self.num_kv_layers * num_tokens * self.unit_bytes
+
+
+@lru_cache(maxsize=1024)
+def _kinds(
+    limits: tuple[int | None, ...] | None, num_layers: int
+) -> tuple[tuple[int | None, int], ...]:
+    """How many of the lowest `num_layers` layers see how much."""
+    seen = (None,) * num_layers if limits is None else limits[:num_layers]
+    return tuple(Counter(seen).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +188,8 @@ def plan_weights(
     )
 
 
-def check_device_memory(
-    total: int, weights: WeightPlan, kv_bytes: int, state_bytes: int = 0
-) -> None:
-    """Raise `ConfigError` if weights and KV memory cannot both be on a device of `total` bytes.
-
-    `state_bytes`: of the recurrent states of all sequences that may run at once.
-    """
-    if state_bytes and weights.device + kv_bytes + state_bytes > total:
-        raise ConfigError(
-            f"kv_memory={kv_bytes}: with {weights.device} bytes of weights, and {state_bytes} of "
-            f"recurrent states, more than the device's {total}; lower --kv-memory or --max-running"
-        )
+def check_device_memory(total: int, weights: WeightPlan, kv_bytes: int) -> None:
+    """Raise `ConfigError` if weights and KV memory cannot both be on a device of `total` bytes."""
     if weights.device + kv_bytes > total:
         raise ConfigError(
             f"kv_memory={kv_bytes}: with {weights.device} bytes of weights, {weights.fp8} of them "

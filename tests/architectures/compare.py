@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 from gemserve.cost import filter_units
 from gemserve.errors import ConfigError, ModelError
@@ -17,6 +17,7 @@ from gemserve.model.config_check import check_config
 from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.head_sizes import fit
 from gemserve.model.kv import DecodeBatch
+from gemserve.model.planned_reach import planned_reaches
 from gemserve.model.query_tap import FilterTap
 from gemserve_kernels import merge, raw_scores
 from gemserve_kernels.attention import reference_attention, sink_part
@@ -63,6 +64,7 @@ def compare(family: str, **changes: Any) -> Compared:
     ids = torch.randint(3, families.VOCAB, (LENGTH,), generator=_generator()).tolist()
     model = CausalModel(hf)
     check_servable(model)
+    _check_plan(family, model, **changes)
     expected = _own_logprobs(hf, ids)
     prefill, _ = _read(model, ids, ((0, LENGTH),), decoded=0)
     chunks, neighbour = _read(model, ids, CHUNKS, decoded=LENGTH - CHUNKS[-1][1])
@@ -81,6 +83,13 @@ def compare(family: str, **changes: Any) -> Compared:
         has_step=_has_step(model),  # before the weights are rounded
         half=_compare_half(hf, ids, expected),
     )
+
+
+def _check_plan(family: str, model: CausalModel, **changes: Any) -> None:
+    """`gemserve plan` counts what the layers see without having weights."""
+    with torch.device("meta"):
+        bare = AutoModelForCausalLM.from_config(families.served_config(family, **changes))
+    assert planned_reaches(bare) == model.reaches
 
 
 def _generator() -> torch.Generator:

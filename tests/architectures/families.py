@@ -113,12 +113,35 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "xlnet": {"n_layer": 4, "n_head": 4},
-    "zamba2": {"layer_types": ["mamba", "hybrid"] * 2},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_key_value_heads": 4,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 4,
+        "use_mem_rope": True,
+        "chunk_size": 32,
+    },
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "block_size": 32,
+        "sliding_window": None,
+    },
     "gemma3n_text": {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 1.0},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
 }
 # settings that the family takes no value for
 WITHOUT = {
@@ -126,8 +149,8 @@ WITHOUT = {
     "xlstm": {"v_head_dim"},
     "prophetnet": {"num_hidden_layers"},
     "xlnet": {"max_position_embeddings", "num_hidden_layers"},
+    "zamba": {"head_dim"},
     "zamba2": {"head_dim"},
-    "dots3_note": {"num_attention_heads", "num_key_value_heads"},
     "dots3_note_text": {"num_attention_heads", "num_key_value_heads"},
 }
 # layers that see all tokens have fewer and larger heads and values made of keys; the upper half has
@@ -146,11 +169,30 @@ _MLA = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "yout
 for _family in _MLA:
     OVERRIDES[_family] = {"num_key_value_heads": 4}
     WITHOUT[_family] = {"head_dim"}
+for _family in ("kimi_linear", "bailing_hybrid"):
+    OVERRIDES[_family] = {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_key_value_heads": 4,
+    }
 _HALF_WINDOWED = ("gemma3_text", "gemma2", "olmo3", "exaone4", "cohere2", "afmoe", "gpt_oss")
 for _family in _HALF_WINDOWED:
     OVERRIDES[_family] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 for _family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
     OVERRIDES[_family] = {"layer_types": ["linear_attention", "full_attention"] * 2}
+
+
+_DRAFT = {
+    "model_type": "gemma4_text",
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "num_kv_shared_layers": 30,
+}
+# refused by their config, so their size does not count
+UNSIZED: dict[str, dict[str, Any]] = {
+    "dots3_note": {},
+    "gemma4_assistant": {"text_config": _DRAFT},
+    "gemma4_unified_assistant": {},
+}
 
 
 class CannotBuild(Exception):
@@ -165,6 +207,8 @@ def tiny_config(family: str, **changes: Any) -> Any:
     """A config of that family with small sizes."""
     kind = CONFIG_MAPPING[family]
     with _building():
+        if family in UNSIZED:
+            return kind(**UNSIZED[family])
         return _sized(family, kind, kind(), changes)
 
 

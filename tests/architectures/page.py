@@ -24,7 +24,6 @@ _HEADS = {
     + "|---" * 6
     + "|\n",
     "refused": "| type | reason |\n|---|---|\n",
-    "unbuilt": "| type | what transformers says to a small config |\n|---|---|\n",
 }
 
 
@@ -38,13 +37,14 @@ class Row:
 
 
 def row_of(family: str) -> Row:
-    """Compare a family. Raises `AssertionError` if it is served and wrong."""
+    """Compare a family. Raises `AssertionError` if it is served and wrong.
+
+    One that transformers does not build needs other sizes in `families`.
+    """
     try:
         compared = compare(family)
     except ModelError as error:
         return Row(family, "refused", f"| `{family}` | {_plain(_without_subject(str(error)))} |")
-    except families.CannotBuild as error:
-        return Row(family, "unbuilt", f"| `{family}` | {_plain(str(error))} |")
     assert compared.is_equal, (family, compared)
     filters = "prompts of any length" if compared.filter is not None else "up to the window"
     step = "yes" if compared.has_step else "no"

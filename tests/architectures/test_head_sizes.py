@@ -16,7 +16,7 @@ from gemserve.errors import AdapterError, ModelError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import HubCheckpoint
 from gemserve.model.head_sizes import find_misfit, fit
-from gemserve.model.shape import shape_of
+from gemserve.model.planned_reach import planned_shape
 from gemserve_kernels.attention import reference_attention
 from tests.architectures import families
 from tests.architectures.compare import compare
@@ -86,7 +86,8 @@ def test_the_plan_has_the_bytes_of_the_memory(family: str, kv_heads: int, head_d
     """They are counted from the config, before there are weights."""
     config = families.served_config(family)
     with torch.device("meta"):
-        planned = shape_of(AutoModelForCausalLM.from_config(config), torch.float32)
+        bare = AutoModelForCausalLM.from_config(config)
+    planned = planned_shape(bare, torch.float32)
     assert (planned.num_kv_heads, planned.head_dim) == (kv_heads, head_dim)
     assert planned.is_padded == (family != "gemma3n_text")
     model = CausalModel(families.build(family))

@@ -10,8 +10,11 @@ import torch
 from torch.nn import functional
 
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.kv import DecodeBatch
 from tests.architectures import families
+from tests.architectures.page import PAGE, lines_of
+from tests.compiled_step import compiled_step, needs_compiler
 
 LENGTHS = (37, 5, 101, 64, 250, 72, 73, 301)  # on both sides of windows and of the original context
 STEPS = 6
@@ -94,6 +97,14 @@ class Conversations:
         return together.argmax(-1), together
 
 
+def _prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.randint(3, families.VOCAB, (length,), generator=generator).tolist()
+        for length in LENGTHS
+    ]
+
+
 def _row_by_row(
     states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -118,18 +129,36 @@ def test_an_answer_in_a_batch_of_eight_is_the_answer_alone(
     family, changes = CASES[case]
     model = CausalModel(families.build(family, **changes))
     model.config._experts_implementation = "eager"  # one product for each expert
-    generator = torch.Generator().manual_seed(3)
-    prompts = [
-        torch.randint(3, families.VOCAB, (length,), generator=generator).tolist()
-        for length in LENGTHS
-    ]
-    conversations = Conversations(model, prompts)
-    every = range(len(prompts))
+    conversations = Conversations(model, _prompts())
+    every = range(len(LENGTHS))
     alone = [conversations.write([row]) for row in every]
     monkeypatch.setattr(functional, "linear", _row_by_row)
     tokens, logits = conversations.write(every)
     for row, (tokens_alone, logits_alone) in enumerate(alone):
-        _, among_itself = conversations.write([row] * len(prompts))
+        _, among_itself = conversations.write([row] * len(LENGTHS))
         assert torch.equal(logits[row], among_itself[row]), (row, case)
         assert torch.equal(tokens[row], tokens_alone[0])
         assert float((logits[row] - logits_alone[0]).abs().max()) < 1e-4
+
+
+def _stepping() -> list[str]:
+    """The types whose decode steps can be compiled, by the page."""
+    lines = lines_of(PAGE.read_text(), "served")
+    return [line.split("`")[1] for line in lines if line.endswith("| yes |")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", _stepping())
+def test_a_compiled_step_beside_seven_others_is_the_step_alone(family: str) -> None:
+    """Bit for bit in float32, through windows, biases and norms: its sums have one order."""
+    with compiled_step():
+        model = with_cpu_step(CausalModel(families.build(family)), "on")
+        conversations = Conversations(model, _prompts())
+        every = range(len(LENGTHS))
+        tokens, logits = conversations.write(every)
+        for row in every:
+            tokens_alone, logits_alone = conversations.write([row])
+            assert torch.equal(logits[row], logits_alone[0]), row
+            assert torch.equal(tokens[row], tokens_alone[0])
+        _, of_three = conversations.write([2, 7, 4])
+        assert torch.equal(of_three, logits[[2, 7, 4]])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
 
 from gemserve.config import EngineConfig
 from gemserve.cost import ModelShape
@@ -12,6 +15,8 @@ from gemserve.filtering.method_cost import MethodPlan, plan_methods, prompt_flop
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal_model import CausalModel
+from gemserve.model.planned_reach import planned_shape
+from gemserve.model.reach import NOTHING
 from gemserve.model.shape import shape_of
 from gemserve.types import (
     Filtered,
@@ -24,6 +29,7 @@ from gemserve.types import (
     SamplingParams,
 )
 from tests import models
+from tests.architectures import families
 from tests.cores import core_over
 from tests.model.test_selection import NoText
 
@@ -62,6 +68,42 @@ def test_chunks_cost_what_the_whole_costs() -> None:
     whole = LLAMA_8B.filter_chunk(0, 1000, 13)
     parts = sum(LLAMA_8B.filter_chunk(start, 100, 13) for start in range(0, 1000, 100))
     assert parts == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma3_text", {}),
+        ("mistral", {"sliding_window": 50}),
+        ("gpt_oss", {}),
+        ("lfm2", {}),
+        ("granitemoehybrid", {}),
+        ("kimi_linear", {}),
+    ],
+)
+def test_a_plan_counts_windows_and_layers_without_attention(
+    family: str, changes: dict[str, Any]
+) -> None:
+    """All layers counted as seeing all tokens, and as having keys and values."""
+    config = families.served_config(family, **changes)
+    with torch.device("meta"):
+        bare = AutoModelForCausalLM.from_config(config)
+    shape = planned_shape(bare, torch.float32)
+    model = CausalModel(families.build(family, **changes))
+    assert shape == model.shape
+    positions = torch.arange(40, 240)
+    pairs = [
+        0 if reach == NOTHING else int((positions - reach.first(positions) + 1).sum())
+        for reach in model.reaches
+    ]
+    assert len(set(pairs)) == 2 or family == "mistral"
+    for layer in range(4):
+        read = shape.filter_chunk(40, 200, layer) - 2.0 * shape.qkv_params * 200
+        assert read == 2.0 * shape.layer_params * 200 * layer + shape.pair() * sum(pairs[:layer])
+    having = sum(count > 0 for count in pairs)
+    assert shape.kept_bytes(10) == 10 * 2 * having * shape.unit_bytes
+    last = [0 if reach == NOTHING else 240 - reach.first(239) for reach in model.reaches]
+    assert shape.step_attention(239) == shape.pair() * sum(last)
 
 
 @pytest.mark.parametrize("method", SERVED_METHODS)

@@ -50,6 +50,13 @@ def tiny_config(family: str, **changes: Any) -> Any:
     inner = type(default.text_config)
     if inner.model_type.startswith("qwen") and "vl" in inner.model_type:
         sizes["rope_parameters"] = MROPE
+    if inner.model_type.startswith("glm4v"):
+        sections = [1, 1, 2] if inner.model_type == "glm4v_moe_text" else [2, 3, 3]
+        partial = sum(sections) / 8
+        sizes["rope_parameters"] = MROPE | {
+            "mrope_section": sections,
+            "partial_rotary_factor": partial,
+        }
     text = inner(**{**sizes, **families.OVERRIDES.get(inner.model_type, {})})
     vision = {k: v for k, v in VISION.items() if hasattr(default.vision_config, k)}
     return kind(

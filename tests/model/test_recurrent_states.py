@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from gemserve.adapters.kinds import load_adapter
-from gemserve.config import EngineConfig
-from gemserve.engine.build import assemble
+from gemserve.config import EngineConfig, HostMemory
+from gemserve.engine.build import assemble, planned_weights
 from gemserve.engine.core import Core
 from gemserve.engine.scheduling.pace import Crowd
 from gemserve.errors import AdapterError, ConfigError, RequestError
@@ -44,10 +44,12 @@ from tests.cores import core_over
 from tests.model.test_selection import NoText
 from tests.pipe_runner import is_piped
 
-# a short convolution, Mamba beside attention, layers of experts alone, and delta rules
-FAMILIES = ["lfm2", "falcon_h1", "qwen3_next"]
+# a short convolution, Mamba beside attention, layers of experts alone, delta rules, and Mamba's
+# first version
+FAMILIES = ["lfm2", "falcon_h1", "qwen3_next", "jamba"]
 if os.environ.get("GEMSERVE_TEST_FAMILIES") == "all":
     FAMILIES += ["granitemoehybrid", "nemotron_h", "qwen3_5_text"]
+    FAMILIES += ["zamba", "zamba2", "minimax", "kimi_linear", "bailing_hybrid"]
 UNIT = 2 * 16 * 4  # bytes of one token's keys in one layer
 ANCHOR = (1, 9, 8)
 
@@ -316,6 +318,59 @@ def assembled(family: str = "lfm2", **settings: Any) -> Core:
         model=model_of(family), tokenizer=NoText(), eos_ids=frozenset(), source="x", name="x"
     )
     return assemble(loaded, EngineConfig(calibrate="off", **settings))
+
+
+def _states_of(count: int) -> int:
+    """Bytes of the states of so many requests, and of their copies in a decode step."""
+    return count * 2 * 1536
+
+
+def _beside(model: Core, kv_bytes: int, count: int) -> int:
+    return planned_weights(model.model, model.config).device + kv_bytes + _states_of(count)
+
+
+def test_as_many_requests_run_as_there_is_memory_for_their_states(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The states of 256 requests were never compared with a CPU's memory."""
+    plain = assembled(kv_memory_bytes=1 << 26)
+    assert plain.config.max_running == 256
+    room = _beside(plain, 1 << 26, 10) + 100
+    host = HostMemory(room + 1000, room, is_kv_default=False)
+    small = assembled(kv_memory_bytes=1 << 26, host_memory=host)
+    assert (small.config.max_running, small.config.kv_memory_bytes) == (10, 1 << 26)
+    assert "max_running=10 instead of 256" in caplog.text
+    assert "state of 1536 bytes" in caplog.text
+    large = HostMemory(1 << 33, 1 << 33, is_kv_default=False)
+    assert assembled(kv_memory_bytes=1 << 26, host_memory=large).config.max_running == 256
+
+
+def test_a_default_of_kv_memory_makes_room_for_states(caplog: pytest.LogCaptureFixture) -> None:
+    """A default that fills the memory would leave nothing for them."""
+    plain = assembled(kv_memory_bytes=1 << 28)
+    room = _beside(plain, 1 << 28, 0)
+    host = HostMemory(room, room, is_kv_default=True)
+    core = assembled(kv_memory_bytes=1 << 28, host_memory=host)
+    assert core.config.max_running == 256
+    assert core.config.kv_memory_bytes == (1 << 28) - (1 << 20)
+    assert "kv_memory=267386880 instead of 268435456" in caplog.text
+    chosen = assembled(kv_memory_bytes=1 << 28, host_memory=host, max_running=1024)
+    assert chosen.config.max_running == 1024
+    assert chosen.config.kv_memory_bytes == (1 << 28) - (3 << 20)
+
+
+@pytest.mark.parametrize("is_kv_default", [False, True])
+def test_states_that_were_chosen_and_do_not_fit_are_refused(is_kv_default: bool) -> None:
+    plain = assembled(kv_memory_bytes=1 << 26)
+    room = _beside(plain, 1 << 26, 10)
+    host = HostMemory(room, room, is_kv_default=is_kv_default)
+    with pytest.raises(
+        ConfigError,
+        match=r"max_running=11: their recurrent states are 33792 bytes, 1536 for each request and "
+        rf"as much for its decode steps; with \d+ bytes of weights and {1 << 26} of KV memory more "
+        rf"than the {room} bytes",
+    ):
+        assembled(kv_memory_bytes=1 << 26, host_memory=host, max_running=11)
 
 
 def test_the_default_filter_layer_has_attention() -> None:

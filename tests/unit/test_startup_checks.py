@@ -9,7 +9,7 @@ import socket
 import struct
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from gemserve.cli import startup_checks
 from gemserve.cli.main import main
 from gemserve.cli.options import SERVER_OPTIONS, Option, number, read_good_options
 from gemserve.cli.startup_checks import Problems, check_settings
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import EngineConfig, HostMemory, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 from gemserve.http_server.loading_probe import LoadingProbe
 
@@ -166,7 +166,10 @@ def test_the_default_memory_is_what_there_is(
     monkeypatch.setattr(startup_checks, "address_space", lambda: (5 << 30) + (3 << 20))
     assert startup_checks.fitting_engine(model, default).kv_memory_bytes == 3 << 30
     chosen = EngineConfig(kv_memory_bytes=500 << 20)
-    assert startup_checks.fitting_engine(model, chosen) is chosen
+    fitting = startup_checks.fitting_engine(model, chosen)
+    assert replace(fitting, host_memory=None) == chosen
+    total, room = (5 << 30) + (3 << 20), (3 << 30) + (3 << 20)
+    assert fitting.host_memory == HostMemory(total, room, is_kv_default=False)
 
 
 def test_a_value_that_cannot_be_read_causes_no_further_problems() -> None:

@@ -71,10 +71,10 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.filtering.method_cost import plan_methods
-    from gemserve.filtering.methods import SERVED_METHODS
+    from gemserve.filtering.methods import METHODS, SERVED_METHODS
     from gemserve.model.config_check import find_context_tokens
     from gemserve.model.loader import model_from_config
-    from gemserve.model.shape import shape_of
+    from gemserve.model.planned_reach import planned_shape
     from gemserve.model.weight_memory import weights_of
 
     num_tokens = _read_count("tokens", arguments.tokens)
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
     hf, dtype, source = model_from_config(model)
-    shape = shape_of(hf, dtype)
+    shape = planned_shape(hf, dtype)
     calibration = _find_calibration(arguments.layer, model.model, source, shape)
     layer = calibration.layer
     kept = kept_count(keep, num_tokens)
@@ -123,7 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         rows = plan_methods(
             shape,
-            methods=SERVED_METHODS,
+            # SnapKV is not for models with layers that have no keys
+            methods=[m for m in SERVED_METHODS if METHODS[m].evictor is None or shape.has_all_keys],
             num_tokens=num_tokens,
             keep=kept,
             max_tokens=max_tokens,
@@ -187,7 +188,7 @@ def _print_json(
 
 
 def _find_calibration(layer: str, model: str, source: str, shape: ModelShape) -> Calibration:
-    """The given layer, a calibration, or a guess. Sliding windows are not known yet."""
+    """The given layer, a calibration, or a guess."""
     given_layer = None if layer == "auto" else read_value("layer", layer, int)
     path = find_calibration(source, model=model, weights=None)
     calibration = None
@@ -199,7 +200,7 @@ def _find_calibration(layer: str, model: str, source: str, shape: ModelShape) ->
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        sliding_windows=[None] * shape.num_layers,
+        sliding_windows=shape.seen,
     )
 
 

@@ -190,7 +190,7 @@ def _fitting(model: ModelConfig, engine: EngineConfig, num_replicas: int) -> Eng
     from gemserve.cli.startup_checks import address_space, fitting_engine, total_memory
 
     fitting = fitting_engine(model, engine, num_replicas)
-    if fitting is not engine:
+    if fitting.kv_memory_bytes != engine.kv_memory_bytes:
         log.warning(
             "kv_memory=%d instead of %d, because there are %d bytes of memory here; --kv-memory "
             "sets it",

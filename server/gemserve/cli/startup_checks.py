@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gemserve.adapters.find_folder import find_folder
 from gemserve.api.access.keys import KeyFile
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import EngineConfig, HostMemory, ModelConfig, ServerConfig
 from gemserve.errors import AdapterError, ConfigError, shown
 from gemserve.replicas.cluster import check_ray_is_installed
 
@@ -183,15 +183,18 @@ def fitting_engine(model: ModelConfig, engine: EngineConfig, num_engines: int = 
     """The settings with a default of `kv_memory` that this machine has beside model and process.
 
     Without it requests would take ever more of the default's pages, until the system ended the
-    server. Another value stays as it is.
+    server. Another value stays as it is. On a CPU the settings get their `host_memory`.
     """
-    default = EngineConfig().kv_memory_bytes
-    if engine.kv_memory_bytes != default or _has_gpu(model):
+    if _has_gpu(model):
         return engine
-    weights = _file_bytes(Path(model.model).expanduser())
-    left = min(total_memory() // num_engines - _PROCESS_BYTES, address_space() - _ADDRESS_BYTES)
-    left -= weights
-    if left >= default:
+    default = EngineConfig().kv_memory_bytes
+    is_default = engine.kv_memory_bytes == default
+    share = total_memory() // num_engines
+    usable = min(share - _PROCESS_BYTES, address_space() - _ADDRESS_BYTES)
+    memory = HostMemory(min(share, address_space()), usable, is_kv_default=is_default)
+    engine = replace(engine, host_memory=memory)
+    left = usable - _file_bytes(Path(model.model).expanduser())
+    if not is_default or left >= default:
         return engine
     return replace(engine, kv_memory_bytes=max(_LEAST_KV_BYTES, left >> 20 << 20))
 

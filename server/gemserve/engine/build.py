@@ -13,6 +13,7 @@ import torch
 from gemserve.calibration.files import Calibration, find_calibration, read_calibration
 from gemserve.config import (
     EngineConfig,
+    HostMemory,
     ModelConfig,
     ResolvedEngineConfig,
     choose_calibration,
@@ -24,6 +25,7 @@ from gemserve.config import (
 from gemserve.cost import WeightPlan, check_device_memory
 from gemserve.engine.core import Core, StepRunner
 from gemserve.engine.running.runner import Runner
+from gemserve.engine.state_memory import with_fitting_states
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
 from gemserve.model import fp8
@@ -99,12 +101,7 @@ def assemble(
         _check_with_states(causal, resolved)
     if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
         raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
-    if causal.device.type == "cuda":
-        total = torch.cuda.get_device_properties(causal.device).total_memory
-        total *= 1 if causal.shard is None else causal.shard.num_ranks
-        states = resolved.max_running * causal.states.num_bytes
-        weights, kv_bytes = planned_weights(causal, resolved), resolved.kv_memory_bytes
-        check_device_memory(total, weights, kv_bytes, states)
+    resolved = _within_memory(causal, resolved)
     if resolved.filter_precision == "fp8":
         fp8.check_device(causal.device)
         causal = with_fp8_filter(causal, resolved)
@@ -120,6 +117,25 @@ def assemble(
         eos_ids=loaded.eos_ids,
         calibration=calibration,
         new_runner=new_runner,
+    )
+
+
+def _within_memory(model: CausalModel, config: ResolvedEngineConfig) -> ResolvedEngineConfig:
+    """The settings with as many sequences at once as have room for their recurrent states.
+
+    Raises `ConfigError` if weights, KV memory and states do not fit. On a CPU, weights and KV
+    memory are compared before weights are read.
+    """
+    weights, memory = planned_weights(model, config), config.host_memory
+    if model.device.type == "cuda":
+        total = torch.cuda.get_device_properties(model.device).total_memory
+        total *= 1 if model.shard is None else model.shard.num_ranks
+        check_device_memory(total, weights, config.kv_memory_bytes)
+        memory = HostMemory(total, total, is_kv_default=False)
+    if memory is None or not model.has_states:
+        return config
+    return with_fitting_states(
+        config, memory, state_bytes=model.states.num_bytes, weight_bytes=weights.device
     )
 
 
@@ -199,7 +215,7 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        sliding_windows=[None] * shape.num_layers,
+        sliding_windows=shape.seen,
     ).layer
     return find_offload_layers(engine.offload_layers, shape.num_layers, layer)
 

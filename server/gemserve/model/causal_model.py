@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,9 +29,10 @@ from gemserve.model.config_check import find_context_tokens
 from gemserve.model.float32_check import float32_tree, num_layers_of_all_kinds
 from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
 from gemserve.model.offload import HostLayers
+from gemserve.model.prepared_layers import prepare
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rank_shard import RankShard
-from gemserve.model.reach import NOTHING, Reach, find_reaches
+from gemserve.model.reach import Reach, find_reaches
 from gemserve.model.recurrent_state import (
     PassStates,
     SequenceState,
@@ -49,7 +49,7 @@ from gemserve.model.shape import (
     list_name,
     shape_of,
 )
-from gemserve.model.shared_tree import with_modules
+from gemserve.model.shared_tree import replaced, with_modules
 from gemserve.model.transfer import to_device
 from gemserve_kernels import select_backend
 
@@ -88,6 +88,7 @@ class CausalModel:
         self.hf = model
         self._path = decoder_path(model, self.config.num_hidden_layers)
         self._decoder = follow(model, self._path)
+        prepare(layers_of(self._decoder))
         self._host = host
         self._layers = self._filter_layers = self._runnable_layers()
         self._rotary = RotaryFactory(getattr(self._decoder, "rotary_emb", None))
@@ -98,10 +99,9 @@ class CausalModel:
         self._local_shape = self.shape if shard is None else shard.local(self.shape)
         self.states = StateLayout({}) if reaches is not None else find_states(model)
         self.reaches = reaches or find_reaches(model, self._local_shape, self.states.layers)
-        if NOTHING in self.reaches:
-            pairs = enumerate(self.reaches)
-            having = tuple(layer for layer, reach in pairs if reach != NOTHING)
-            self.shape = self._local_shape = replace(self.shape, kv_layers=having)
+        limits = [reach.limit for reach in self.reaches]
+        self.shape = self.shape.with_limits(limits)
+        self._local_shape = self._local_shape.with_limits(limits)
         self.backend = select_backend(
             self.device,
             name=attention_backend,
@@ -587,13 +587,7 @@ class CausalModel:
         """The transformers model with some of its decoder's children replaced."""
         if self._host is not None:
             changes = {list_name(self._decoder): self._layers, **changes}
-        if not changes:
-            return self.hf
-        replaced = with_modules(self._decoder, changes)
-        for depth in range(len(self._path) - 1, -1, -1):
-            parent = follow(self.hf, self._path[:depth])
-            replaced = with_modules(parent, {self._path[depth]: replaced})
-        return replaced
+        return replaced(self.hf, self._path, changes) if changes else self.hf
 
 
 class PositionsAsCache:

@@ -15,11 +15,28 @@ _SERVED_LAYERS = (
     *STATE_LAYERS,
     *TOKENWISE_LAYERS,
 )
+# types of layers that choose by themselves which tokens they see
+_CHOOSING = ("indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+# what would otherwise be told by a setting that the config lacks
+_KNOWN = {
+    "blt": "they cut bytes into patches by a model of their own, and are no single stack of layers",
+    "cpmant": "they add to each score a number by the distance of its tokens, which the attention "
+    "function is not told",
+    "gemma4_assistant": "they draft tokens for another model, and read its keys; serve that model",
+    "gemma4_unified_assistant": "they draft tokens for another model, and read its keys; serve "
+    "that model",
+    "recurrent_gemma": "their layers keep the state of one sequence in the model itself, and not "
+    "in transformers' cache, so sequences cannot take turns",
+}
 _NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 
 
 def check_config(config: Any) -> None:
     """Raise `ModelError` with the reason if no model of this config can be served."""
+    if config.model_type in _KNOWN:
+        raise ModelError(
+            f"models of type {config.model_type!r} cannot be served: {_KNOWN[config.model_type]}"
+        )
     has_model = _has_causal_model(config)
     config = _served_part(config)
     kind = f"models of type {config.model_type!r} cannot be served"
@@ -36,7 +53,10 @@ def check_config(config: Any) -> None:
     if missing:
         reason = f"their config has no {missing[0]}"
         if missing[0] == "num_attention_heads":
-            reason += ", as of models without attention, for whose state there is no memory"
+            reason = (
+                "they have no attention, and it is by a layer's queries and keys that a filter "
+                "chooses, and of keys that gemserve's memory and document cache are made"
+            )
         raise ModelError(f"{kind}: {reason}")
     for name in _NEEDED:
         if getattr(config, name) < 1:
@@ -48,15 +68,17 @@ def check_config(config: Any) -> None:
         )
     if not isinstance(_find(config, "max_position_embeddings"), int):
         raise ModelError(
-            f"{kind}: their config has no max_position_embeddings, which bounds a prompt; models "
-            "with a recurrent state alone or a bias for each distance have none"
+            f"{kind}: their config has no max_position_embeddings, which bounds a prompt"
         )
     others = sorted(set(_find(config, "layer_types") or ()) - set(_SERVED_LAYERS))
     if others:
-        raise ModelError(
-            f"{kind}: there are layers of type {shown(others[0])}; must be one of "
-            f"{', '.join(_SERVED_LAYERS)}"
-        )
+        reason = f"must be one of {', '.join(_SERVED_LAYERS)}"
+        if others[0] in _CHOOSING:
+            reason = (
+                "they choose by an index of their own which tokens they see, and served are layers "
+                "that see all tokens, a sliding window, or chunks"
+            )
+        raise ModelError(f"{kind}: there are layers of type {shown(others[0])}; {reason}")
 
 
 def _has_alibi(config: Any) -> bool:

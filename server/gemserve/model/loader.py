@@ -22,6 +22,8 @@ from gemserve.model.chosen_chat_template import choose_chat_template
 from gemserve.model.compatibility import check_servable
 from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
+from gemserve.model.planned_reach import planned_shape
+from gemserve.model.prepared_layers import prepare
 from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
@@ -135,6 +137,7 @@ def place(
         return CausalModel(weights.to(device), attention_backend=attention_backend, shard=shard)
     num_layers = weights.config.num_hidden_layers
     decoder = follow(weights, decoder_path(weights, num_layers))
+    prepare(layers_of(decoder))
     if find_states(weights.eval()).parts:
         raise ConfigError(
             f"offload_layers={offload_layers}: not for models whose layers keep a recurrent state; "
@@ -183,7 +186,7 @@ def _in_one_line(error: Exception) -> str:
 def shape_from_config(config: ModelConfig) -> tuple[ModelShape, str]:
     """The model's geometry and source from `config.json` alone, without reading weights."""
     model, dtype, source = model_from_config(config)
-    return shape_of(model, dtype), source
+    return planned_shape(model, dtype), source
 
 
 def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:

@@ -13,23 +13,48 @@ from gemserve.errors import ModelError, shown
 
 # beside those that transformers itself has as causal language models, such as Gemma 3
 TEXT_IS_THE_SAME = (
+    "aria",
+    "cohere_compass",
+    "deepseek_vl",
+    "deepseek_vl_hybrid",
+    "exaone4_5",
+    "glm4v",
+    "glm4v_moe",
+    "hyperclovax_vision_v2",
     "idefics2",
     "idefics3",
     "internvl",
+    "janus",
+    "lfm2_vl",
+    "lfm3_vl",
+    "lighton_ocr",
     "llava",
     "llava_next",
+    "llava_next_video",
     "llava_onevision",
+    "minicpm_ocr",
+    "minicpmv4_6",
+    "minicpmv4_7",
     "mistral3",
     "ovis2",
+    "pp_chart2table",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_vl",
     "smolvlm",
+    "video_llama_3",
+    "video_llava",
     "vipllava",
 )
 # Text has the same position on all three axes of their rotary embeddings, which is what these
 # models compute.
-_AS_CAUSAL = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_AS_CAUSAL = {
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
 # patterns of names in the checkpoint, and what stands there in the text model's own
 TEXT_NAMES = {
     r"^(?:model\.)?language_model\.lm_head\.": "lm_head.",
@@ -71,6 +96,8 @@ def _as_causal(text: Any) -> Any:
 
     settings = {k: v for k, v in text.to_dict().items() if k != "model_type"}
     rope = settings.get("rope_parameters") or {}
+    if settings.get("head_dim") is None:
+        settings["head_dim"] = text.hidden_size // text.num_attention_heads
     left_out = ("type", "mrope_section", "mrope_interleaved")
     settings["rope_parameters"] = {k: v for k, v in rope.items() if k not in left_out}
     return CONFIG_MAPPING[_AS_CAUSAL[text.model_type]](**settings)

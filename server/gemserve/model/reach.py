@@ -88,7 +88,7 @@ def find_reaches(
     to other tokens than a `Reach` can say.
     """
     AttentionInterface.register(REACH_ATTENTION, _record)
-    AttentionMaskInterface.register(REACH_ATTENTION, _reach_of_mask)
+    AttentionMaskInterface.register(REACH_ATTENTION, reach_of_mask)
     config, num_layers = model.config, shape.num_layers
     probe = _Probe(shape.num_kv_heads, shape.head_dim)
     before = config._attn_implementation
@@ -109,8 +109,8 @@ def find_reaches(
         )
         if Reach.__name__ in str(error):  # they took it for a tensor
             what = (
-                "its layers have attention of their own, and do not call transformers' attention "
-                "interface"
+                "transformers computes its attention in the layers' own code, in place of which no "
+                "other attention function can be set"
             )
         raise ModelError(f"{name} cannot be served: {what}") from error
     finally:
@@ -142,7 +142,7 @@ def _listed(layers: list[int]) -> str:
     return shown if len(layers) <= 8 else f"{shown} … ({len(layers)} in all)"
 
 
-def _reach_of_mask(
+def reach_of_mask(
     *,
     mask_function: Callable[..., Any],
     device: torch.device,
@@ -150,6 +150,7 @@ def _reach_of_mask(
     **_: Any,
 ) -> Reach | _OtherMask:
     """The reach that a mask of transformers is for. `local_size`: of a window or of a chunk."""
+    device = torch.device("cpu") if device.type == "meta" else device
     if local_size is None:
         candidates, looked_at = [ALL], [0, 1, 5, _FURTHEST]
     else:
@@ -192,7 +193,10 @@ def _record(
         raise ModelError(f"{what} does not hand keyword arguments on to its attention function")
     for name in UNSERVED_OPTIONS:
         if others.get(name) is not None:
-            raise ModelError(f"{what} has the attention option {name!r}")
+            raise ModelError(
+                f"{what} gives its attention function the option {name!r}, which is not computed "
+                "here"
+            )
     misfit = find_misfit(query, key, value, context.num_kv_heads, context.head_dim)
     if misfit is not None:
         raise ModelError(f"{what} {misfit}")

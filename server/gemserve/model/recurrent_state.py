@@ -54,8 +54,17 @@ def find_states(model: Any) -> StateLayout:
     from transformers import DynamicCache
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+    class Recording(DynamicCache):
+        """With the names of MiniMax's own cache, too."""
+
+        def get_linear_cache(self, layer_idx: int) -> None:
+            return None
+
+        def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+            self.update_recurrent_state(linear_cache, layer_idx)
+
     try:
-        cache = DynamicCache(config=model.config)
+        cache = Recording(config=model.config)
     except Exception:  # no kinds of layers that transformers has caches for
         return StateLayout({})
     kept = {
@@ -70,7 +79,7 @@ def find_states(model: Any) -> StateLayout:
     before, config._attn_implementation = config._attn_implementation, "eager"
     try:
         with torch.inference_mode():
-            model(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=True)
+            model(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=False)
     except Exception as error:  # any model's code runs here
         if not _runs(model, ids):
             return StateLayout({})  # `find_reaches` says why
@@ -213,6 +222,13 @@ class PassStates:
         # a copy, because it may be a view of the states after all pieces of a chunk
         self._held[part] = recurrent_states.to(self._memory.kind_of(part)[1], copy=True)
         return self._held[part]
+
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+        """MiniMax's name for a recurrent state."""
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        self.update_recurrent_state(linear_cache, layer_idx)
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether a pass may be taken back token by token."""

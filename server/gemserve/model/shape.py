@@ -14,12 +14,12 @@ from gemserve.errors import ModelError
 
 QKV = re.compile(
     r"self_attn\.(?:(?:q|k|v|qkv|q_a|q_b|kv_b)_proj|kv_a_proj_with_mqa)\.weight$"
-    r"|attn\.c_attn\.weight$"
+    r"|attn\.(?:c_attn|Wqkv)\.weight$"
 )
 
 
-# names of the list of a decoder's layers; the second one is GPT-2's
-_LISTS = ("layers", "h")
+# names of the list of a decoder's layers; the second one is GPT-2's, the third DBRX's
+_LISTS = ("layers", "h", "blocks")
 
 
 def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def decoder_path(model: nn.Module, num_layers: int) -> tuple[str, ...]:
     found = (module._modules.get("layers") for module in model.modules())
     counts = (len(each) for each in found if isinstance(each, nn.ModuleList))
     if (count := next(counts, num_layers)) != num_layers:
-        reason += f": by its config there are {num_layers}, and its list has {count} blocks"
+        reason += f": its list has {count} blocks, of which each attends, or is run, several times"
     if "encoder" in name:
         reason = f"its layers ({name}, of {kind}) are an encoder's, and only decoders are served"
     elif name:
@@ -77,7 +77,9 @@ def shape_of(model: Any, dtype: torch.dtype) -> ModelShape:
     """
     config = model.config
     layers = list(layers_of(follow(model, decoder_path(model, config.num_hidden_layers))))
-    attentions = [attention_of(layer) for layer in layers]
+    kinds = getattr(config, "layer_types", None) or [""] * len(layers)
+    pairs = zip(layers, kinds, strict=True)
+    attentions = [attention_of(layer) for layer, kind in pairs if kind != "linear_attention"]
     known = [each for each in attentions if each is not None]  # others may have a recurrent state
     sizes = {_heads_of(each, config) for each in known or [None]}
     matrices = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -29,3 +29,11 @@ def with_modules(module: Any, replacements: Mapping[str, nn.Module]) -> Any:
     clone = copy.copy(module)
     clone._modules = {**module._modules, **replacements}
     return clone
+
+
+def replaced(module: Any, path: Sequence[str], replacements: Mapping[str, nn.Module]) -> Any:
+    """A copy of `module` with some children of the module at `path` below it replaced."""
+    if not path:
+        return with_modules(module, replacements)
+    inner = replaced(getattr(module, path[0]), path[1:], replacements)
+    return with_modules(module, {path[0]: inner})

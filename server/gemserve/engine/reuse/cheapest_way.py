@@ -28,8 +28,7 @@ def is_cheaper_whole(
         return False
     whole = shape.prefill_chunk(source.count, num_tokens - source.count)
     answer = min(_ANSWER_TOKENS, sequence.request.sampling.max_tokens)
-    dropped = num_tokens - plan.num_kept
-    whole += answer * dropped * shape.num_layers * shape.pair()
+    whole += answer * (shape.step_attention(num_tokens) - shape.step_attention(plan.num_kept))
     filtered = shape.prefill_chunk(0, plan.num_kept)
     if whole < filtered:
         return True

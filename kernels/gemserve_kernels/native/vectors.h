@@ -80,13 +80,33 @@ static inline vec exponential(vec x) {
     return is_tiny ? vec{} : result;
 }
 
-static inline vec load_kv(const float *from) { return load(from); }
-static inline vec load_kv(const uint16_t *from) {
+// Numbers of either dtype as float32.
+static inline vec load_float(const float *from) { return load(from); }
+static inline vec load_float(const uint16_t *from) {
     return (vec)(__builtin_convertvector(load(from), uvec) << 16);
+}
+static inline float number(float value) { return value; }
+static inline float number(uint16_t value) {
+    const uint32_t bits = uint32_t(value) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, 4);
+    return wide;
 }
 static inline void store_kv(float *to, float value) { *to = value; }
 static inline void store_kv(uint16_t *to, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
     *to = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// cap · tanh(x / cap)
+static inline vec capped(vec x, float cap) {
+    return cap - 2.0f * cap / (1.0f + exponential(x * (2.0f / cap)));
+}
+
+enum Activation : int64_t { SILU, GELU };  // GELU by its approximation with tanh
+
+static inline vec activated(vec x, int64_t kind) {
+    const vec power = kind == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + exponential(-power));
 }

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.cpu_step import with_cpu_step
 from tests import adapters, models
 from tests.compiled_step import compiled_step, needs_compiler
+from tests.cores import core_over
+from tests.model.test_adapters import CONFIG, prompt, request, run
+from tests.model.test_cpu_step_models import build
+from tests.model.test_selection import NoText
 from tests.step_prompts import Prompts, half_model, needs_bfloat16
 
 pytestmark = needs_compiler
@@ -71,6 +76,24 @@ def test_each_kind_is_what_the_layers_compute(name: str, kind: str, tmp_path: Pa
     assert not torch.allclose(plain, expected, atol=0.05)  # the adapter matters
     torch.testing.assert_close(prompts.decode(stepping), expected, atol=1e-3, rtol=5e-4)
     torch.testing.assert_close(prompts.written(1), stored, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["ntk", "activation", "lora"])
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
+def test_models_with_windows_and_sinks_have_them_too(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    """But not prefixes, which a window would lose."""
+    model = build(family)
+    stepping = with_cpu_step(model, "on")
+    adapter = make(tmp_path, kind, stepping, target_modules=["q_proj", "o_proj"])
+    assert stepping.steps(adapter)
+    prompts = Prompts(model, [1, 40, 600], [adapter, NO_ADAPTER, adapter])
+    expected = prompts.by_layers()
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(
+        prompts.decode(stepping) / scale, expected / scale, atol=1e-4, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("is_half", [False, pytest.param(True, marks=needs_bfloat16)])
@@ -168,6 +191,22 @@ def test_what_the_step_computes_otherwise_is_left_to_the_layers(
     assert "adapter 'odd' decodes layer by layer" in caplog.text
     prompts = Prompts(model, [20, 30], [NO_ADAPTER, adapter])
     assert torch.equal(prompts.decode(stepping), prompts.decode(model))
+
+
+def test_the_engine_mixes_all_rows(tmp_path: Path) -> None:
+    """Rows that the step does not take must not run on the base model's layers, nor the others."""
+    model, _ = step_of("llama")
+    core = core_over(model, NoText(), CONFIG, eos_ids=frozenset())
+    some: list[Adapter | None] = [
+        make(tmp_path, kind, model, seed) for kind in KINDS for seed in (0, 1)
+    ]
+    dora = make(tmp_path, "lora", model, use_dora=True)
+    rows = [None, *some, dora, None, Unknown("odd", "1"), *some[6:]]
+    requests = [request(prompt(20 + 7 * i, i), adapter) for i, adapter in enumerate(rows)]
+    alone = [run(core, [one])[0] for one in requests]
+    assert run(core, requests) == alone
+    layers = core_over(model, NoText(), replace(CONFIG, cpu_step="off"), eos_ids=frozenset())
+    assert run(layers, requests) == alone
 
 
 def test_an_adapter_is_tried_once_and_forgotten_with_its_last_use(tmp_path: Path) -> None:

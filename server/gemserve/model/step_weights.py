@@ -140,16 +140,14 @@ class _Reader:
 
     def layer(self, layer: Any, reach: Reach) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
-        return LayerWeights(
-            window=reach.window,
-            rope=self._rope(attention),
-            sinks=getattr(attention, "sinks", None),
-            experts=_experts(mlp) if hasattr(mlp, "experts") else None,
+        parts: dict[str, Any] = {
             **self._norms(layer),
             **self._head_norms(attention),
             **self._projections(attention),
-            **({} if hasattr(mlp, "experts") else _gated(mlp)),
-        )
+            **({"experts": _experts(mlp)} if hasattr(mlp, "experts") else _gated(mlp)),
+        }
+        sinks = getattr(attention, "sinks", None)
+        return LayerWeights(window=reach.window, rope=self._rope(attention), sinks=sinks, **parts)
 
     def norm(self, module: Any) -> torch.Tensor:
         weight: torch.Tensor = module.weight.float()

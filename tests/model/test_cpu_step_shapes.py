@@ -42,8 +42,11 @@ def build(**changes: Any) -> CausalModel:
 def check(model: CausalModel, lengths: list[int]) -> None:
     prompts = Prompts(model, lengths, room=max(lengths) + 1)
     expected = prompts.decode(model)
-    actual = prompts.decode(with_cpu_step(model, "on"))
+    stepping = with_cpu_step(model, "on")
+    actual = prompts.decode(stepping)
     torch.testing.assert_close(actual, expected, atol=5e-4, rtol=2e-4)
+    for index in range(len(lengths)):
+        assert torch.equal(prompts.decode(stepping, [index])[0], actual[index])
 
 
 @pytest.mark.parametrize("is_half", [False, pytest.param(True, marks=needs_bfloat16)])
@@ -66,7 +69,8 @@ def test_head_sizes(head_dim: int) -> None:
 
 @pytest.mark.parametrize("group", range(1, 17))
 def test_groups_of_query_heads(group: int) -> None:
-    check(build(head_dim=32, num_attention_heads=2 * group), [5, 520])
+    sizes = {"num_attention_heads": 2 * group, "hidden_size": 32 * group, "head_dim": 32}
+    check(build(**sizes), [5, 520])
 
 
 @pytest.mark.parametrize(

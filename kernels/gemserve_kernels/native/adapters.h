@@ -41,7 +41,7 @@ static void reduce(const LowRank &term, int64_t ins, const float *x, float *out)
     const T *a = static_cast<const T *>(term.a);
     for (int64_t j = 0; j < term.rank; j++, a += ins) {
         vec sums = {};
-        for (int64_t i = 0; i < ins; i += LANES) sums += load(x + i) * load_float(a + i);
+        for (int64_t i = 0; i < ins; i += LANES) sums = fused(load(x + i), load_float(a + i), sums);
         out[j] = sum(sums) * float(term.scale);
     }
 }
@@ -54,7 +54,7 @@ static void widen(const LowRank &term, int64_t outs, int64_t first, int64_t coun
     for (int64_t j = 0; j < term.rank; j++, b += outs) {
         int64_t o = 0;
         for (; o + LANES <= count; o += LANES)
-            store(out + o, load(out + o) + reduced[j] * load_float(b + o));
+            store(out + o, fused(all(reduced[j]), load_float(b + o), load(out + o)));
         for (; o < count; o++) out[o] += reduced[j] * number(b[o]);
     }
 }

@@ -24,7 +24,7 @@ static void score(const float *query, const T *keys, int64_t count, int64_t dim,
             for (int g = 0; g < G; g++) {
                 const vec given = load(query + g * dim + i);
 #pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) sums[g][j] += given * some[j];
+                for (int j = 0; j < 4; j++) sums[g][j] = fused(given, some[j], sums[g][j]);
             }
         }
 #pragma GCC unroll 4
@@ -36,7 +36,7 @@ static void score(const float *query, const T *keys, int64_t count, int64_t dim,
         for (int g = 0; g < G; g++) {
             vec sums = {};
             for (int64_t i = 0; i < dim; i += LANES)
-                sums += load(query + g * dim + i) * load_float(keys + t * dim + i);
+                sums = fused(load(query + g * dim + i), load_float(keys + t * dim + i), sums);
             scores[g * SCORES + t] = sum(sums) * scale;
         }
 }
@@ -52,7 +52,7 @@ static void weigh(const float *weights, const T *values, int64_t count, int64_t 
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
 #pragma GCC unroll 4
-            for (int v = 0; v < V; v++) sums[g][v] += some[v] * weights[g * SCORES + t];
+            for (int v = 0; v < V; v++) sums[g][v] = fused(some[v], all(weights[g * SCORES + t]), sums[g][v]);
         }
     }
 #pragma GCC unroll 4

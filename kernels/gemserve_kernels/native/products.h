@@ -53,7 +53,7 @@ static void plain(const W *w, int64_t ins, const float *x, float *out, Pass p) {
         for (int r = 0; r < R; r++) {
             const vec given = load(x + r * ins + k);
 #pragma GCC unroll 4
-            for (int o = 0; o < O; o++) sums[r][o] += given * weights[o];
+            for (int o = 0; o < O; o++) sums[r][o] = fused(given, weights[o], sums[r][o]);
         }
     }
 #pragma GCC unroll 8
@@ -85,8 +85,8 @@ static void packed(const uint32_t *w, const uint32_t *next, int64_t ins, const f
             const vec low = (vec)(pair << 16), high = (vec)(pair & 0xffff0000u);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                sums[r][v] += low * x[r * ins + k];
-                sums[r][v] += high * x[r * ins + k + 1];
+                sums[r][v] = fused(low, all(x[r * ins + k]), sums[r][v]);
+                sums[r][v] = fused(high, all(x[r * ins + k + 1]), sums[r][v]);
             }
         }
     }
@@ -151,7 +151,8 @@ static void turned(const W *w, int64_t ins, int64_t outs, const float *x, float 
         for (int v = 0; v < VECS; v++) {
             const vec weights = load_float(w + v * LANES);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) sums[r][v] += weights * x[r * ins + k];
+            for (int r = 0; r < R; r++)
+                sums[r][v] = fused(weights, all(x[r * ins + k]), sums[r][v]);
         }
     }
 #pragma GCC unroll 8

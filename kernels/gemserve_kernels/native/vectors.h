@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX2__)
@@ -25,6 +29,18 @@ static inline uvec load(const uint32_t *from) { return *reinterpret_cast<const u
 static inline hvec load(const uint16_t *from) { return *reinterpret_cast<const hvec *>(from); }
 static inline void store(float *to, vec value) { *reinterpret_cast<vec *>(to) = value; }
 static inline vec all(float value) { return value - vec{}; }
+
+// a · b + c. A compiler that may choose between one rounding and two does not choose alike for
+// every number of rows, and a row's sums must not depend on that number.
+static inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 

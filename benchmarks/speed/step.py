@@ -1,10 +1,10 @@
 """How long a decode step of the engine takes on a CPU, by sequences, dtype, adapter, `--cpu-step`.
 
-Adapters are random. With `mixed` the sequences have none, NTK's term, a prefix, an activation
-vector and a LoRA in turn. Draws are greedy and random tokens are the prompts. The contestants take
-turns, step by step. The lower quartile of steps is reported, by the clock and as processor time of
-all threads. On a busy machine only the processor time of one thread (OMP_NUM_THREADS=1) says
-something.
+Adapters are random; a prefix is that of random tokens. With `mixed` the sequences have none, NTK's
+term, a prefix, an activation vector and a LoRA in turn. Draws are greedy and random tokens are the
+prompts. The contestants take turns, step by step. The lower quartile of steps is reported, by the
+clock and as processor time of all threads. On a busy machine only the processor time of one thread
+(OMP_NUM_THREADS=1) says something.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def random_adapter(kind: str, model: CausalModel) -> Adapter | None:
         z_b = numbers(*lead, _NTK_SIZE, shape.head_dim)
         return NTK("a", "1", z_a=z_a, z_b=z_b, k=numbers(*lead, shape.head_dim).abs())
     if kind == "prefix":
-        size = (shape.num_layers, shape.num_kv_heads, _PREFIX, shape.head_dim)
-        keys, values = numbers(*size).to(model.dtype), numbers(*size).to(model.dtype)
-        return Prefix("a", "1", keys=keys, values=values)
+        return _prefix_of_text(model)
     if kind == "activation":
         vector = numbers(shape.hidden_size).to(model.dtype)
         return Activation("a", "1", vector=vector, layer=shape.num_layers // 2)
@@ -68,6 +66,17 @@ def random_adapter(kind: str, model: CausalModel) -> Adapter | None:
             tensors[f"{key}.lora_A.weight"] = numbers(_LORA_RANK, module.in_features)
             tensors[f"{key}.lora_B.weight"] = numbers(module.out_features, _LORA_RANK)
     return lora.build("a", "1", tensors, {"r": _LORA_RANK, "lora_alpha": 16}, model)
+
+
+def _prefix_of_text(model: CausalModel) -> Prefix:
+    """The keys and values of random tokens: with random ones a model's numbers are not ordinary."""
+    layers = range(model.num_layers)
+    memory = model.new_memory(2 * len(layers) * _PREFIX)
+    kv = memory.kv(0, num_layers=len(layers), capacity=_PREFIX)
+    ids = harness.random_ids(_PREFIX, model.vocab_size, 0)
+    model.prefill_chunk(ids, start=0, kv=kv, rope_tokens=_PREFIX, is_last=False)
+    keys, values = zip(*(kv.read(layer, _PREFIX) for layer in layers), strict=True)
+    return Prefix("a", "1", keys=torch.stack(keys), values=torch.stack(values))
 
 
 class Contestant:

@@ -75,7 +75,7 @@ _SIZES = ("layers", "hidden", "inner", "heads", "kv_heads", "head_dim", "rotated
 class _Model(ctypes.Structure):
     _fields_ = (
         *((name, _Int) for name in (*_SIZES, "activation")),
-        *((name, _Double) for name in ("eps", "scale", "softcap")),
+        *((name, _Double) for name in ("eps", "scale", "softcap", "residual")),
         ("layer", _Pointer),
         ("norm", _Pointer),
         ("head", _Matrix),
@@ -166,7 +166,8 @@ class StepSizes:
     """A model's sizes. `scale`: of attention scores. `eps`: of all norms.
 
     `inner`: of layers without experts, or 0. `rotated`: how many numbers of a head are rotated.
-    `softcap` bounds scores, if it is not 0. `activation`: one of `ACTIVATIONS`.
+    `softcap` bounds scores, if it is not 0. `residual`: times what a layer adds. `activation`: one
+    of `ACTIVATIONS`.
     """
 
     hidden: int
@@ -178,6 +179,7 @@ class StepSizes:
     eps: float
     scale: float
     softcap: float = 0.0
+    residual: float = 1.0
     activation: str = "silu"
 
 

@@ -31,6 +31,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": HALF_WINDOWED,
         "query_pre_attn_scalar": 24,
     },
+    "granite": {
+        "residual_multiplier": 0.3,
+        "embedding_multiplier": 4.0,
+        "logits_scaling": 3.0,
+        "attention_multiplier": 0.3,
+    },
     "gpt_oss": {
         **EXPERTS,
         "head_dim": 32,
@@ -39,6 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": HALF_WINDOWED,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    "ministral": {"sliding_window": 100, "layer_types": HALF_WINDOWED},
     "mixtral": {**EXPERTS, "num_local_experts": 5},
     "olmo3": {"sliding_window": 100, "layer_types": HALF_WINDOWED},
     "olmoe": {**EXPERTS, "num_experts": 5},

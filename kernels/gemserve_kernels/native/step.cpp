@@ -37,7 +37,7 @@ struct Layer {
 };
 struct Model {
     int64_t layers, hidden, inner, heads, kv_heads, head_dim, rotated, is_half, activation;
-    double eps, scale, softcap;
+    double eps, scale, softcap, residual;  // `residual`: times what a layer adds to the rows
     const Layer *layer;
     const float *norm;
     Matrix head;
@@ -210,7 +210,8 @@ template <typename T> class Runner {
         for (int64_t r = 0; r < s.rows; r++) {
             float *target = to + r * step + first;
             const float *from = room + r * BLOCK;
-            for (int64_t o = 0; o < count; o++) target[o] = is_added ? target[o] + from[o] : from[o];
+            for (int64_t o = 0; o < count; o++)
+                target[o] = is_added ? target[o] + float(m.residual) * from[o] : from[o];
         }
     }
 
@@ -236,7 +237,7 @@ template <typename T> class Runner {
         for (int64_t r = 0; r < s.rows; r++) {
             float *from = &branch[r * m.hidden], *to = s.hidden + r * m.hidden;
             if (weight) norm(from, weight, from, m.hidden, m.eps);
-            for (int64_t i = 0; i < m.hidden; i++) to[i] += from[i];
+            for (int64_t i = 0; i < m.hidden; i++) to[i] += float(m.residual) * from[i];
         }
     }
 

@@ -99,16 +99,21 @@ class ModelStep:
         rope_tokens: Sequence[int],
         terms: Sequence[PreparedTerms | None],
     ) -> torch.Tensor:
+        weights = self._weights
         hidden = self._embed(step.ids)
-        rotary, kinds = self._model.rotary_of(rope_tokens), self._weights.rope_kinds
+        if weights.embedding != 1.0:
+            hidden = hidden * weights.embedding
+        rotary, kinds = self._model.rotary_of(rope_tokens), weights.rope_kinds
         pairs = [rotary(hidden, step.positions, *kind) for kind in zip(kinds)] or [
             rotary(hidden, step.positions)
         ]
         cos, sin = (torch.cat(numbers) for numbers in zip(*pairs, strict=True))
-        if self._weights.family.has_half_angles:
+        if weights.family.has_half_angles:
             cos, sin = (torch.cat([half, half], dim=-1) for half in (cos, sin))
         logits = self._step(hidden[0], step.spans, cos, sin, terms)
-        cap = self._weights.cap
+        if weights.logits != 1.0:
+            logits.div_(weights.logits)
+        cap = weights.cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _tried(self, adapter: Adapter) -> PreparedTerms | None:
@@ -116,7 +121,7 @@ class ModelStep:
             terms = self._prepared(adapter)
             self.check(adapter, terms)
             return terms
-        except ValueError as error:
+        except (ValueError, RuntimeError, MemoryError) as error:  # also torch's, for want of memory
             log.info("adapter %r decodes layer by layer: %s", adapter.name, error)
             return None
 

@@ -33,7 +33,9 @@ FAMILIES = {
     "gemma2": Family(has_offset_norms=True, has_softcap=True),
     "gemma3_text": Family(has_offset_norms=True),
     "gpt_oss": Family(has_half_angles=True),
+    "granite": Family(),
     "llama": Family(),
+    "ministral": Family(),
     "mistral": Family(),
     "mixtral": Family(),
     "olmo2": Family(),
@@ -43,6 +45,7 @@ FAMILIES = {
     "qwen2": Family(),
     "qwen3": Family(),
     "qwen3_moe": Family(),
+    "seed_oss": Family(),
     "smollm3": Family(),
 }
 # by the names of a layer's modules, the matrices that are in them, one after the other
@@ -64,7 +67,8 @@ _ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh
 class StepWeights:
     """What the step needs of a model. `rope_kinds`: of layers that are rotated differently.
 
-    `cap`: soft cap of the logits, or None.
+    `cap`: soft cap of the logits, or None. `embedding`: times the embeddings. `logits`: the logits
+    are divided by it.
     """
 
     sizes: StepSizes
@@ -74,6 +78,8 @@ class StepWeights:
     family: Family
     rope_kinds: Sequence[str]
     cap: float | None
+    embedding: float = 1.0
+    logits: float = 1.0
 
 
 def find_weights(model: CausalModel) -> StepWeights:
@@ -101,6 +107,7 @@ def find_weights(model: CausalModel) -> StepWeights:
         eps=config.rms_norm_eps,
         scale=first.scaling,
         softcap=(first.attn_logit_softcapping or 0.0) if family.has_softcap else 0.0,
+        residual=getattr(config, "residual_multiplier", 1.0),
         activation=_activation(decoder.layers),
     )
     return StepWeights(
@@ -111,6 +118,8 @@ def find_weights(model: CausalModel) -> StepWeights:
         family=family,
         rope_kinds=rope_kinds,
         cap=getattr(config, "final_logit_softcapping", None),
+        embedding=getattr(config, "embedding_multiplier", 1.0),
+        logits=getattr(config, "logits_scaling", 1.0),
     )
 
 

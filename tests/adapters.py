@@ -76,5 +76,5 @@ def _save_peft(folder: Path, hf: Any, config: Any, seed: int, scale: float) -> A
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.copy_(torch.randn_like(parameter) * scale)
-    model.save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
     return model.eval()

@@ -104,7 +104,7 @@ class EngineConfig:
     `filter_precision`: that of the filter pass's matrix products. `offload_layers`: how many upper
     layers stay on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode steps
     are recorded and replayed; "auto": if possible. `cpu_step`: whether a decode step on a CPU is
-    one call of compiled C++; "auto": if there is a compiler, and the model is Llama-like.
+    one call of compiled C++; "auto": if there is a compiler, and the step has the model.
     `host_memory`: with which recurrent states are compared; None: they are not.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from gemserve.adapters.ntk import NTK
 from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
-from gemserve.model.adapter import Adapter
+from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
+from gemserve_kernels import Partial, ntk_part
 from tests import adapters, models
 from tests.cores import core_over
 from tests.kernels.test_ntk import features64
@@ -194,6 +196,26 @@ def test_activation_is_added_before_its_layer(tmp_path: Path) -> None:
     assert expected != generate(hf, ids)
 
 
+def test_a_term_stands_beside_attention_sinks(tmp_path: Path) -> None:
+    """The term's merge left the sinks of gpt-oss out, which are in the layers' own."""
+    model = CausalModel(models.build("llama"))
+    store = AdapterStore(model, adapters.write(tmp_path / "n", "ntk", model).parent, MIB)
+    store.load("n", "n")
+    adapter = store.get("n")
+    assert isinstance(adapter, NTK)
+    heads, dim = model.shape.num_heads, model.shape.head_dim
+    query, out = torch.randn(2, heads, 3, dim, generator=torch.Generator().manual_seed(0))
+    part = Partial(out, torch.full((heads, 3), 0.5))
+    sinks = torch.linspace(-1.0, 2.0, heads)
+    options = AttentionOptions(scale=1.0, sinks=sinks)
+    found = adapter.joined(1, query, [part], options, model.backend)
+    term = ntk_part(query, adapter.z_a[1], adapter.z_b[1], adapter.k[1])
+    assert term.mass is not None
+    weight = torch.tensor(0.5).exp()
+    below = weight + sinks.exp()[:, None] + term.mass
+    torch.testing.assert_close(found, (weight * out + term.out) / below[..., None])
+
+
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalModel, AdapterStore]:
     root = tmp_path_factory.mktemp("adapters")
@@ -324,7 +346,8 @@ def test_a_request_that_ended_holds_no_adapter(
         return joined(self, layer, query, *rest)
 
     monkeypatch.setattr(NTK, "joined", failing)
-    core = core_of(model)
+    # the compiled decode step does not call it
+    core = core_over(model, NoText(), replace(CONFIG, cpu_step="off"), eos_ids=frozenset())
     gc.disable()
     try:
         finished = [*core.run_alone(request(prompt(120), store.get("n")))][-1]

@@ -9,31 +9,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError
-from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.loader import load
-from gemserve.model.packed_linear import can_pack, with_packed_linears
 from gemserve_kernels import cpu_step, native_library
 from tests import models
 from tests.compiled_step import compiled_step, needs_compiler
 from tests.fakes import wait_for
-from tests.model.test_selection import random_ids
-
-ROOM = 1200
-needs_bfloat16 = pytest.mark.skipif(
-    not can_pack(torch.device("cpu"), torch.bfloat16), reason="no bfloat16 in oneDNN"
-)
+from tests.step_prompts import Prompts, half_model, needs_bfloat16
 
 
 @pytest.fixture
@@ -41,65 +31,6 @@ def compiler() -> Iterator[None]:
     """GCC, or what CXX names: with `-mno-avx512f` the step uses shorter vectors."""
     with compiled_step():
         yield
-
-
-def half_model() -> CausalModel:
-    """A model in bfloat16 whose sizes fill whole blocks of packed weights."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = models.SIZES | {"hidden_size": 128, "intermediate_size": 192}
-    sizes["num_key_value_heads"] = 4
-    config = LlamaConfig(**sizes)
-    model = CausalModel(LlamaForCausalLM(config).to(torch.bfloat16).eval())
-    return model.variant(with_packed_linears(model.hf))
-
-
-class Prompts:
-    """Sequences of these lengths, read by the layers, with room to decode."""
-
-    def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:
-        self.model, self.lengths = model, lengths
-        self.units = 2 * model.num_layers * ROOM
-        self.memory = model.new_memory(self.units * len(lengths))
-        self.memory.rows.fill_(math.nan)  # what was never written must not be read
-        for index, length in enumerate(lengths):
-            for low in range(0, length, 256):
-                high = min(length, low + 256)
-                model.prefill_chunk(
-                    random_ids(length, index)[low:high],
-                    start=low,
-                    kv=self.kv(index),
-                    rope_tokens=ROOM,
-                    is_last=False,
-                )
-
-    def kv(self, index: int) -> KVSpan:
-        layers = self.model.num_layers
-        return self.memory.kv(index * self.units, num_layers=layers, capacity=ROOM)
-
-    def decode(
-        self,
-        model: CausalModel,
-        indices: Sequence[int] | None = None,
-        adapters: Sequence[Adapter] | None = None,
-    ) -> torch.Tensor:
-        """The logits of one more token of each of these sequences, which is then forgotten."""
-        chosen = range(len(self.lengths)) if indices is None else indices
-        slots = [self.lengths[index] for index in chosen]
-        batch = DecodeBatch(
-            self.memory, [self.kv(index) for index in chosen], slots=slots, positions=slots
-        )
-        ids = [7 + index for index in chosen]
-        return model.decode(ids, batch, [ROOM] * len(ids), adapters)
-
-
-def rows_written(prompts: Prompts) -> torch.Tensor:
-    """What a step has stored for the first sequence."""
-    length = prompts.lengths[0]
-    parts = [
-        torch.stack([part[:, length] for part in prompts.kv(0).read(layer, length + 1)])
-        for layer in range(prompts.model.num_layers)
-    ]
-    return torch.stack(parts)
 
 
 @needs_compiler
@@ -110,11 +41,11 @@ def test_the_step_is_the_layers(name: str, compiler: None) -> None:
     stepping = with_cpu_step(model, "on")
     prompts = Prompts(model, [1, 99, 130, 511, 1100])
     expected = prompts.decode(model)
-    stored = rows_written(prompts)
+    stored = prompts.written(0)
     actual = prompts.decode(stepping)
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     torch.testing.assert_close(actual, expected, atol=5e-4, rtol=2e-4)
-    torch.testing.assert_close(rows_written(prompts), stored, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(prompts.written(0), stored, atol=1e-4, rtol=1e-4)
 
 
 @needs_compiler
@@ -171,24 +102,6 @@ def test_what_one_sequence_has_not_computed_reaches_no_other(compiler: None) -> 
     assert torch.equal(found[::2], expected[::2])
 
 
-class Doubled(Adapter):
-    """Adds to the input of layer 0."""
-
-    def shift(self, layer: int) -> torch.Tensor | None:
-        return torch.full((64,), 0.5) if layer == 0 else None
-
-
-@needs_compiler
-def test_sequences_with_adapters_run_through_the_layers(compiler: None) -> None:
-    model = CausalModel(models.build("llama"))
-    stepping = with_cpu_step(model, "on")
-    prompts = Prompts(model, [20, 30])
-    adapters = [NO_ADAPTER, Doubled("a", "1")]
-    expected = prompts.decode(model, adapters=adapters)
-    assert torch.equal(prompts.decode(stepping, adapters=adapters), expected)
-    assert not torch.allclose(prompts.decode(stepping)[1], expected[1], atol=1e-2)
-
-
 @needs_compiler
 def test_another_tree_of_modules_has_no_step(compiler: None) -> None:
     """A LoRA's tree has other weights than those that the step reads."""
@@ -200,9 +113,8 @@ def test_another_tree_of_modules_has_no_step(compiler: None) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["opt", "phi3-longrope", "llama-dynamic"])
-def test_other_models_run_through_their_layers(name: str, compiler: None) -> None:
-    model = CausalModel(models.build(name))
+def test_other_models_run_through_their_layers(compiler: None) -> None:
+    model = CausalModel(models.build("opt"))
     assert with_cpu_step(model, "auto") is model
     with pytest.raises(ConfigError, match="cpu_step=on: "):
         with_cpu_step(model, "on")

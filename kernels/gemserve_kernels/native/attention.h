@@ -19,12 +19,12 @@ static void score(const float *query, const T *keys, int64_t count, int64_t dim,
         for (int64_t i = 0; i < dim; i += LANES) {
             vec some[4];
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) some[j] = load_kv(keys + (t + j) * dim + i);
+            for (int j = 0; j < 4; j++) some[j] = load_float(keys + (t + j) * dim + i);
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
                 const vec given = load(query + g * dim + i);
 #pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) sums[g][j] += given * some[j];
+                for (int j = 0; j < 4; j++) sums[g][j] = fused(given, some[j], sums[g][j]);
             }
         }
 #pragma GCC unroll 4
@@ -36,7 +36,7 @@ static void score(const float *query, const T *keys, int64_t count, int64_t dim,
         for (int g = 0; g < G; g++) {
             vec sums = {};
             for (int64_t i = 0; i < dim; i += LANES)
-                sums += load(query + g * dim + i) * load_kv(keys + t * dim + i);
+                sums = fused(load(query + g * dim + i), load_float(keys + t * dim + i), sums);
             scores[g * SCORES + t] = sum(sums) * scale;
         }
 }
@@ -48,11 +48,11 @@ static void weigh(const float *weights, const T *values, int64_t count, int64_t 
     for (int64_t t = 0; t < count; t++) {
         vec some[V];
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) some[v] = load_kv(values + t * dim + v * LANES);
+        for (int v = 0; v < V; v++) some[v] = load_float(values + t * dim + v * LANES);
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
 #pragma GCC unroll 4
-            for (int v = 0; v < V; v++) sums[g][v] += some[v] * weights[g * SCORES + t];
+            for (int v = 0; v < V; v++) sums[g][v] = fused(some[v], all(weights[g * SCORES + t]), sums[g][v]);
         }
     }
 #pragma GCC unroll 4
@@ -63,14 +63,17 @@ static void weigh(const float *weights, const T *values, int64_t count, int64_t 
 }
 
 // Attention of G query heads of one row, which share a key head, to `count` keys.
-// `out`: [G, dim + 2], where the last two are the largest score and the sum of weights.
+// `cap`: bounds the scores; 0: nothing does. `out`: [G, dim + 2], where the last two are the largest
+// score and the sum of weights.
 template <int G, typename T>
 static void attend(const float *query, const T *keys, const T *values, int64_t count, int64_t dim,
-                   float scale, float *out) {
+                   float scale, float cap, float *out) {
     alignas(64) float scores[G * SCORES];
     score<G>(query, keys, count, dim, scale, scores);
     for (int g = 0; g < G; g++) {
         float *row = scores + g * SCORES, most = -INFINITY;
+        if (cap > 0)
+            for (int64_t t = 0; t < count; t += LANES) store(row + t, capped(load(row + t), cap));
         std::fill(row + count, row + count + LANES, -INFINITY);
         vec mosts = all(-INFINITY), sums = {};
         for (int64_t t = 0; t < count; t += LANES) {
@@ -95,7 +98,7 @@ static void attend(const float *query, const T *keys, const T *values, int64_t c
 // The same for any number of heads.
 template <typename T>
 static void attend_all(int64_t heads, const float *query, const T *keys, const T *values,
-                       int64_t count, int64_t dim, float scale, float *out) {
+                       int64_t count, int64_t dim, float scale, float cap, float *out) {
     int64_t left = heads;
     for (int64_t some; left; left -= some, query += some * dim, out += some * (dim + 2)) {
         some = std::min<int64_t>(left, 4);
@@ -103,6 +106,6 @@ static void attend_all(int64_t heads, const float *query, const T *keys, const T
                           : some == 3 ? attend<3, T>
                           : some == 2 ? attend<2, T>
                                       : attend<1, T>;
-        act(query, keys, values, count, dim, scale, out);
+        act(query, keys, values, count, dim, scale, cap, out);
     }
 }

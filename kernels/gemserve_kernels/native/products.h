@@ -21,11 +21,13 @@ constexpr int AHEAD = 2 * OUTS;  // outputs from those computed to those brought
 constexpr int BLOCK = 64;  // outputs of a block of a packed matrix, and most that a unit computes
 constexpr int LEAST_UNIT = 16;
 
-// `is_packed`: bfloat16 [outs / BLOCK][ins / 2][BLOCK][2]; otherwise float32 [outs, ins].
+// PLAIN: float32 [outs, ins]; PLAIN_HALF: the same in bfloat16. PACKED: bfloat16
+// [outs / BLOCK][ins / 2][BLOCK][2]. TURNED, TURNED_HALF: [ins, outs].
+enum Layout : int64_t { PLAIN, PLAIN_HALF, PACKED, TURNED, TURNED_HALF };
 struct Matrix {
     const void *data;
     const float *bias;
-    int64_t outs, is_packed;
+    int64_t outs, layout;
 };
 
 // A pass over weights: it brings the `pass`-th of `passes` parts of the next ones into the cache.
@@ -34,8 +36,8 @@ struct Pass {
 };
 
 // R rows times O outputs of a plain matrix: `out` [R, BLOCK].
-template <int R, int O>
-static void plain(const float *w, int64_t ins, const float *x, float *out, Pass p) {
+template <int R, int O, typename W>
+static void plain(const W *w, int64_t ins, const float *x, float *out, Pass p) {
     vec sums[R][O] = {};
     int64_t turn = 2 * p.pass + 1;  // processors fetch lines in pairs
     for (int64_t k = 0; k < ins; k += LANES, turn--) {
@@ -46,12 +48,12 @@ static void plain(const float *w, int64_t ins, const float *x, float *out, Pass 
         }
         vec weights[O];
 #pragma GCC unroll 4
-        for (int o = 0; o < O; o++) weights[o] = load(w + o * ins + k);
+        for (int o = 0; o < O; o++) weights[o] = load_float(w + o * ins + k);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             const vec given = load(x + r * ins + k);
 #pragma GCC unroll 4
-            for (int o = 0; o < O; o++) sums[r][o] += given * weights[o];
+            for (int o = 0; o < O; o++) sums[r][o] = fused(given, weights[o], sums[r][o]);
         }
     }
 #pragma GCC unroll 8
@@ -83,8 +85,8 @@ static void packed(const uint32_t *w, const uint32_t *next, int64_t ins, const f
             const vec low = (vec)(pair << 16), high = (vec)(pair & 0xffff0000u);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                sums[r][v] += low * x[r * ins + k];
-                sums[r][v] += high * x[r * ins + k + 1];
+                sums[r][v] = fused(low, all(x[r * ins + k]), sums[r][v]);
+                sums[r][v] = fused(high, all(x[r * ins + k + 1]), sums[r][v]);
             }
         }
     }
@@ -123,26 +125,72 @@ static void packed_unit(int64_t rows, const Matrix &m, int64_t ins, int64_t firs
     });
 }
 
+template <typename W>
+static void plain_unit(int64_t rows, const Matrix &m, int64_t ins, int64_t first, int64_t count,
+                       const float *x, float *out) {
+    const W *w = static_cast<const W *>(m.data) + first * ins;
+    int64_t o = 0;
+    for (; o + OUTS <= count; o += OUTS)
+        in_passes(rows, [&](auto some, int64_t row, Pass pass) {
+            plain<some, OUTS>(w + o * ins, ins, x + row * ins, out + row * BLOCK + o, pass);
+        });
+    for (; o < count; o++)
+        in_passes(rows, [&](auto some, int64_t row, Pass pass) {
+            plain<some, 1>(w + o * ins, ins, x + row * ins, out + row * BLOCK + o, pass);
+        });
+}
+
+// R rows times outputs of a turned matrix that fill VECS vectors: `out` [R, BLOCK].
+template <int R, int VECS, typename W>
+static void turned(const W *w, int64_t ins, int64_t outs, const float *x, float *out) {
+    vec sums[R][VECS] = {};
+    for (int64_t k = 0; k < ins; k++, w += outs) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECS; v++) __builtin_prefetch(w + 8 * outs + v * LANES, 0, 2);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECS; v++) {
+            const vec weights = load_float(w + v * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                sums[r][v] = fused(weights, all(x[r * ins + k]), sums[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECS; v++) store(out + r * BLOCK + v * LANES, sums[r][v]);
+}
+
+template <typename W>
+static void turned_unit(int64_t rows, const Matrix &m, int64_t ins, int64_t first, int64_t count,
+                        const float *x, float *out) {
+    const W *w = static_cast<const W *>(m.data) + first;
+    for (int64_t o = 0; o < count;) {  // the number of outputs is a multiple of the least unit
+        const bool is_block = count - o >= BLOCK;
+        in_passes(rows, [&](auto some, int64_t row, Pass) {
+            auto *const act = is_block ? turned<some, BLOCK / LANES, W>
+                                       : turned<some, LEAST_UNIT / LANES, W>;
+            act(w + o, ins, m.outs, x + row * ins, out + row * BLOCK + o);
+        });
+        o += is_block ? BLOCK : LEAST_UNIT;
+    }
+}
+
 // Products of all rows with `size` outputs of a matrix from `first` on: `out` [rows, BLOCK].
 static void product(int64_t rows, const Matrix &m, int64_t ins, int64_t first, int64_t size,
                     const float *x, float *out) {
     const int64_t count = std::min(size, m.outs - first);
-    if (m.is_packed) {
+    if (m.layout == PACKED) {
         auto *const act = size == BLOCK       ? packed_unit<BLOCK>
                           : size == BLOCK / 2 ? packed_unit<BLOCK / 2>
                                               : packed_unit<LEAST_UNIT>;
         act(rows, m, ins, first, x, out);
     } else {
-        const float *w = static_cast<const float *>(m.data) + first * ins;
-        int64_t o = 0;
-        for (; o + OUTS <= count; o += OUTS)
-            in_passes(rows, [&](auto some, int64_t row, Pass pass) {
-                plain<some, OUTS>(w + o * ins, ins, x + row * ins, out + row * BLOCK + o, pass);
-            });
-        for (; o < count; o++)
-            in_passes(rows, [&](auto some, int64_t row, Pass pass) {
-                plain<some, 1>(w + o * ins, ins, x + row * ins, out + row * BLOCK + o, pass);
-            });
+        auto *const act = m.layout == PLAIN        ? plain_unit<float>
+                          : m.layout == PLAIN_HALF ? plain_unit<uint16_t>
+                          : m.layout == TURNED     ? turned_unit<float>
+                                                   : turned_unit<uint16_t>;
+        act(rows, m, ins, first, count, x, out);
     }
     if (m.bias)
         for (int64_t r = 0; r < rows; r++)
@@ -159,15 +207,11 @@ static int64_t unit_size(int64_t outs, int64_t threads) {
     }
 }
 
-// The outputs of a unit of `m` for all rows, put at `to` [rows, step] or added to it.
-static void put(int64_t rows, const Matrix &m, int64_t ins, int64_t unit, int64_t size,
-                const float *x, float *room, float *to, int64_t step, bool is_added) {
-    const int64_t first = unit * size;
-    const int64_t count = std::min(size, m.outs - first);
-    product(rows, m, ins, first, size, x, room);
-    for (int64_t r = 0; r < rows; r++) {
-        float *target = to + r * step + first;
-        const float *from = room + r * BLOCK;
-        for (int64_t o = 0; o < count; o++) target[o] = is_added ? target[o] + from[o] : from[o];
-    }
+// The matrix of one of several experts, whose matrices follow each other.
+static Matrix of_expert(const Matrix &first, int64_t expert, int64_t ins) {
+    const int64_t bytes = first.layout == PLAIN || first.layout == TURNED ? 4 : 2;
+    Matrix m = first;
+    m.data = static_cast<const char *>(first.data) + expert * m.outs * ins * bytes;
+    if (m.bias) m.bias += expert * m.outs;
+    return m;
 }

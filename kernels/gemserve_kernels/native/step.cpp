@@ -1,4 +1,4 @@
-// One decode step of a Llama-like model on a CPU: all layers of all sequences in one call.
+// One decode step of a model on a CPU: all layers of all sequences in one call.
 //
 // A step of a small model spends much of its time between torch's operations, and torch's products
 // of few rows reach half of what the processor can do. Here one parallel region runs the whole
@@ -15,24 +15,35 @@
 
 #include <omp.h>
 
+#include "adapters.h"
 #include "attention.h"
+#include "experts.h"
 #include "products.h"
 #include "vectors.h"
 
-// All fields have 8 bytes.
+// All fields have 8 bytes. What a model does not have is null or 0.
 struct Layer {
-    const float *input_norm, *query_norm, *key_norm, *output_norm;
-    int64_t window;  // 0: none
-    Matrix query, key, value, out, gate, up, down;
+    const float *input_norm;
+    const float *query_norm, *key_norm;    // of each head
+    const float *queries_norm, *keys_norm;  // of all heads together
+    const float *attended_norm;            // of what attention adds
+    const float *output_norm;              // of what the rest of the layer takes
+    const float *fed_norm;                 // of what it adds
+    const float *sinks;                    // [heads]
+    int64_t window;                        // 0: none
+    int64_t rope;                          // which of the rotations; −1: none
+    const Experts *experts;                // in place of gate, up and down
+    Matrix of[SLOTS];
 };
 struct Model {
-    int64_t layers, hidden, inner, heads, kv_heads, head_dim, is_half;
-    double eps, scale;
+    int64_t layers, hidden, inner, heads, kv_heads, head_dim, rotated, is_half, activation;
+    double eps, scale, softcap, residual;  // `residual`: times what a layer adds to the rows
     const Layer *layer;
     const float *norm;
     Matrix head;
 };
-// `table`: as in `KVTable`. `hidden`: [rows, hidden], overwritten. `cos`, `sin`: [rows, head_dim].
+// `table`: as in `KVTable`. `hidden`: [rows, hidden], overwritten. `cos`, `sin`: [rotations, rows,
+// rotated]. `terms`: of each row; null if it has no adapter.
 struct Step {
     int64_t rows, threads;
     const int64_t *table;
@@ -40,11 +51,14 @@ struct Step {
     float *hidden;
     const float *cos, *sin;
     float *logits;
+    const Terms *const *terms;
 };
-// Keys `low` … `high` − 1 of one row and key head. The last task of these also stores the newest key.
+constexpr int64_t NOWHERE = -1;  // in place of a layer: a matrix to which no adapter adds anything
+// Keys `low` … `high` − 1 of one row and key head, or of its adapter's prefix. The last task of a
+// row's own keys also stores the newest key.
 struct Task {
     int64_t row, kv_head, low, high;
-    bool is_last;
+    bool is_last, is_prefix;
 };
 // `first`: for each row and key head, where its tasks begin; at the end, how many there are.
 struct Tasks {
@@ -73,24 +87,37 @@ template <typename T> class Runner {
   public:
     Runner(const Model &m, const Step &s)
         : m(m), s(s), queries(m.heads * m.head_dim), keys(m.kv_heads * m.head_dim),
-          qkv(s.rows * (queries + 2 * keys)), mixed(s.rows * queries), inner(s.rows * m.inner) {}
+          qkv(s.rows * (queries + 2 * keys)), mixed(s.rows * queries), inner(s.rows * m.inner),
+          branch(s.rows * m.hidden) {
+        for (int64_t index = 0; index < m.layers; index++) {
+            list_tasks(m.layer[index].window);
+            if (m.layer[index].experts) make_room(*m.layer[index].experts);
+        }
+        for (int64_t row = 0; row < s.rows; row++) look_at(s.terms[row]);
+        reduced.resize(SLOTS * s.rows * most_rank);
+    }
 
     void run() {
-        for (int64_t index = 0; index < m.layers; index++) list_tasks(m.layer[index].window);
 #pragma omp parallel num_threads(s.threads)
         {
             std::vector<float> normed(s.rows * m.hidden), room(2 * s.rows * BLOCK);
             for (int64_t index = 0; index < m.layers; index++) {
                 const Layer &layer = m.layer[index];
+                if (has_shifts) shift_rows(index);
                 norm_rows(layer.input_norm, normed);
-                project(layer, normed.data(), room.data());
+                project(layer, index, normed.data(), room.data());
                 attention(layer, index);
-                put_all(layer.out, queries, mixed.data(), room.data(), s.hidden, m.hidden, true);
+                if (most_rank) reduce_rows(index, OUT, OUT, mixed.data(), queries);
+                add(index, OUT, queries, mixed.data(), room.data(), layer.attended_norm);
                 norm_rows(layer.output_norm, normed);
-                feed(layer, normed.data(), room.data());
+                if (layer.experts)
+                    feed_experts(layer, normed.data(), room.data());
+                else
+                    feed(layer, index, normed.data(), room.data());
             }
             norm_rows(m.norm, normed);
-            put_all(m.head, m.hidden, normed.data(), room.data(), s.logits, m.head.outs, false);
+            if (most_rank) reduce_rows(m.layers, QUERY, QUERY, normed.data(), m.hidden);
+            put_all(m.head, m.layers, QUERY, m.hidden, normed.data(), room.data(), s.logits, false);
         }
     }
 
@@ -98,53 +125,222 @@ template <typename T> class Runner {
     const Model &m;
     const Step &s;
     const int64_t queries, keys;
-    std::vector<float> qkv, mixed, inner, parts;
+    std::vector<float> qkv, mixed, inner, branch, parts;
     std::map<int64_t, Tasks> tasks_by_window;
+    bool has_shifts = false;
+    int64_t most_rank = 0;
+    std::vector<float> reduced;  // [slots, rows, most_rank], of one layer
+    Routing routing;
+    std::vector<float> routed, gathered, expert_inner, expert_out;
+
+    void make_room(const Experts &e) {
+        const size_t pairs = s.rows * e.chosen;
+        routed.resize(std::max(routed.size(), size_t(s.rows * e.count)));
+        gathered.resize(std::max(gathered.size(), pairs * m.hidden));
+        expert_out.resize(gathered.size());
+        expert_inner.resize(std::max(expert_inner.size(), pairs * e.inner));
+    }
+
+    void look_at(const Terms *terms) {
+        if (!terms) return;
+        most_rank = std::max(most_rank, terms->head.rank);
+        for (int64_t index = 0; terms->layer && index < m.layers; index++) {
+            has_shifts |= terms->layer[index].shift != nullptr;
+            for (const LowRank &added : terms->layer[index].added)
+                most_rank = std::max(most_rank, added.rank);
+        }
+    }
 
     // Every thread does this for itself, which takes less time than to wait for the others.
     void norm_rows(const float *weight, std::vector<float> &normed) {
+        if (!weight) {
+            std::copy(s.hidden, s.hidden + s.rows * m.hidden, normed.begin());
+            return;
+        }
         for (int64_t r = 0; r < s.rows; r++)
             norm(s.hidden + r * m.hidden, weight, &normed[r * m.hidden], m.hidden, m.eps);
     }
 
-    // The threads share the units of a matrix.
-    void put_all(const Matrix &matrix, int64_t ins, const float *x, float *room, float *to,
-                 int64_t step, bool is_added) {
+    void shift_rows(int64_t index) {
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < s.rows; r++) {
+            const LayerTerms *layer = s.terms[r] ? s.terms[r]->layer : nullptr;
+            if (!layer || !layer[index].shift) continue;
+            float *row = s.hidden + r * m.hidden;
+            for (int64_t i = 0; i < m.hidden; i++) row[i] += layer[index].shift[i];
+        }
+    }
+
+    // What a row's adapter adds to a matrix, or null. The head is the first slot behind all layers.
+    const LowRank *added(int64_t row, int64_t index, int64_t slot) const {
+        const Terms *terms = s.terms[row];
+        if (!terms || index == NOWHERE) return nullptr;
+        if (index < m.layers && !terms->layer) return nullptr;
+        const LowRank &term = index == m.layers ? terms->head : terms->layer[index].added[slot];
+        return term.rank ? &term : nullptr;
+    }
+
+    // The first half of all products of low rank for the slots `low` … `high`.
+    void reduce_rows(int64_t index, int64_t low, int64_t high, const float *x, int64_t ins) {
+#pragma omp for schedule(static)
+        for (int64_t i = low * s.rows; i < (high + 1) * s.rows; i++) {
+            const int64_t row = i % s.rows;
+            if (const LowRank *term = added(row, index, i / s.rows))
+                reduce<T>(*term, ins, x + row * ins, &reduced[i * most_rank]);
+        }
+    }
+
+    // Products of all rows with outputs `first` … of a matrix: `out` [rows, BLOCK].
+    void multiply(const Matrix &matrix, int64_t index, int64_t slot, int64_t ins, int64_t first,
+                  int64_t size, const float *x, float *out) {
+        product(s.rows, matrix, ins, first, size, x, out);
+        if (!most_rank) return;
+        const int64_t count = std::min(size, matrix.outs - first);
+        for (int64_t row = 0; row < s.rows; row++)
+            if (const LowRank *term = added(row, index, slot))
+                widen<T>(*term, matrix.outs, first, count,
+                         &reduced[(slot * s.rows + row) * most_rank], out + row * BLOCK);
+    }
+
+    // The same for the outputs of a unit, put at `to` [rows, step] or added to it.
+    void put(const Matrix &matrix, int64_t index, int64_t slot, int64_t ins, int64_t unit,
+             int64_t size, const float *x, float *room, float *to, int64_t step, bool is_added) {
+        const int64_t first = unit * size, count = std::min(size, matrix.outs - first);
+        multiply(matrix, index, slot, ins, first, size, x, room);
+        for (int64_t r = 0; r < s.rows; r++) {
+            float *target = to + r * step + first;
+            const float *from = room + r * BLOCK;
+            for (int64_t o = 0; o < count; o++)
+                target[o] = is_added ? target[o] + float(m.residual) * from[o] : from[o];
+        }
+    }
+
+    // The threads share the units of a matrix, whose outputs are all that a row of `to` has.
+    void put_all(const Matrix &matrix, int64_t index, int64_t slot, int64_t ins, const float *x,
+                 float *room, float *to, bool is_added) {
         const int64_t size = unit_size(matrix.outs, s.threads), count = units(matrix.outs, size);
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < count; u++)
-            put(s.rows, matrix, ins, u, size, x, room, to, step, is_added);
+            put(matrix, index, slot, ins, u, size, x, room, to, matrix.outs, is_added);
     }
 
-    void project(const Layer &layer, const float *x, float *room) {
-        const Matrix *matrices[] = {&layer.query, &layer.key, &layer.value};
+    // Adds what a matrix of a layer makes of `x` to the rows.
+    void add(int64_t index, Slot slot, int64_t ins, const float *x, float *room,
+             const float *weight) {
+        const Matrix &matrix = m.layer[index].of[slot];
+        put_all(matrix, index, slot, ins, x, room, weight ? branch.data() : s.hidden, !weight);
+        if (weight) add_branch(weight);
+    }
+
+    void add_branch(const float *weight) {
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < s.rows; r++) {
+            float *from = &branch[r * m.hidden], *to = s.hidden + r * m.hidden;
+            if (weight) norm(from, weight, from, m.hidden, m.eps);
+            for (int64_t i = 0; i < m.hidden; i++) to[i] += float(m.residual) * from[i];
+        }
+    }
+
+    void project(const Layer &layer, int64_t index, const float *x, float *room) {
+        if (most_rank) reduce_rows(index, QUERY, VALUE, x, m.hidden);
         const int64_t step = queries + 2 * keys, size = unit_size(step, s.threads);
         const int64_t q = units(queries, size), k = units(keys, size), total = q + 2 * k;
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < total; u++) {
-            const int which = u < q ? 0 : u < q + k ? 1 : 2;
-            const int64_t unit = u - (which > 0 ? q : 0) - (which > 1 ? k : 0);
-            const int64_t start = (which > 0 ? queries : 0) + (which > 1 ? keys : 0);
-            put(s.rows, *matrices[which], m.hidden, unit, size, x, room, &qkv[start], step, false);
+            const int which = u < q ? QUERY : u < q + k ? KEY : VALUE;
+            const int64_t unit = u - (which > QUERY ? q : 0) - (which > KEY ? k : 0);
+            const int64_t start = (which > QUERY ? queries : 0) + (which > KEY ? keys : 0);
+            put(layer.of[which], index, which, m.hidden, unit, size, x, room, &qkv[start], step,
+                false);
+        }
+        if (!layer.queries_norm) return;
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < s.rows; r++) {
+            float *row = &qkv[r * step];
+            norm(row, layer.queries_norm, row, queries, m.eps);
+            norm(row + queries, layer.keys_norm, row + queries, keys, m.eps);
         }
     }
 
-    void feed(const Layer &layer, const float *x, float *room) {
+    void feed(const Layer &layer, int64_t index, const float *x, float *room) {
         const int64_t size = unit_size(m.inner, s.threads), count = units(m.inner, size);
         float *other = room + s.rows * BLOCK;
+        if (most_rank) reduce_rows(index, GATE, UP, x, m.hidden);
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < count; u++) {
             const int64_t first = u * size, some = std::min(size, m.inner - first);
-            product(s.rows, layer.gate, m.hidden, first, size, x, room);
-            product(s.rows, layer.up, m.hidden, first, size, x, other);
-            for (int64_t r = 0; r < s.rows; r++)
-                for (int64_t o = 0; o < some; o += LANES) {
-                    const int64_t at = r * BLOCK + o;
-                    const vec gate = load(room + at), up = load(other + at);
-                    store(&inner[r * m.inner + first + o], gate / (1.0f + exponential(-gate)) * up);
-                }
+            multiply(layer.of[GATE], index, GATE, m.hidden, first, size, x, room);
+            multiply(layer.of[UP], index, UP, m.hidden, first, size, x, other);
+            gate(s.rows, room, other, some, &inner[first], m.inner);
         }
-        put_all(layer.down, m.inner, inner.data(), room, s.hidden, m.hidden, true);
+        if (most_rank) reduce_rows(index, DOWN, DOWN, inner.data(), m.inner);
+        add(index, DOWN, m.inner, inner.data(), room, layer.fed_norm);
+    }
+
+    void gate(int64_t rows, const float *gates, const float *ups, int64_t count, float *to,
+              int64_t step) {
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t o = 0; o < count; o += LANES) {
+                const int64_t at = r * BLOCK + o;
+                store(to + r * step + o, activated(load(gates + at), m.activation) * load(ups + at));
+            }
+    }
+
+    void feed_experts(const Layer &layer, const float *x, float *room) {
+        const Experts &e = *layer.experts;
+        put_all(e.router, NOWHERE, QUERY, m.hidden, x, room, routed.data(), false);
+#pragma omp single
+        {
+            route(e, s.rows, routed.data(), routing);
+            for (size_t p = 0; p < routing.row.size(); p++)
+                std::copy_n(x + routing.row[p] * m.hidden, m.hidden, &gathered[p * m.hidden]);
+        }
+        const int64_t hit = int64_t(routing.first.size()) - 1;
+        const int64_t size = BLOCK / 2, some = units(e.inner, size), all = units(m.hidden, BLOCK);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < hit * some; i++)
+            feed_expert(e, i / some, i % some * size, std::min(size, e.inner - i % some * size), room);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < hit * all; i++) {
+            const int64_t p = routing.first[i / all], rows = routing.first[i / all + 1] - p;
+            const int64_t first = i % all * BLOCK, count = std::min<int64_t>(BLOCK, m.hidden - first);
+            product(rows, of_expert(e.down, routing.expert[p], e.inner), e.inner, first, BLOCK,
+                    &expert_inner[p * e.inner], room);
+            for (int64_t r = 0; r < rows; r++)
+                std::copy_n(room + r * BLOCK, count, &expert_out[(p + r) * m.hidden + first]);
+        }
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < s.rows; r++) {
+            float *to = &branch[r * m.hidden];
+            std::fill(to, to + m.hidden, 0.0f);
+            for (int64_t j = 0; j < e.chosen; j++) {
+                const int64_t p = routing.of_row[r * e.chosen + j];
+                const float *from = &expert_out[p * m.hidden];
+                for (int64_t i = 0; i < m.hidden; i++) to[i] += routing.weight[p] * from[i];
+            }
+        }
+        add_branch(layer.fed_norm);
+    }
+
+    // Inner numbers `first` … `first` + `count` − 1 of one expert, of those that have rows.
+    void feed_expert(const Experts &e, int64_t which, int64_t first, int64_t count, float *room) {
+        const int64_t p = routing.first[which], rows = routing.first[which + 1] - p;
+        const Matrix both = of_expert(e.gate_up, routing.expert[p], m.hidden);
+        const float *x = &gathered[p * m.hidden];
+        float *to = &expert_inner[p * e.inner + first], *other = room + s.rows * BLOCK;
+        if (e.limit == 0) {
+            product(rows, both, m.hidden, first, BLOCK / 2, x, room);
+            product(rows, both, m.hidden, e.inner + first, BLOCK / 2, x, other);
+            return gate(rows, room, other, count, to, e.inner);
+        }
+        product(rows, both, m.hidden, 2 * first, BLOCK, x, room);
+        const float most = float(e.limit), alpha = float(e.alpha);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t o = 0; o < count; o++) {
+                const float given = room[r * BLOCK + 2 * o], up = room[r * BLOCK + 2 * o + 1];
+                const float gate = std::min(given, most), factor = std::max(-most, std::min(up, most));
+                to[r * e.inner + o] = (factor + 1.0f) * (gate / (1.0f + std::exp(-alpha * gate)));
+            }
     }
 
     void list_tasks(int64_t window) {
@@ -153,11 +349,14 @@ template <typename T> class Runner {
         for (int64_t row = 0; row < s.rows; row++)
             for (int64_t h = 0; h < m.kv_heads; h++) {
                 const int64_t length = s.table[5 * row + 4];
-                int64_t low = window ? std::max<int64_t>(0, length - window) : 0;
+                const int64_t start = window ? std::max<int64_t>(0, length - window) : 0;
+                const int64_t prefix = s.terms[row] ? s.terms[row]->prefix : 0;
                 listed.first.push_back(int64_t(listed.all.size()));
-                for (; low < length; low += SPLIT) {
+                for (int64_t low = 0; low < prefix; low += SPLIT)
+                    listed.all.push_back({row, h, low, std::min(prefix, low + SPLIT), false, true});
+                for (int64_t low = start; low < length; low += SPLIT) {
                     const int64_t high = std::min(length, low + SPLIT);
-                    listed.all.push_back({row, h, low, high, high == length});
+                    listed.all.push_back({row, h, low, high, high == length, false});
                 }
             }
         listed.first.push_back(int64_t(listed.all.size()));
@@ -175,45 +374,65 @@ template <typename T> class Runner {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < s.rows * m.kv_heads; i++)
             for (int64_t g = 0; g < group; g++)
-                merge(i, g, size, tasks.first[i], tasks.first[i + 1]);
+                merge(layer, index, i, g, size, tasks.first[i], tasks.first[i + 1]);
     }
 
     void attend_task(const Layer &layer, int64_t index, const Task &task, float *out) {
         const int64_t dim = m.head_dim, group = m.heads / m.kv_heads, h = task.kv_head;
         const int64_t *place = s.table + 5 * task.row;
-        const float *cos = s.cos + task.row * dim, *sin = s.sin + task.row * dim;
         const float *given = &qkv[task.row * (queries + 2 * keys)];
         T *key = static_cast<T *>(s.memory) + (place[0] + index * place[3] + h * place[1]) * dim;
         T *value = key + place[2] * dim;
         std::vector<float> query(group * dim), turned(dim);
         for (int64_t g = 0; g < group; g++)
-            turn(given + (h * group + g) * dim, layer.query_norm, cos, sin, &query[g * dim]);
+            turn(layer, task.row, given + (h * group + g) * dim, layer.query_norm, &query[g * dim]);
         if (task.is_last) {
-            turn(given + queries + h * dim, layer.key_norm, cos, sin, turned.data());
+            turn(layer, task.row, given + queries + h * dim, layer.key_norm, turned.data());
             const float *newest = given + queries + keys + h * dim;
             const int64_t at = (task.high - 1) * dim;
             for (int64_t i = 0; i < dim; i++) store_kv(key + at + i, turned[i]);
             for (int64_t i = 0; i < dim; i++) store_kv(value + at + i, newest[i]);
         }
-        attend_all(group, query.data(), key + task.low * dim, value + task.low * dim,
-                   task.high - task.low, dim, float(m.scale), out);
+        const T *some_keys = key, *some_values = value;
+        if (task.is_prefix) {
+            const Terms &terms = *s.terms[task.row];
+            const int64_t at = (index * m.kv_heads + h) * terms.prefix * dim;
+            some_keys = static_cast<const T *>(terms.keys) + at;
+            some_values = static_cast<const T *>(terms.values) + at;
+        }
+        attend_all(group, query.data(), some_keys + task.low * dim, some_values + task.low * dim,
+                   task.high - task.low, dim, float(m.scale), float(m.softcap), out);
     }
 
-    void turn(const float *x, const float *weight, const float *cos, const float *sin, float *out) {
-        if (!weight) return rotate(x, cos, sin, out, m.head_dim);
-        std::vector<float> normed(m.head_dim);
-        norm(x, weight, normed.data(), m.head_dim, m.eps);
-        rotate(normed.data(), cos, sin, out, m.head_dim);
+    // A head's query or key, normed and rotated. Numbers behind the rotated ones stay as they are.
+    void turn(const Layer &layer, int64_t row, const float *x, const float *weight, float *out) {
+        std::vector<float> normed(weight ? m.head_dim : 0);
+        if (weight) {
+            norm(x, weight, normed.data(), m.head_dim, m.eps);
+            x = normed.data();
+        }
+        const int64_t count = layer.rope < 0 ? 0 : m.rotated;
+        const int64_t at = (layer.rope * s.rows + row) * m.rotated;
+        if (count) rotate(x, s.cos + at, s.sin + at, out, count);
+        std::copy(x + count, x + m.head_dim, out + count);
     }
 
-    // Join what the tasks of row and key head `i` have found for query head `g` of its group.
-    void merge(int64_t i, int64_t g, int64_t size, int64_t low, int64_t high) {
+    // Join what the tasks of row and key head `i` have found for query head `g` of its group, with
+    // the head's attention sink and what an adapter adds.
+    void merge(const Layer &layer, int64_t index, int64_t i, int64_t g, int64_t size, int64_t low,
+               int64_t high) {
         const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
-        const int64_t row = i / m.kv_heads, h = i % m.kv_heads;
-        float *out = &mixed[row * queries + (h * group + g) * dim];
-        float most = -INFINITY, total = 0;
+        const int64_t row = i / m.kv_heads, h = i % m.kv_heads, head = h * group + g;
+        float *out = &mixed[row * queries + head * dim];
+        float most = -INFINITY, total = 0, mass = 0;
         for (int64_t t = low; t < high; t++)
             most = std::max(most, parts[t * size + g * (dim + 2) + dim]);
+        std::vector<float> term;
+        if (s.terms[row] && s.terms[row]->k) {
+            mass = find_term(layer, index, row, head, term);
+            if (mass != 0) most = std::max(most, 0.0f);  // NaN stays in the sums
+        }
+        if (layer.sinks) most = std::max(most, layer.sinks[head]);
         std::fill(out, out + dim, 0.0f);
         for (int64_t t = low; t < high; t++) {
             const float *part = &parts[t * size + g * (dim + 2)];
@@ -221,13 +440,31 @@ template <typename T> class Runner {
             total += factor * part[dim + 1];
             for (int64_t d = 0; d < dim; d++) out[d] += factor * part[d];
         }
+        if (mass != 0) {
+            const float factor = std::exp(-most);
+            total += factor * mass;
+            for (int64_t d = 0; d < dim; d++) out[d] += factor * term[d];
+        }
+        if (layer.sinks) total += std::exp(layer.sinks[head] - most);
         for (int64_t d = 0; d < dim; d++) out[d] /= total;
+    }
+
+    // NTK-Attention's term of one row and query head. Returns its mass.
+    float find_term(const Layer &layer, int64_t index, int64_t row, int64_t head,
+                    std::vector<float> &term) {
+        const int64_t dim = m.head_dim;
+        const float *given = &qkv[row * (queries + 2 * keys) + head * dim];
+        std::vector<float> query(dim);
+        term.resize(dim);
+        turn(layer, row, given, layer.query_norm, query.data());
+        return ntk_term(*s.terms[row], index * m.heads + head, query.data(), dim, term.data());
     }
 };
 
 extern "C" int64_t gemserve_sizes(int64_t *lanes) {
     *lanes = LANES;
-    return sizeof(Model) + sizeof(Layer) + sizeof(Step);
+    return sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Experts) + sizeof(Terms) +
+           sizeof(LayerTerms);
 }
 
 extern "C" void gemserve_step(const Model *model, const Step *step) {

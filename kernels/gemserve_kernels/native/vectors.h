@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX2__)
@@ -25,6 +29,18 @@ static inline uvec load(const uint32_t *from) { return *reinterpret_cast<const u
 static inline hvec load(const uint16_t *from) { return *reinterpret_cast<const hvec *>(from); }
 static inline void store(float *to, vec value) { *reinterpret_cast<vec *>(to) = value; }
 static inline vec all(float value) { return value - vec{}; }
+
+// a · b + c. A compiler that may choose between one rounding and two does not choose alike for
+// every number of rows, and a row's sums must not depend on that number.
+static inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -80,13 +96,33 @@ static inline vec exponential(vec x) {
     return is_tiny ? vec{} : result;
 }
 
-static inline vec load_kv(const float *from) { return load(from); }
-static inline vec load_kv(const uint16_t *from) {
+// Numbers of either dtype as float32.
+static inline vec load_float(const float *from) { return load(from); }
+static inline vec load_float(const uint16_t *from) {
     return (vec)(__builtin_convertvector(load(from), uvec) << 16);
+}
+static inline float number(float value) { return value; }
+static inline float number(uint16_t value) {
+    const uint32_t bits = uint32_t(value) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, 4);
+    return wide;
 }
 static inline void store_kv(float *to, float value) { *to = value; }
 static inline void store_kv(uint16_t *to, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
     *to = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// cap · tanh(x / cap)
+static inline vec capped(vec x, float cap) {
+    return cap - 2.0f * cap / (1.0f + exponential(x * (2.0f / cap)));
+}
+
+enum Activation : int64_t { SILU, GELU };  // GELU by its approximation with tanh
+
+static inline vec activated(vec x, int64_t kind) {
+    const vec power = kind == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + exponential(-power));
 }

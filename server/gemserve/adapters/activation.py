@@ -11,7 +11,7 @@ import torch
 
 from gemserve.adapters.tensor_checks import check_squares, take
 from gemserve.errors import AdapterError, shown
-from gemserve.model.adapter import Adapter
+from gemserve.model.adapter import Adapter, StepTerms
 from gemserve.model.causal_model import CausalModel
 
 
@@ -28,6 +28,9 @@ class Activation(Adapter):
 
     def shift(self, layer: int) -> torch.Tensor | None:
         return self.vector if layer == self.layer else None
+
+    def step_terms(self) -> StepTerms:
+        return StepTerms(shifts={self.layer: self.vector})
 
 
 def build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,4 +48,17 @@ def load_adapter(
     difference = None if folder.base is None else folder.base.difference(base)
     if difference is not None:
         raise AdapterError(f"made for another model: {difference}")
-    return KINDS[folder.kind](name, folder, model)
+    adapter = KINDS[folder.kind](name, folder, model)
+    _try_step(model, adapter)
+    return adapter
+
+
+def _try_step(model: CausalModel, adapter: Adapter) -> None:
+    """Have the compiled decode step try the adapter, so that no request waits for that.
+
+    The thread for it ends: those that stay keep threads of their own for computing, and more
+    threads than cores wait for each other longer.
+    """
+    thread = threading.Thread(target=model.steps, args=(adapter,), name="gemserve-adapter-trial")
+    thread.start()
+    thread.join()

@@ -15,12 +15,14 @@ import torch
 
 from gemserve.adapters.tensor_checks import LARGEST, check_squares, check_values
 from gemserve.errors import AdapterError, shown
-from gemserve.model.adapter import Adapter
+from gemserve.model.adapter import Adapter, StepTerms
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.shared_tree import shared_tree
+from gemserve_kernels.cpu_step import LowRank
 
 _PREFIX = "base_model.model."
 _ADDED = ".lora_"
+_OUTER = ".lora_B.default.weight"
 _INNER = (".lora_A.weight", ".lora_embedding_A")
 # Settings that an adapter's config may have besides those that `_config` reads. They matter only in
 # training, or say which weights there are, as the weights' names do. Other settings must be off.
@@ -57,6 +59,24 @@ class Lora(Adapter):
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
+
+    def step_terms(self) -> StepTerms | None:
+        """None if it is on other modules than linear layers, or is a DoRA."""
+        from peft.tuners.lora import LoraLayer
+        from peft.tuners.lora.layer import Linear
+
+        modules: dict[str, LowRank] = {}
+        for name, module in self.replacement.hf.named_modules():
+            if not isinstance(module, LoraLayer):
+                continue
+            if type(module) is not Linear or module.lora_variant:
+                return None
+            (key,) = module.active_adapters
+            a, b = module.lora_A[key], module.lora_B[key]
+            if a.bias is not None or b.bias is not None:
+                return None
+            modules[name] = LowRank(a=a.weight, b=b.weight, scale=module.scaling[key])
+        return StepTerms(modules=modules)
 
 
 def build(
@@ -97,8 +117,10 @@ def build(
         which = missing or sorted(outcome.unexpected_keys)
         fault = "missing" if missing else "not this model's"
         raise AdapterError(f"tensor {shown(which[0])}: {fault}, and {len(which) - 1} more")
-    for parameter in added.values():  # PEFT has converted them to float32
+    for key, parameter in added.items():  # PEFT has converted them to float32
         parameter.data = parameter.data.to(model.device, model.dtype)
+        if key.endswith(_OUTER) and model.device.type == "cpu":
+            parameter.data = parameter.data.T.contiguous().T  # as the compiled step reads it
     tree.requires_grad_(False)
     tree.eval()
     return Lora(

@@ -9,10 +9,11 @@ import torch
 from gemserve.adapters.tensor_checks import LARGEST, check_heads, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
-from gemserve.model.adapter import Adapter, AttentionOptions
+from gemserve.model.adapter import Adapter, AttentionOptions, StepTerms
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial, ntk_part
+from gemserve_kernels.attention import sink_part
 
 _TRIED = 7  # random queries for which a term is computed when it is loaded
 
@@ -61,7 +62,12 @@ class NTK(Adapter):
         backend: Backend,
     ) -> torch.Tensor:
         z_a, z_b, k = self.z_a[layer], self.z_b[layer], self.k[layer]
+        if options.sinks is not None:
+            parts = [*parts, sink_part(options.sinks, query)]
         return backend.merge_ntk(parts, query, z_a, z_b, k)
+
+    def step_terms(self) -> StepTerms:
+        return StepTerms(z_a=self.z_a, z_b=self.z_b, k=self.k)
 
     def of_rank(self, shard: RankShard, rank: int) -> NTK:
         heads = shard.heads_of(rank)

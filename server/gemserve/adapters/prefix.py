@@ -9,7 +9,7 @@ import torch
 from gemserve.adapters.tensor_checks import check_heads, check_squares, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
-from gemserve.model.adapter import Adapter, AttentionOptions, attend_all
+from gemserve.model.adapter import Adapter, AttentionOptions, StepTerms, attend_all
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial
@@ -41,6 +41,9 @@ class Prefix(Adapter):
         backend: Backend,
     ) -> Partial:
         return attend_all(query, self.keys[layer], self.values[layer], options, backend)
+
+    def step_terms(self) -> StepTerms:
+        return StepTerms(keys=self.keys, values=self.values)
 
     def of_rank(self, shard: RankShard, rank: int) -> Prefix:
         heads = shard.kv_heads_of(rank)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from gemserve.model.rank_shard import RankShard
 from gemserve.model.reach import ALL, Reach
 from gemserve_kernels import Backend, Partial, merge
 from gemserve_kernels.attention import reference_attention, sink_part
+from gemserve_kernels.cpu_step import LowRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,24 @@ class AttentionOptions:
     reach: Reach = ALL
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTerms:
+    """What an adapter adds to a decode step, for a step that does not run the layers.
+
+    `shifts`: see `Adapter.shift`, by layer. `modules`: products of low rank, by the names of the
+    model's modules. `keys`, `values`: a prefix, [layers, kv_heads, prefix, head_dim]. `z_a`, `z_b`,
+    `k`: those of `ntk_part`, for all layers.
+    """
+
+    shifts: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    modules: Mapping[str, LowRank] = field(default_factory=dict)
+    keys: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    z_a: torch.Tensor | None = None
+    z_b: torch.Tensor | None = None
+    k: torch.Tensor | None = None
 
 
 class Adapter:
@@ -72,6 +91,10 @@ class Adapter:
 
     def shift(self, layer: int) -> torch.Tensor | None:
         """The vector that is added to the input of `layer`: [hidden_size]."""
+        return None
+
+    def step_terms(self) -> StepTerms | None:
+        """What it adds to a decode step. None: only the layers can compute that."""
         return None
 
     def of_rank(self, shard: RankShard, rank: int) -> Adapter:

@@ -99,11 +99,6 @@ def grouped(adapters: Sequence[Adapter], device: torch.device) -> Sequence[Group
     ]
 
 
-def is_plain(groups: Sequence[Group]) -> bool:
-    """Whether no row has an adapter."""
-    return all(group.adapter is NO_ADAPTER for group in groups)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """One forward pass: a chunk of one sequence, chunks of several, or their newest tokens.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,7 +23,6 @@ from gemserve.model.attention import (
     ForwardContext,
     Group,
     grouped,
-    is_plain,
     register,
 )
 from gemserve.model.config_check import find_context_tokens
@@ -54,6 +54,20 @@ from gemserve.model.transfer import to_device
 from gemserve_kernels import select_backend
 
 _KEY_TOLERANCE = 0.05  # error as a share of the largest number; half precision has 8 to 11 bits
+
+
+class Step(Protocol):
+    """Computes decode steps without the layers."""
+
+    def takes(self, adapter: Adapter) -> bool:
+        """Whether it can compute rows with this adapter."""
+        ...
+
+    def __call__(
+        self, step: DecodeStep, rope_tokens: Sequence[int], adapters: Sequence[Adapter]
+    ) -> torch.Tensor:
+        """The logits [sequences, vocab], float32. The other arguments have one for each row."""
+        ...
 
 
 class CausalModel:
@@ -111,7 +125,7 @@ class CausalModel:
         self.vocab_size: int = self.config.vocab_size
         self.context_tokens = find_context_tokens(self.config)
         self._rotates_keys: dict[int, bool] = {}  # results by layer, for the layers tried so far
-        self._step: Callable[[DecodeStep], torch.Tensor] | None = None
+        self._step: Step | None = None
 
     @property
     def num_layers(self) -> int:
@@ -253,11 +267,23 @@ class CausalModel:
         clone._filter_layers = layers
         return clone
 
-    def with_step(self, step: Callable[[DecodeStep], torch.Tensor]) -> CausalModel:
-        """The same model, but `step` computes its decode steps without adapters."""
+    def with_step(self, step: Step) -> CausalModel:
+        """The same model, but `step` computes decode steps of rows whose adapters it takes."""
         clone = copy.copy(self)
         clone._step = step
         return clone
+
+    def steps(self, adapter: Adapter) -> bool:
+        """Whether decode steps of rows with this adapter need no layers.
+
+        They may then have any such adapters, also those that replace the model.
+        """
+        return self._step is not None and self._step.takes(adapter)
+
+    def rotary_of(self, rope_tokens: Sequence[int]) -> Any:
+        """The rotary embedding of rows whose sequences have these final lengths."""
+        changed = self._rotary.replacement(rope_tokens)
+        return changed.get("rotary_emb", getattr(self._decoder, "rotary_emb", None))
 
     def runnable(self) -> nn.Module:
         """The transformers model. Layers that rest on the host are copied in when needed."""
@@ -467,10 +493,13 @@ class CausalModel:
         pairs = zip(batch.positions, adapters, strict=True)
         positions = [position + adapter.num_positions for position, adapter in pairs]
         numbers = to_device(batch.numbers(ids, positions), torch.long, self.device)
+        step = DecodeStep.over(numbers, batch.memory, batch.longest)
+        if self._step is not None and all(map(self._step.takes, adapters)):
+            return self._step(step, rope_tokens, adapters)
         self._expect_host_layers()
         states = PassStates(batch.states, is_fresh=False) if self.has_states else None
         logits = self.step_logits(
-            DecodeStep.over(numbers, batch.memory, batch.longest),
+            step,
             self._whole_model(rope_tokens, adapters),
             grouped(adapters, self.device),
             states,
@@ -490,8 +519,6 @@ class CausalModel:
 
         `whole`: the model that the sequences' adapters and lengths require.
         """
-        if self._step is not None and whole in (None, self.hf) and is_plain(groups):
-            return self._step(step)
         ids, positions = step.ids, step.positions
         if states is not None:  # these layers take each sequence as a row of the batch
             ids, positions = ids.T, positions.T

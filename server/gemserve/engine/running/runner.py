@@ -225,13 +225,13 @@ class Runner:
 
     def _decode(self, rows: Ids[DecodeRow], logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
-        by_model: dict[CausalModel, list[DecodeRow]] = {}
+        together: dict[tuple[CausalModel, bool], list[DecodeRow]] = {}
         for row in rows:
-            by_model.setdefault(self._states[row.sequence].model, []).append(row)
-        for some in by_model.values():
+            together.setdefault(self._decoder_of(row), []).append(row)
+        for (model, _), some in together.items():
             numbers = [row.sequence for row in some]
             try:
-                logits.append((numbers, self._decode_rows(some)))
+                logits.append((numbers, self._decode_rows(model, some)))
                 continue
             except Exception as error:
                 if len(some) > 1:
@@ -239,7 +239,7 @@ class Runner:
             # outside of the exception handler, which would keep the failed step's tensors alive
             for row in some:
                 # without graphs, because the next replay would overwrite the logits
-                of_row = self._try(row.sequence, out, self._decode_rows, [row], False)
+                of_row = self._try(row.sequence, out, self._decode_rows, model, [row], False)
                 if of_row is not None:
                     logits.append(([row.sequence], of_row))
         for row in rows:
@@ -248,8 +248,19 @@ class Runner:
                 # with the token that is about to be drawn
                 self._try(row.sequence, out, self._watch, state, len(state.drawn) + 1, EVERY)
 
-    def _decode_rows(self, rows: Ids[DecodeRow], may_replay: bool = True) -> torch.Tensor:
-        """Logits of sequences that run on one model: [sequences, vocab], float32."""
+    def _decoder_of(self, row: DecodeRow) -> tuple[CausalModel, bool]:
+        """The model that decodes a row, and whether it does so without layers.
+
+        Rows decode together if both are the same.
+        """
+        state = self._states[row.sequence]
+        is_stepped = self._model.steps(state.adapter)
+        return (self._model if is_stepped else state.model), is_stepped
+
+    def _decode_rows(
+        self, model: CausalModel, rows: Ids[DecodeRow], may_replay: bool = True
+    ) -> torch.Tensor:
+        """Logits of sequences that one model decodes: [sequences, vocab], float32."""
         states = [self._states[row.sequence] for row in rows]
         batch = DecodeBatch(
             self.memory,
@@ -263,7 +274,7 @@ class Runner:
         graphs = self._graphs
         if graphs is not None and may_replay and is_plain and graphs.takes(len(ids)):
             return graphs.decode(ids, batch)
-        return states[0].model.decode(ids, batch, [row.rope_tokens for row in rows], adapters)
+        return model.decode(ids, batch, [row.rope_tokens for row in rows], adapters)
 
     def _read(
         self, chunk: Chunk, state: RunnerState, limits: StepLimits, logits: Logits, out: RunOutput

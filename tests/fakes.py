@@ -215,25 +215,25 @@ class FakeCore:
 
 
 def read_for(request: Request) -> WindowsRead:
-    """Windows whose strongest token gets as much attention as they share tokens with what is asked.
+    """Windows that get as much attention as they share tokens with what is asked.
 
-    One row of one head watches. The first window counts as cached.
+    Of each row of one head it goes to one token. The first window counts as cached.
     """
     assert request.plan is not None
     assert request.plan.windows is not None
-    plan = request.plan.windows
+    plan, rows = request.plan.windows, 12
     summaries = []
     for window in plan.windows:
         text = request.tokens[window.start : window.stop]
-        shared = np.float32(np.isin(text, plan.asked).mean() * 0.98 + 0.01)
-        keys = np.log(shared / (1 - shared), dtype=np.float32).reshape(1)  # a share of `shared`
+        share = np.float32(np.isin(text, plan.asked).mean() * 0.98 + 0.01)
+        keys = np.full(rows, np.log(share / (1 - share)), dtype=np.float32)
         summaries.append(
             SummaryArrays(
-                sinks=np.zeros(1, dtype=np.float32),
+                sinks=np.zeros(rows, dtype=np.float32),
                 keys=keys,
-                best=keys.reshape(1, 1),
-                places=np.zeros((1, 1), dtype=np.int32),
-                shares=np.full((2, len(text)), shared, dtype=np.float32),
+                best=keys[:, None],
+                places=(np.arange(rows, dtype=np.int32) % len(text))[:, None],
+                shares=np.full((2, len(text)), share, dtype=np.float32),
             )
         )
     cached = plan.windows[0].num_tokens

@@ -4,7 +4,8 @@
 question's own document, and the gold ones are those that hold its gold paragraphs. Half of the
 others are what BM25 ranks highest among the wrong ones, and the rest are drawn from the document.
 `facts`, `more_facts` and `near_misses` hide a natural fact in one of fifty passages of
-documentation; further passages have facts of the same form about other subjects.
+documentation; further passages have facts of the same form about other subjects. Of `sentences`
+and `more_sentences` each candidate is a single sentence.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ from benchmarks.quality import real_documents
 from gemserve.evaluation.tasks.natural import FILLERS, LEADS
 from gemserve.filtering.word_ranks import word_scores
 from gemserve.prompting.word_places import find_word_places
-from gemserve.synthetic.natural_facts import KINDS, VOCABULARIES, draw_facts, lead_in
+from gemserve.synthetic.natural_facts import (
+    KINDS,
+    VOCABULARIES,
+    VocabularyName,
+    draw_facts,
+    lead_in,
+)
 from gemserve.synthetic.vocabulary import Relation
 from gemserve.synthetic.words_near_misses import NEAR_MISSES
 
-CHOSEN_ON, CONFIRMED_ON = ("real", "facts"), ("held_out", "more_facts", "near_misses")
+CHOSEN_ON = ("real", "facts", "sentences")
+CONFIRMED_ON = ("held_out", "more_facts", "near_misses", "more_sentences")
 SETS = (*CHOSEN_ON, *CONFIRMED_ON)
 CANDIDATES = 50
 FACTS = 24  # questions of each set of facts
@@ -57,12 +65,16 @@ def cases(name: str) -> list[Case]:
         return _of_documents(real_documents.HELD_OUT)
     if name == "near_misses":
         return [_fact(name, i, NEAR_MISSES[i % len(NEAR_MISSES)]) for i in range(FACTS)]
-    vocabulary = VOCABULARIES["confirmation" if name == "facts" else "evaluation"]
+    vocabulary = VOCABULARIES[_vocabulary_of(name)]
     found = []
     for index in range(FACTS):
         relations = [r for r in vocabulary if r.kind == KINDS[index % len(KINDS)]]
         found.append(_fact(name, index, relations[index // len(KINDS) % len(relations)]))
     return found
+
+
+def _vocabulary_of(name: str) -> VocabularyName:
+    return "confirmation" if name in CHOSEN_ON else "evaluation"
 
 
 def _of_documents(path: Path) -> list[Case]:
@@ -112,25 +124,22 @@ def _sampled(question: str, passages: Sequence[str], is_gold: Sequence[bool], rn
 
 
 def _fact(name: str, index: int, relation: Relation) -> Case:
-    rng = Random(f"{name} {index}")
-    of_vocabulary = "confirmation" if name == "facts" else "evaluation"
-    problem, others = draw_facts(
-        rng, relation, 1, min(OTHER_FACTS, len(relation.subjects) - 1, len(relation.values) - 1)
-    )
-    sentences = FILLERS["confirmation" if name == "facts" else "evaluation"]()
-    statements = [problem.statements[0], *others]
+    rng, vocabulary = Random(f"{name} {index}"), _vocabulary_of(name)
+    most = min(OTHER_FACTS, len(relation.subjects) - 1, len(relation.values) - 1)
+    problem, others = draw_facts(rng, relation, 1, most)
+    sentences, statements = FILLERS[vocabulary](), [problem.statements[0], *others]
     passages: list[str] = []
     for number in range(CANDIDATES):
-        count = rng.randint(*SENTENCES)
+        has_fact, is_single = number < len(statements), name.endswith("sentences")
+        count = int(not has_fact) if is_single else rng.randint(*SENTENCES)
         at = rng.randrange(len(sentences) - count)
         text = list(sentences[at : at + count])
-        if number < len(statements):
+        if has_fact:
             text.insert(rng.randint(0, count), statements[number])
         passages.append(" ".join(text))
     order = rng.sample(range(CANDIDATES), CANDIDATES)
-    question = lead_in(rng.choice(LEADS[of_vocabulary]), problem.question)
     return Case(
-        question=question,
+        question=lead_in(rng.choice(LEADS[vocabulary]), problem.question),
         passages=tuple(passages[i] for i in order),
         gold=frozenset({order.index(0)}),
     )

@@ -24,7 +24,6 @@ from gemserve.types import (
     BESIDE_WINDOW,
     FAR_FROM_END,
     MAX_QUESTION_TOKENS,
-    MIN_WINDOW,
     NO_PROTECT,
     SHORT_TURN,
     FilterMethod,
@@ -44,6 +43,7 @@ from gemserve.types import (
 _END_TOKENS = 64  # of a prompt without a question, that are read behind each window
 _SEVERAL_SHARE = 1 / 4  # of the documents, if several passages answer alike
 _MOST_BEHIND = 16  # tokens after a question that are watched, too
+_LEAST_WINDOW = 16  # tokens of a document that is read with a query
 _READS_DOCUMENTS = "sieve"  # the method whose heads rank documents
 
 
@@ -317,14 +317,15 @@ class FilterPlanner:
         anchor: tuple[int, ...],
         query: tuple[int, ...],
         end: tuple[int, ...] = (),
+        field: str = "query",
     ) -> tuple[FilterParams, FilterPlan]:
         """How documents are read that are not a prompt, to tell what a query looks at in each.
 
         `tokens`: of all documents. `documents`: their half-open ranges; each is read in windows of
         its own. `anchor`: what each window is read behind. `query`: what is asked behind each, of
         which the last `MAX_QUESTION_TOKENS` are watched. `end`: what the chat template has behind a
-        question; it is watched, too, if the calibration says so. Raises `RequestError` if the
-        model's filter layers cannot read windows.
+        question; it is watched, too, if the calibration says so. Raises `RequestError`, naming the
+        query's `field`, if the model's filter layers do not see enough beside it.
         """
         params = self.resolve(FilterOptions(method=_READS_DOCUMENTS))
         layer, heads, calibration = self._layer_of(params), self._heads_of(params), self.calibration
@@ -333,6 +334,14 @@ class FilterPlanner:
         asked = query + (end if calibration.ends_with and len(end) <= _MOST_BEHIND else ())
         layers = tuple(selector.layers(layer, heads))
         size = self._document_window(params, layers, len(anchor) + len(asked))
+        if size < _LEAST_WINDOW:
+            raise RequestError(
+                f"{field}: has {len(query)} tokens, the limit of this model is "
+                f"{len(query) + size - _LEAST_WINDOW}: what its filter layers see must have room "
+                "for a part of a document, too",
+                param=field,
+                code="context_length_exceeded",
+            )
         ranges = [each for each in documents if each[0] < each[1]]
         plan = FilterPlan(
             reason=None,
@@ -357,18 +366,10 @@ class FilterPlanner:
 
         The watched rows must see all of it, in all of these layers.
         """
-        seen = [w for w in (self.sliding_windows[layer] for layer in layers) if w is not None]
+        seen = [self.context_tokens]
+        seen += [w for w in (self.sliding_windows[layer] for layer in layers) if w is not None]
         usual = find_window(params.window, self.calibration) or self.calibration.USUAL_WINDOW
-        size = min([usual, self.context_tokens - num_beside, *(w - num_beside for w in seen)])
-        if size < MIN_WINDOW:
-            least = min(seen, default=self.context_tokens)
-            raise RequestError(
-                f"model: cannot rank documents with a query of this length: its filter layers "
-                f"{', '.join(map(str, layers))} see {least} tokens, {num_beside} of which are read "
-                f"with each document; {MIN_WINDOW} must be left",
-                param="model",
-            )
-        return size
+        return min(usual, min(seen) - num_beside)
 
     def most_tokens(
         self, params: FilterParams, protected: Sequence[ProtectedRange], num_tokens: int

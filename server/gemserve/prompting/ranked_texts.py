@@ -19,7 +19,9 @@ from gemserve.prompting.window_anchor import window_anchor, window_end
 from gemserve.prompting.word_places import find_word_places
 from gemserve.types import TextBreaks, TokenArray
 
-_GAP = "\n\n"  # between two documents when words are looked for, so that none spans both
+# Between a document and the query; and between two documents when words are looked for, so that
+# none spans both.
+_GAP = "\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class RankedTexts:
     """Documents, one behind the other, and the query.
 
     `ids`: of all documents. `ranges`: the half-open range of each document's tokens, which may be
-    empty. `breaks`: places in `ids`. `query`: the query's ids; `end`: those of the chat template
+    empty. `breaks`: places in `ids`. `query`: see `query_ids`. `end`: those of the chat template
     behind a question. `anchor`: what each document is read behind. `words`: for each word of the
     query the tokens of the documents that it begins in.
     """
@@ -42,7 +44,8 @@ class RankedTexts:
 
 
 def query_ids(tokenizer: Any, query: str) -> tuple[int, ...]:
-    return tuple(_plain(tokenizer, query).ids)
+    """What is read behind a document: the query, after a blank line; nothing if it is blank."""
+    return tuple(_plain(tokenizer, _GAP + query).ids) if query.strip() else ()
 
 
 def ranked_texts(

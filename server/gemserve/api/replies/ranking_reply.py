@@ -15,7 +15,7 @@ from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.large_replies import CHARS_PER_SCORED, json_reply
 from gemserve.api.replies.ranking_types import RankedDocument, RankingUsage, Reranked, Scored
 from gemserve.api.requests.ranking_requests import RankingRequests
-from gemserve.filtering.document_scores import document_scores
+from gemserve.filtering.document_scores import attention_scores, relevance, word_shares
 from gemserve.types import Finished, WindowsRead
 
 _PER_UNIT = 100  # documents
@@ -54,9 +54,10 @@ def _scores(requests: RankingRequests, read: Sequence[WindowsRead]) -> list[floa
     for ranking, request, windows in zip(requests.rankings, requests.requests, read, strict=True):
         assert request.plan is not None
         assert request.plan.windows is not None
-        found = document_scores(
-            request.plan.windows.windows, windows.summaries, ranking.texts.ranges
-        )
+        texts = ranking.texts
+        found = attention_scores(request.plan.windows.windows, windows.summaries, texts.ranges)
+        if ranking.has_words:
+            found = relevance(found, word_shares(texts.words, texts.ranges))
         scores.update(zip(ranking.places, found.tolist(), strict=True))
     return [scores[place] for place in range(len(scores))]
 

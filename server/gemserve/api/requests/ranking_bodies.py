@@ -12,6 +12,7 @@ from gemserve.api.requests.base_bodies import MAX_PRIORITY, Body, ModelBody, Tex
 from gemserve.api.requests.integers import INTEGRAL, Count, Natural
 from gemserve.api.requests.json_body import MAX_DOCUMENTS
 from gemserve.errors import RequestError
+from gemserve.types import Lexical
 
 WHOLE = -1  # of `truncate_prompt_tokens`: nothing is left out
 
@@ -45,6 +46,7 @@ class RerankBody(RankingBody):
 
     `top_n`: how many of them the reply has; 0: all. `return_documents`: the reply has their texts.
     `max_tokens_per_doc`: the most tokens that are read of each; what is behind is left out.
+    `lexical`: "off": the query's words do not count beside what the model looks at.
     """
 
     query: Annotated[str, Field(min_length=1)]
@@ -52,6 +54,7 @@ class RerankBody(RankingBody):
     top_n: Natural | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Count | None = None
+    lexical: Lexical | None = None
     # Cohere's, which its older clients send as null
     rank_fields: None = None
     max_chunks_per_doc: None = None

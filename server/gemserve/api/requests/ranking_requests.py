@@ -22,10 +22,14 @@ _MARGIN = 16  # tokens, within which a cut changes how a text is divided
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Documents with one query, which one engine request reads. `places`: of each in the reply."""
+    """Documents with one query, which one engine request reads.
+
+    `places`: of each in the reply. `has_words`: the query's words count, too.
+    """
 
     texts: RankedTexts
     places: Sequence[int]
+    has_words: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,10 @@ class RankingRequests(EngineRequests):
     @property
     def num_tokens(self) -> int:
         """Tokens of all documents, and of a query as often as it is read."""
-        return sum(map(_count_read, self.requests))
+        return sum(
+            len(request.prompt_ids) + len(ranking.texts.query) * _count_windows(request)
+            for request, ranking in zip(self.requests, self.rankings, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +63,18 @@ class RankingBuilder:
     ) -> RankingRequests:
         """`returns_documents`: what the reply does if the body does not say."""
         documents = body.texts
-        field = "documents"
-        texts = self._texts(body, body.query, documents, "query", field, body.max_tokens_per_doc)
-        ranking = Ranking(texts=texts, places=range(len(documents)))
+        fields = "query", "documents"
+        texts = self._texts(body, body.query, documents, fields, body.max_tokens_per_doc)
+        ranking = Ranking(
+            texts=texts, places=range(len(documents)), has_words=body.lexical != "off"
+        )
         echoes = documents if body.returns_documents(returns_documents) else ()
-        return self._requests([ranking], request_id, adapter, body, field, echoes)
+        return self._requests([ranking], request_id, adapter, body, fields, echoes)
 
     def build_score(
         self, body: ScoreBody, request_id: str, adapter: LoadedAdapter | None = None
     ) -> RankingRequests:
-        queries, documents = body.side_names
+        fields = queries, _ = body.side_names
         pairs = body.pairs
         by_query: dict[str, list[int]] = {}
         for place, (query, _) in enumerate(pairs):
@@ -77,22 +86,24 @@ class RankingBuilder:
             )
         rankings = [
             Ranking(
-                texts=self._texts(body, query, [pairs[p][1] for p in places], queries, documents),
+                texts=self._texts(body, query, [pairs[place][1] for place in places], fields),
                 places=places,
+                has_words=False,  # a pair's score must not depend on other pairs
             )
             for query, places in by_query.items()
         ]
-        return self._requests(rankings, request_id, adapter, body, documents)
+        return self._requests(rankings, request_id, adapter, body, fields)
 
     def _texts(
         self,
         body: RankingBody,
         query: str,
         documents: Sequence[str],
-        query_field: str,
-        field: str,
+        fields: tuple[str, str],
         most_each: int | None = None,
     ) -> RankedTexts:
+        """`fields`: the names of those with the query and with the documents."""
+        query_field, field = fields
         builder = self.builder
         asked = self._query(query, query_field)
         both = body.truncate_prompt_tokens
@@ -126,7 +137,7 @@ class RankingBuilder:
                 code="context_length_exceeded",
             )
         if not ids:
-            raise RequestError(f"{field}: has no tokens", param=field)
+            raise RequestError(f"{field}: must not be blank", param=field)
         return ids
 
     def _requests(
@@ -135,7 +146,7 @@ class RankingBuilder:
         request_id: str,
         adapter: LoadedAdapter | None,
         body: RankingBody,
-        field: str,
+        fields: tuple[str, str],
         echoes: Sequence[str] = (),
     ) -> RankingRequests:
         requests: list[Request] = []
@@ -148,6 +159,7 @@ class RankingBuilder:
                 anchor=texts.anchor,
                 query=texts.query,
                 end=texts.end,
+                field=fields[0],
             )
             request = Request(
                 request_id=request_id if len(rankings) == 1 else f"{request_id}-{number}",
@@ -165,15 +177,14 @@ class RankingBuilder:
         )
         limit = self.builder.max_prompt_tokens
         if made.num_tokens > limit:
-            raise PromptTooLong(tokens=made.num_tokens, limit=limit, param=field, note=_AS_READ)
+            raise PromptTooLong(tokens=made.num_tokens, limit=limit, param=fields[1], note=_AS_READ)
         return made
 
 
 _AS_READ = ", counted with a query behind each document"
 
 
-def _count_read(request: Request) -> int:
+def _count_windows(request: Request) -> int:
     assert request.plan is not None
     assert request.plan.windows is not None
-    windows = request.plan.windows
-    return len(request.prompt_ids) + len(windows.asked) * len(windows.windows)
+    return len(request.plan.windows.windows)

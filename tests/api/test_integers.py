@@ -21,6 +21,8 @@ BODIES: dict[str, Json] = {
     "/v1/messages": {"messages": [USER], "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/filter": {"prompt": "Hi"},
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), {"query": "Hi", "documents": ["Ho"]}),
+    **dict.fromkeys(("/v1/score", "/score"), {"text_1": "Hi", "text_2": "Ho"}),
     "/api/chat": {"messages": [USER]},
     "/api/generate": {"prompt": "Hi"},
     "/v1/documents": {"text": "Hi"},

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gemserve.filter_plan import SummaryArrays, Window
 from gemserve.types import TokenArray
 
-BEST_TOKENS = 12  # whose scores are a document's; a fact and its subject have about as many
+BEST_TOKENS = 8  # whose scores are a document's; a fact and its subject have about as many
 _SATURATION, _BY_LENGTH = 1.2, 0.75  # k1 and b of BM25, as Lucene has them
 
 Floats = npt.NDArray[np.float64]

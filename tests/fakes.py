@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import ServerConfig
@@ -23,7 +24,7 @@ from gemserve.cost import ModelShape
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.worker import Engine
-from gemserve.filter_plan import FilterReason
+from gemserve.filter_plan import FilterReason, SummaryArrays
 from gemserve.filtering.message_report import report_messages
 from gemserve.filtering.protected_budget import always_read
 from gemserve.ranges import as_ranges
@@ -185,6 +186,8 @@ class FakeCore:
         self.started.set()
         num_tokens = 0
         for step in self.script:
+            if step is FILTERED and request.summarizes_only:
+                continue  # the windows come with the end, and no choice before it
             if step is FILTERED:
                 now = time.monotonic()
                 ids = request.prompt_ids if request.selects_only else None
@@ -197,10 +200,11 @@ class FakeCore:
                 yield from self._pause(step)
             elif isinstance(step, (Filtered, Finished, PromptScored, TextDelta)):
                 yield step
-            else:
+            elif not request.summarizes_only:
                 num_tokens += 1
                 yield TextDelta(text=step, token_ids=(num_tokens,), drawn_s=time.monotonic())
-        yield Finished(reason="stop", completion_tokens=num_tokens)
+        read = read_for(request) if request.summarizes_only else None
+        yield Finished(reason="stop", completion_tokens=num_tokens, windows_read=read)
 
     def _pause(self, until: float | threading.Event) -> Iterator[None]:
         is_event = isinstance(until, threading.Event)
@@ -208,6 +212,32 @@ class FakeCore:
         deadline = time.monotonic() + (30.0 if is_event else float(until))  # type: ignore[arg-type]
         while (left := deadline - time.monotonic()) > 0 and not event.wait(min(left, 0.005)):
             yield None
+
+
+def read_for(request: Request) -> WindowsRead:
+    """Windows that get as much attention as they share tokens with what is asked.
+
+    Of each row of one head it goes to one token. The first window counts as cached.
+    """
+    assert request.plan is not None
+    assert request.plan.windows is not None
+    plan, rows = request.plan.windows, 12
+    summaries = []
+    for window in plan.windows:
+        text = request.tokens[window.start : window.stop]
+        share = np.float32(np.isin(text, plan.asked).mean() * 0.98 + 0.01)
+        keys = np.full(rows, np.log(share / (1 - share)), dtype=np.float32)
+        summaries.append(
+            SummaryArrays(
+                sinks=np.zeros(rows, dtype=np.float32),
+                keys=keys,
+                best=keys[:, None],
+                places=(np.arange(rows, dtype=np.int32) % len(text))[:, None],
+                shares=np.full((2, len(text)), share, dtype=np.float32),
+            )
+        )
+    cached = plan.windows[0].num_tokens
+    return WindowsRead(summaries=tuple(summaries), num_cached=1, cached_tokens=cached)
 
 
 def report_for(request: Request) -> FilterReport:

@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 GROUP_TOKENS = 8192  # of the windows that are read together, if there is more than one
+# Windows that are read together. What is asked is read behind each, so many short ones take much
+# memory; windows of usual sizes are fewer.
+GROUP_WINDOWS = 64
 
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
 FilterReason = Literal[
@@ -81,13 +84,17 @@ class WindowPlan:
 
     @property
     def groups(self) -> list[range]:
-        """The indexes of the windows that are read together, at most `GROUP_TOKENS` tokens."""
+        """The indexes of the windows that are read together.
+
+        At most `GROUP_TOKENS` tokens, if there is more than one, and `GROUP_WINDOWS` windows.
+        """
         return list(self._groups())
 
     def _groups(self) -> Iterator[range]:
         first, count = 0, 0
         for index, window in enumerate(self.windows):
-            if index > first and count + window.num_tokens > GROUP_TOKENS:
+            is_full = count + window.num_tokens > GROUP_TOKENS or index - first == GROUP_WINDOWS
+            if index > first and is_full:
                 yield range(first, index)
                 first, count = index, 0
             count += window.num_tokens

@@ -473,7 +473,7 @@ class Request:
     filter: FilterParams
     priority: int = 0  # lower values are admitted first
     selects_only: bool = False  # the request ends when the filter has chosen
-    summarizes_only: bool = False  # it ends when its windows are read, which are one group
+    summarizes_only: bool = False  # it ends when its windows are read
     lent_groups: tuple[int, ...] = ()  # of windows: others read those that are not cached
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[ProtectedRange, ...] = ()

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 HUGE = [10**30, -(10**30), 10**400, 1e300]
 USER = {"role": "user", "content": "Hi"}
+RERANKS, SCORES = ("/v1/rerank", "/rerank", "/v2/rerank"), ("/v1/score", "/score")
 BODIES: dict[str, Json] = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": [USER]},
@@ -21,6 +22,8 @@ BODIES: dict[str, Json] = {
     "/v1/messages": {"messages": [USER], "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/filter": {"prompt": "Hi"},
+    **{path: {"query": "Hi", "documents": ["Ho"]} for path in RERANKS},
+    **{path: {"text_1": "Hi", "text_2": "Ho"} for path in SCORES},
     "/api/chat": {"messages": [USER]},
     "/api/generate": {"prompt": "Hi"},
     "/v1/documents": {"text": "Hi"},

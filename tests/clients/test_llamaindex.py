@@ -48,3 +48,20 @@ def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
     code = f"TEXT = {TEXT!r}\n{CODE}"
     run_example(code, "python", url=url, folder=folder, interpreter=python_of("llamaindex"))
     assert core.requests[0].sampling.max_tokens == 7
+
+
+RERANK = """
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
+
+query = "Where does the heron nest while the river carries ice in spring?"
+nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("Snow fell on roofs.", query)]
+place = {"base_url": "http://127.0.0.1:8000/v1", "api_key": "none", "model": "builtin"}
+best = JinaRerank(**place, top_n=1).postprocess_nodes(nodes, QueryBundle(query))
+assert [node.text for node in best] == [query]
+assert 0 < best[0].score <= 1
+"""
+
+
+def test_it_reranks_as_jinas_api_does(url: str, folder: Path) -> None:
+    run_example(RERANK, "python", url=url, folder=folder, interpreter=python_of("llamaindex"))

@@ -41,6 +41,17 @@ LIMITED = {
     "/api/chat": {"messages", "options", "filter", "format", "tools"},
     "/api/generate": {"prompt", "options", "filter", "format"},
     "/v1/filter": {"prompt", "messages", "filter", "tools"},
+    **{
+        path: {"query", "documents", "truncate_prompt_tokens"}
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+    },
+    **{
+        path: {
+            *("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items"),
+            "truncate_prompt_tokens",
+        }
+        for path in ("/v1/score", "/score")
+    },
     "/v1/documents": {"text", "ttl", "filter", "file"},
     "/tokenize": {"tools"},
     "/detokenize": {"tokens"},

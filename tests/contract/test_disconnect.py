@@ -27,10 +27,13 @@ from tests.fakes import (
 
 ABORTED = 'request_success_total{finish_reason="abort"}'
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
 SENT = {
     **BODIES,
     RESPONSES: {"model": "fake", "input": "Hello there"},
     MESSAGES: {**BODIES[CHAT], "max_tokens": 9},
+    RERANK: {"query": "Where?", "documents": ["Hello there", "Here"]},
+    SCORE: {"text_1": ["Where?", "When?"], "text_2": ["Hello there", "Here"]},
 }
 both = pytest.mark.parametrize("stream", [True, False])
 
@@ -46,9 +49,13 @@ class Server:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as reply:
             return parse_metrics(reply.read().decode()).get(name, 0.0)
 
-    def send(self, *, path: str = CHAT, stream: bool, cut: int = 0) -> socket.socket:
-        """Post a request, less its last `cut` bytes, and return the open connection."""
-        body = json.dumps({**SENT[path], "stream": stream}).encode()
+    def send(self, *, path: str = CHAT, stream: bool | None, cut: int = 0) -> socket.socket:
+        """Post a request, less its last `cut` bytes, and return the open connection.
+
+        `stream` None: the path has no streams.
+        """
+        fields = SENT[path] if stream is None else {**SENT[path], "stream": stream}
+        body = json.dumps(fields).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
         self.connections.append(connection)
@@ -91,6 +98,17 @@ def test_a_dropped_request_stops_within_a_second(
     wait_for(server.core.cancelled.is_set, 1.0)
     wait_for(lambda: server.metric(ABORTED) == 1, 1.0)
     wait_for(lambda: server.metric("num_requests_running") == 0, 1.0)
+
+
+@pytest.mark.parametrize("path", [RERANK, SCORE])
+def test_documents_of_a_dropped_request_are_not_read_on(server: Server, path: str) -> None:
+    server.core.script = (threading.Event(),)
+    connection = server.send(path=path, stream=None)
+    wait_for(server.core.started.is_set)
+    connection.close()
+    wait_for(server.core.cancelled.is_set, 1.0)
+    count = 2 if path == SCORE else 1  # a request for each query
+    wait_for(lambda: server.metric(ABORTED) == count, 1.0)
 
 
 @both

@@ -31,6 +31,7 @@ CASES = os.environ.get("GEMSERVE_TEST_CASES")
 SEED = 1
 KEY = "sk-described"
 RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
 MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 DOCUMENTS = "/v1/documents"
@@ -158,6 +159,11 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (COUNTED, {"messages": MESSAGES, "tools": FINDER}),
     (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),
     (SELECTION, {"messages": MESSAGES}),
+    (RERANK, {"query": "Where?", "documents": ["one two", {"text": "here"}], "top_n": 1}),
+    ("/v2/rerank", {"query": "Where?", "documents": ["one", ""], "max_tokens_per_doc": 1}),
+    ("/rerank", {"query": "Where?", "documents": ["one"], "adapter": ADAPTER, "lexical": "off"}),
+    (SCORE, {"text_1": "Where?", "text_2": ["one two", "here"]}),
+    ("/score", {"queries": ["Where?", "When?"], "documents": ["here", "now"]}),
     (COMPLETIONS, {"prompt": "Hi", "adapter": ADAPTER}),
     (CHAT, {"messages": MESSAGES, "model": f"{MODEL}:{ADAPTER}", "max_tokens": 3}),
     (RESPONSES, {"input": "Where?", "adapter": ADAPTER, "model": f"{MODEL}:{ADAPTER}"}),

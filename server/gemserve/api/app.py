@@ -41,6 +41,7 @@ from gemserve.api.routes.inspector import inspector_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.ranking import ranking_routes
 from gemserve.api.routes.server_state import server_state_routes
 from gemserve.api.routes.submission import Submitter, WindowSharing
 from gemserve.api.routes.tokenizing import tokenizing_routes
@@ -143,6 +144,7 @@ def _all_routes(
         anthropic_routes(submitter, builder),
         ollama_routes(submitter, builder, models, serving.model_type),
         filter_routes(submitter, builder),
+        ranking_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
         tokenizing_routes(builder, models, documents, submitter.turns),

@@ -23,6 +23,7 @@ from gemserve.types import (
     AUTO_MIN_KEEP,
     BESIDE_WINDOW,
     FAR_FROM_END,
+    MAX_QUESTION_TOKENS,
     NO_PROTECT,
     SHORT_TURN,
     FilterMethod,
@@ -32,6 +33,8 @@ from gemserve.types import (
     Keep,
     ProtectedRange,
     Request,
+    TextBreaks,
+    TokenArray,
     WindowSize,
     kept_count,
     parse_heads,
@@ -40,6 +43,8 @@ from gemserve.types import (
 _END_TOKENS = 64  # of a prompt without a question, that are read behind each window
 _SEVERAL_SHARE = 1 / 4  # of the documents, if several passages answer alike
 _MOST_BEHIND = 16  # tokens after a question that are watched, too
+_LEAST_WINDOW = 16  # tokens of a document that is read with a query
+_READS_DOCUMENTS = "sieve"  # the method whose heads rank documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +307,69 @@ class FilterPlanner:
             question = ((num_tokens, num_tokens + len(repeated)),)
             rows = selector.rows(num_tokens + len(repeated), question, False)
         return plan.having(rows=tuple(rows), coverage_bound=bound, repeated=repeated)
+
+    def plan_documents(
+        self,
+        tokens: TokenArray,
+        documents: Sequence[tuple[int, int]],
+        breaks: TextBreaks,
+        *,
+        anchor: tuple[int, ...],
+        query: tuple[int, ...],
+        end: tuple[int, ...] = (),
+        field: str = "query",
+    ) -> tuple[FilterParams, FilterPlan]:
+        """How documents are read that are not a prompt, to tell what a query looks at in each.
+
+        `tokens`: of all documents. `documents`: their half-open ranges; each is read in windows of
+        its own. `anchor`: what each window is read behind. `query`: what is asked behind each, of
+        which the last `MAX_QUESTION_TOKENS` are watched. `end`: what the chat template has behind a
+        question; it is watched, too, if the calibration says so. Raises `RequestError`, naming the
+        query's `field`, if the model's filter layers do not see enough beside it.
+        """
+        params = self.resolve(FilterOptions(method=_READS_DOCUMENTS))
+        layer, heads, calibration = self._layer_of(params), self._heads_of(params), self.calibration
+        selector = METHODS[params.method].selector
+        assert selector is not None
+        asked = query + (end if calibration.ends_with and len(end) <= _MOST_BEHIND else ())
+        layers = tuple(selector.layers(layer, heads))
+        size = self._document_window(params, layers, len(anchor) + len(asked))
+        if size < _LEAST_WINDOW:
+            raise RequestError(
+                f"{field}: has {len(query)} tokens, the limit of this model is "
+                f"{len(query) + size - _LEAST_WINDOW}: what its filter layers see must have room "
+                "for a part of a document, too",
+                param=field,
+                code="context_length_exceeded",
+            )
+        ranges = [each for each in documents if each[0] < each[1]]
+        plan = FilterPlan(
+            reason=None,
+            num_kept=0,
+            budget=Budget(low=0, high=0, limit=0),
+            layer=layer,
+            kv_index=self.shape.kv_index(layer),
+            tapped=layers,
+            heads=heads,
+            rows=tuple(range(max(0, len(query) - MAX_QUESTION_TOKENS), len(asked))),
+            windows=WindowPlan(
+                size=size,
+                anchor=anchor,
+                asked=asked,
+                windows=cut_windows(tokens, ranges, breaks, size, anchor),
+            ),
+        )
+        return params, plan
+
+    def _document_window(self, params: FilterParams, layers: Sequence[int], num_beside: int) -> int:
+        """The most tokens of a window of a document. `num_beside`: what is read with it.
+
+        The watched rows must see all of it, in all of these layers.
+        """
+        seen = [self.context_tokens]
+        seen += [w for w in (self.sliding_windows[layer] for layer in layers) if w is not None]
+        usual = find_window(params.window, self.calibration) or self.calibration.USUAL_WINDOW
+        return min(usual, min(seen) - num_beside)
 
     def most_tokens(
         self, params: FilterParams, protected: Sequence[ProtectedRange], num_tokens: int

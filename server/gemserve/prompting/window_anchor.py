@@ -24,6 +24,29 @@ def window_anchor(tokenizer: Any) -> tuple[int, ...]:
     return _anchor(tokenizer, getattr(tokenizer, "chat_template", None))
 
 
+def window_end(tokenizer: Any) -> tuple[int, ...]:
+    """The tokens of the chat template behind a single user's text, where the answer begins.
+
+    None without a template, or if it cannot be told where they begin.
+    """
+    return _end(tokenizer, getattr(tokenizer, "chat_template", None))
+
+
+@lru_cache(maxsize=16)
+def _end(tokenizer: Any, template: Any) -> tuple[int, ...]:
+    if template is None:
+        return ()
+    messages = [{"role": "user", "content": "a"}]
+    try:
+        text = render_chat(tokenizer, messages)
+    except RequestError:  # a template that wants something else first
+        return ()
+    places = find_messages(tokenizer, text, messages)
+    if not places:
+        return ()
+    return tuple(encode(tokenizer, text[places[0][2] :], add_special_tokens=False).ids)
+
+
 @lru_cache(maxsize=16)
 def _anchor(tokenizer: Any, template: Any) -> tuple[int, ...]:
     known = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))

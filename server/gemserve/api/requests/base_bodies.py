@@ -174,12 +174,17 @@ class FieldsWithoutEffect(Body):
     prompt_cache_options: CacheOptions | None = None
 
 
-class FilteringBody(FieldsWithoutEffect):
-    """The fields of every endpoint that filters."""
+class ModelBody(FieldsWithoutEffect):
+    """The fields of every endpoint that reads texts with a model."""
 
     model: str
-    filter: FilterBody | None = None  # null: the server's default filter, as if omitted
     adapter: AdapterName | None = None
+
+
+class FilteringBody(ModelBody):
+    """The fields of every endpoint that filters."""
+
+    filter: FilterBody | None = None  # null: the server's default filter, as if omitted
 
     @field_validator(
         "filter", mode="before", json_schema_input_type=ServedMethod | FilterBody | None

@@ -37,6 +37,11 @@ class EngineRequests:
             num_scores += num_ids // _IDS_PER_SCORE
         return num_scores
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens a key pays for, without those of answers."""
+        return sum(len(request.prompt_ids) for request in self.requests)
+
     def echo_of(self, choice: int) -> str:
         return self.echoes[choice // self.n] if self.echoes else ""
 

@@ -27,6 +27,8 @@ UNSUPPORTED = (
 _MAX_PATH_CHARS = 200
 MAX_MESSAGES = 10_000
 MAX_PARTS = 20_000  # of all messages: parts of their contents, and calls
+MAX_DOCUMENTS = 1000  # that are ranked for one query, or pairs that are scored
+TEXT_LISTS = ("documents", "items", "queries", "text_1", "text_2", "data_1", "data_2")
 _LISTS = ("content", "tool_calls", "output")
 
 
@@ -68,6 +70,10 @@ def _check_counts(body: dict[str, Any]) -> None:
             continue
         _check_count(field, len(messages), "messages", MAX_MESSAGES)
         _check_count(field, sum(map(len, _lists_in(messages))), "parts", MAX_PARTS)
+    for field in TEXT_LISTS:
+        texts = body.get(field)
+        if isinstance(texts, list):
+            _check_count(field, len(texts), "texts", MAX_DOCUMENTS)
     prompts = body.get("prompt")
     if isinstance(prompts, list) and isinstance(next(iter(prompts), None), str | list):
         _check_count("prompt", len(prompts), "prompts", MAX_CHOICES)

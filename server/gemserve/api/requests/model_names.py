@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter, to_thread
 
 from gemserve.adapters.store import AdapterStore
-from gemserve.api.requests.base_bodies import FilteringBody
+from gemserve.api.requests.base_bodies import ModelBody
 from gemserve.errors import (
     AdapterError,
     AdapterNotFound,
@@ -55,7 +55,7 @@ class ModelNames:
         with _errors_about("model"):
             return self.adapters.describe(name)
 
-    def find_reference(self, body: FilteringBody) -> AdapterReference | None:
+    def find_reference(self, body: ModelBody) -> AdapterReference | None:
         """The adapter that a request names, if any. Raises `ModelNotFound`, `RequestError`."""
         name = self._split(body.model)
         if body.adapter is None:

@@ -195,7 +195,7 @@ class RequestBuilder:
         if not prompt:
             raise RequestError(f"{field}: must not be empty", param=field)
         if isinstance(prompt, str):
-            self._check_chars(len(prompt), field)
+            self.check_chars(len(prompt), field)
             limit = self._prompt_limit(field)
             return text_prompt(self.tokenizer, prompt, protect, limit)
         check_ids(prompt, field, self.vocab_size)
@@ -216,7 +216,7 @@ class RequestBuilder:
     ) -> Prompt:
         if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
-        self._check_chars(count_chat_chars(messages, tools, variables), field)
+        self.check_chars(count_chat_chars(messages, tools, variables), field)
         return chat_prompt(
             self.tokenizer,
             messages,
@@ -299,7 +299,7 @@ class RequestBuilder:
         most = max(MOST_BYTES, self.max_prompt_tokens * self.longest_token_chars)
         check_tokenized_bytes(size, most, field)
 
-    def _check_chars(self, num_chars: int, field: str) -> None:
+    def check_chars(self, num_chars: int, field: str) -> None:
         """Refuse a text that is too long whatever its tokens are, before it is tokenized."""
         limit = self.max_prompt_tokens
         fewest_tokens = num_chars // self.longest_token_chars

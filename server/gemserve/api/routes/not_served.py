@@ -13,8 +13,6 @@ _NOT_SERVED: dict[str, str] = {
     "/v1/images": "images",
     "/v1/audio": "audio",
     "/v1/moderations": "moderations",
-    "/v1/rerank": "reranking",
-    "/v1/score": "scores of texts",
     "/v1/batches": "batches",
     "/v1/files": "files, but texts under /v1/documents",
     "/v1/fine_tuning": "fine-tuning",
@@ -23,9 +21,6 @@ _NOT_SERVED: dict[str, str] = {
     # vLLM's
     "/pooling": "embeddings",
     "/classify": "classification",
-    "/score": "scores of texts",
-    "/rerank": "reranking",
-    "/v2/rerank": "reranking",
     "/invocations": "SageMaker's invocations",
     # llama.cpp's
     "/completion": "llama.cpp's own completions",
@@ -35,7 +30,7 @@ _NOT_SERVED: dict[str, str] = {
     "/infill": "infilling",
     "/embedding": "embeddings",
     "/embeddings": "embeddings",
-    "/reranking": "reranking",
+    "/reranking": "reranking there, but at POST /v1/rerank",
     "/slots": "slots: GET /load and /metrics tell what runs",
     "/apply-template": "templates: POST /tokenize with return_offsets gives a chat's text",
     "/lora-adapters": "llama.cpp's adapters, but those under /v1/adapters",

@@ -21,7 +21,7 @@ from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
-from gemserve.api.requests.base_bodies import FilteringBody
+from gemserve.api.requests.base_bodies import ModelBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
@@ -46,7 +46,7 @@ from gemserve.types import LoadedAdapter
 from gemserve.types import Request as EngineRequest
 
 _COPIES = 2  # of an echoed text while its reply is written
-BodyT = TypeVar("BodyT", bound=FilteringBody)
+BodyT = TypeVar("BodyT", bound=ModelBody)
 Build = Callable[[BodyT, str, LoadedAdapter | None], EngineRequests]
 
 
@@ -139,7 +139,7 @@ class Submitter:
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
-            num_tokens = sum(len(request.prompt_ids) for request in requests.requests)
+            num_tokens = requests.num_tokens
             self.backlog.check_room(num_tokens)
             http.scope["state"]["logprobs"].take(requests.num_scores)
             http.scope["state"]["reply"].take(_echo_bytes(requests), "echo")

@@ -22,7 +22,16 @@ from gemserve.api.telemetry.cache_metrics import CacheCollector
 from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.api.telemetry.loop_watch import LoopWatch
 from gemserve.engine.worker import Engine
-from gemserve.types import Event, Filtered, FilterReport, Finished, FinishReason, Request, TextDelta
+from gemserve.types import (
+    Event,
+    Filtered,
+    FilterReport,
+    Finished,
+    FinishReason,
+    Request,
+    TextDelta,
+    WindowsRead,
+)
 from gemserve_kernels import Backend
 
 _SECONDS = (
@@ -134,7 +143,7 @@ class Metrics:
     def observer(self, request: Request, arrived_s: float) -> RequestObserver:
         if request.adapter is not None:
             self._with_adapter.inc()
-        return RequestObserver(self, arrived_s)
+        return RequestObserver(self, arrived_s, len(request.prompt_ids))
 
     def count_filter(self, report: FilterReport) -> None:
         """Count the outcome of filtering one prompt."""
@@ -142,11 +151,13 @@ class Metrics:
         if report.applied:
             self._kept_shares.observe(report.kept_tokens / max(1, report.prompt_tokens))
         if report.windows is not None:
-            cached = report.cached_windows or 0
-            self._windows.labels("cache").inc(cached)
-            self._windows.labels("read").inc(report.windows - cached)
+            self.count_windows(report.windows, report.cached_windows or 0)
         if report.coverage is not None:
             self._coverage.observe(report.coverage)
+
+    def count_windows(self, count: int, num_cached: int) -> None:
+        self._windows.labels("cache").inc(num_cached)
+        self._windows.labels("read").inc(count - num_cached)
 
     def lent_windows(self) -> Counter:
         """A counter that only a server with replicas has."""
@@ -180,8 +191,9 @@ class Metrics:
 class RequestObserver:
     """Turns the events of one request into metrics, and counts its end exactly once."""
 
-    def __init__(self, metrics: Metrics, arrived_s: float) -> None:
+    def __init__(self, metrics: Metrics, arrived_s: float, prompt_tokens: int) -> None:
         self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
         self._arrived_s = arrived_s
         self._started_s = arrived_s
         self._filtered_s = arrived_s
@@ -211,6 +223,8 @@ class RequestObserver:
                 m._itl.observe(event.drawn_s - self._last_s)
             self._last_s = event.drawn_s
         elif isinstance(event, Finished):
+            if event.windows_read is not None:
+                self._see_read(event.windows_read)
             if self._first_s is not None:
                 m._decode.observe(self._last_s - self._first_s)
                 m._e2e.observe(self._last_s - self._arrived_s)
@@ -223,6 +237,14 @@ class RequestObserver:
                 m._kv.labels("peak").observe(event.peak_kv_bytes)
                 m._kv.labels("decode").observe(event.decode_kv_bytes)
             self._count(event.reason)
+
+    def _see_read(self, read: WindowsRead) -> None:
+        """Documents were read to be ranked, and not for an answer."""
+        m = self._metrics
+        m._prompt.inc(self._prompt_tokens)
+        m._prompt_lengths.observe(self._prompt_tokens)
+        m._cached.inc(read.cached_tokens)
+        m.count_windows(len(read.summaries), read.num_cached)
 
     def close(self) -> None:
         """The reader has stopped: without a terminal event until now, the request was aborted."""

@@ -30,6 +30,8 @@ VARIABLES = (
 _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/filter": "filter",
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), "rerank"),
+    **dict.fromkeys(("/v1/score", "/score"), "score"),
 }  # every other path that reaches the engine is a chat
 
 

@@ -30,6 +30,7 @@ CAPTION_HEIGHT = 40
 NUM_COLOURS = 64
 MAX_BYTES = 2_000_000
 TOKENS, SEED = 5000, 4
+REDRAW_S = 3.0  # the server reads the windows from its cache, and the page draws them
 MAX_READING = 14  # pictures of the progress
 _HAS_ANSWER = (
     "return Boolean(document.querySelector('.answer')?.textContent)"
@@ -106,7 +107,7 @@ def play(page: Page, film: Film, document: str, question: str) -> None:
             "b.dispatchEvent(new Event('input')); b.dispatchEvent(new Event('change'))",
             share,
         )
-        page.wait("true")
+        time.sleep(REDRAW_S)
         film.take("8. Move the budget: the server says what it would keep", 900)
     film.take("8. Move the budget: the server says what it would keep", 1500)
 

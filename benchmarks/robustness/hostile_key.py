@@ -2,9 +2,9 @@
 
     python benchmarks/robustness/hostile_key.py churn pdfs --seconds 20
 
-A server of the built-in model has two keys. Alice attacks from a process of her own. Bob streams 24
-tokens again and again, while `/health` is asked 20 times a second. Without names all attacks run,
-one after the other, each after a time without one. The last line is JSON.
+A server of the built-in model, or of `--model`, has two keys. Alice attacks from a process of her
+own. Bob streams 24 tokens again and again, while `/health` is asked 20 times a second. Without
+names all attacks run, one after the other, each after a time without one. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ READY_S = 300.0
 ALICE, BOB = {"Authorization": "Bearer alice"}, {"Authorization": "Bearer bob"}
 DOCUMENTS, CHAT, COMPLETIONS = "/v1/documents", "/v1/chat/completions", "/v1/completions"
 SETTINGS = [
-    *("--model", "builtin", "--otel", "off", "--device", "cpu", "--kv-memory", "256MiB"),
+    *("--served-model-name", "served", "--otel", "off", "--device", "cpu"),
     *("--filter-min-tokens", "256"),
 ]
 WORDS = COMMON_WORDS.split()
 POLITE = {
-    "model": "builtin",
+    "model": "served",
     "messages": [{"role": "user", "content": "Tell me about rivers and houses."}],
     "max_tokens": 24,
     "ignore_eos": True,
@@ -169,11 +169,11 @@ class Attacker:
                 taken[name].append(time.perf_counter() - began_s)
                 await self.send("DELETE", f"{DOCUMENTS}/{document}")
                 asked = {"prompt": "What is the code?", "document": document, "max_tokens": 1}
-                await self.send("POST", COMPLETIONS, json={"model": "builtin", **asked})
+                await self.send("POST", COMPLETIONS, json={"model": "served", **asked})
                 part = [{"type": "file", "file": {"file_id": document}}]
                 messages = {"messages": [{"role": "user", "content": part}]}
-                await self.send("POST", "/tokenize", json={"model": "builtin", **messages})
-                await self.send("POST", CHAT, json={"model": "builtin", **messages})
+                await self.send("POST", "/tokenize", json={"model": "served", **messages})
+                await self.send("POST", CHAT, json={"model": "served", **messages})
 
         await self.side_by_side(1, work)
         for name, times in taken.items():
@@ -191,7 +191,7 @@ class Attacker:
                 began_s = time.perf_counter()
                 prompt = f"{asked}\n\nWhat is the code?"
                 fields = {"prompt": prompt, "max_tokens": 1, "filter": {"method": "sieve"}}
-                reply = await self.send("POST", COMPLETIONS, json={"model": "builtin", **fields})
+                reply = await self.send("POST", COMPLETIONS, json={"model": "served", **fields})
                 taken[name].append(time.perf_counter() - began_s)
                 if reply is not None and reply.status_code == 200:
                     cached[name] += reply.json()["filter"]["cached_tokens"]
@@ -210,7 +210,7 @@ class Attacker:
                 await asyncio.sleep(0.05)
                 return
             path = f"{DOCUMENTS}/{reply.json()['id']}"
-            body = {"model": "builtin", "prompt": "Which?", "document": path.rsplit("/", 1)[1]}
+            body = {"model": "served", "prompt": "Which?", "document": path.rsplit("/", 1)[1]}
             calls = [
                 self.send("POST", COMPLETIONS, json={**body, "max_tokens": 4}),
                 self.send("GET", DOCUMENTS),
@@ -249,7 +249,7 @@ class Attacker:
         async def work(rng: Random) -> None:
             wanted = {"return_attention": True, "return_scores": "heads", "return_selection": True}
             body = {
-                "model": "builtin",
+                "model": "served",
                 "prompt": text_of(rng, 6000),
                 "max_tokens": 64,
                 "ignore_eos": True,
@@ -348,7 +348,7 @@ async def measure(server: ServeProcess, names: list[str], seconds: float) -> dic
         for seed in range(8):
             prompt = f"{text_of(Random(1000 + seed), 1500)}\n\nWhat is the code?"
             fields = {"prompt": prompt, "max_tokens": 1, "filter": {"method": "sieve"}}
-            (await http.post(COMPLETIONS, json={"model": "builtin", **fields})).raise_for_status()
+            (await http.post(COMPLETIONS, json={"model": "served", **fields})).raise_for_status()
         expected = await stream_text(http, Seen())
         rows: dict[str, Any] = {}
         for name in ["alone", *names]:
@@ -378,6 +378,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="ATTACK", help=f"of {', '.join(ATTACKS)}")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--model", default="builtin")
+    parser.add_argument("--kv-memory", default="256MiB")
     parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     parser.add_argument("--bobs", help=argparse.SUPPRESS)
@@ -391,7 +393,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         keys.write_text("alice\nbob\n")
-        options = [*SETTINGS, "--api-key-file", str(keys)]
+        options = [*SETTINGS, "--model", given.model, "--kv-memory", given.kv_memory]
+        options += ["--api-key-file", str(keys)]
         server = ServeProcess(options, Path(folder) / "log", plain)
         try:
             server.wait_until_ready(READY_S)

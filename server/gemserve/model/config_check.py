@@ -22,9 +22,6 @@ _KNOWN = {
     "blt": "they cut bytes into patches by a model of their own, and are no single stack of layers",
     "cpmant": "they add to each score a number by the distance of its tokens, which the attention "
     "function is not told",
-    "gemma4_assistant": "they draft tokens for another model, and read its keys; serve that model",
-    "gemma4_unified_assistant": "they draft tokens for another model, and read its keys; serve "
-    "that model",
     "recurrent_gemma": "their layers keep the state of one sequence in the model itself, and not "
     "in transformers' cache, so sequences cannot take turns",
 }
@@ -33,13 +30,11 @@ _NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_siz
 
 def check_config(config: Any) -> None:
     """Raise `ModelError` with the reason if no model of this config can be served."""
-    if config.model_type in _KNOWN:
-        raise ModelError(
-            f"models of type {config.model_type!r} cannot be served: {_KNOWN[config.model_type]}"
-        )
     has_model = _has_causal_model(config)
     config = _served_part(config)
     kind = f"models of type {config.model_type!r} cannot be served"
+    if config.model_type in _KNOWN:
+        raise ModelError(f"{kind}: {_KNOWN[config.model_type]}")
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind}: they have an encoder, and only decoders are served")
     missing = [name for name in _NEEDED if not isinstance(_find(config, name), int)]

@@ -55,6 +55,8 @@ _AS_CAUSAL = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
 }
+# they have the config of a text model in theirs, too
+_DRAFTS = ("gemma4_assistant", "gemma4_unified_assistant")
 # patterns of names in the checkpoint, and what stands there in the text model's own
 TEXT_NAMES = {
     r"^(?:model\.)?language_model\.lm_head\.": "lm_head.",
@@ -70,6 +72,11 @@ def text_config(config: Any) -> Any:
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    if config.model_type in _DRAFTS:
+        raise ModelError(
+            f"models of type {shown(config.model_type)} cannot be served: they draft tokens for "
+            "another model, and read its keys; serve that model"
+        )
     text = getattr(config, "text_config", None)
     has_part = type(text) in MODEL_FOR_CAUSAL_LM_MAPPING
     is_same = config.model_type in TEXT_IS_THE_SAME

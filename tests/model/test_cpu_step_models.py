@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": HALF_WINDOWED,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
-    "ministral": {"sliding_window": 100, "layer_types": HALF_WINDOWED},
+    "ministral": {"head_dim": 32, "sliding_window": 100, "layer_types": HALF_WINDOWED},
     "mixtral": {**EXPERTS, "num_local_experts": 5},
     "olmo3": {"sliding_window": 100, "layer_types": HALF_WINDOWED},
     "olmoe": {**EXPERTS, "num_experts": 5},

@@ -81,7 +81,7 @@ def ranked_texts(
     all_starts = np.concatenate([np.zeros(0, dtype=np.int64), *starts])
     text = "".join(document + _GAP for _, document in texts)
     # the query stands behind the documents, as one more token, which is no place in them
-    asked_at = [(len(ids), len(ids) + 1)]
+    asked_at = ((len(ids), len(ids) + 1),)
     words = find_word_places(text + query, np.append(all_starts, len(text)), asked_at)
     return RankedTexts(
         ids=tuple(ids),

@@ -78,17 +78,18 @@ _NAMES = sorted({name for side in _SIDES for name in side})
 Side = TextOr[Texts]
 
 
+def _form(side: tuple[str, str]) -> dict[str, field_schemas.Json | None]:
+    """One of the forms of a body: its fields are required, and those of others are not there."""
+    return {name: {} if name in side else None for name in _NAMES}
+
+
 class ScoreBody(RankingBody):
     """Pairs of a query and a document: one with each, or as many of one as of the other.
 
     The two sides have the names of one of four forms.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra=field_schemas.either(
-            *({name: ({} if name in side else None) for name in _NAMES} for side in _SIDES)
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=field_schemas.either(*map(_form, _SIDES)))
     text_1: Side | None = None
     text_2: Side | None = None
     data_1: Side | None = None

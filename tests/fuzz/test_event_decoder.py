@@ -96,6 +96,11 @@ async def send(parts: list[bytes], status: int, chat: bool) -> Record:
 @example(["[" * 5000], 200, True)
 @example(["[" * 5000], 500, True)
 @example(['{"usage": {"prompt_tokens": "3", "completion_tokens": [1]}}', "[DONE]"], 200, True)
+@example(
+    ['{"choices": [{"text": "a"}]}', f'{{"usage": {{"completion_tokens": 1{"0" * 400}}}}}'],
+    200,
+    False,
+)
 @example(['{"filter": {"kept_tokens": 1.5, "applied": "no"}}', "[DONE]"], 200, True)
 @given(st.lists(EVENTS, max_size=5), st.sampled_from([200, 200, 200, 400, 500]), st.booleans())
 @cases(30)

@@ -272,6 +272,26 @@ REMOVALS: tuple[Removal, ...] = (
         "await asyncio.Event().wait()",
     ),
     Removal(
+        "tests/unit/test_turns.py::test_a_key_that_is_alone_does_not_rest",
+        "api/requests/turns.py",
+        "_RESTS * timed.processor_s",
+        "0.0",
+    ),
+    Removal(
+        "tests/unit/test_time_shares.py"
+        "::test_a_stream_waits_no_longer_for_others_prompts_than_it_would_for_its_own",
+        "engine/scheduling/time_shares.py",
+        "max(reading * taken_s, num_tenants * of_least_s - taken_s)",
+        "num_tenants * of_least_s * (1 + reading) - taken_s",
+    ),
+    Removal(
+        "tests/replicas/test_document_copies.py"
+        "::test_a_replica_is_told_for_how_long_it_has_a_document",
+        "replicas/document_copies.py",
+        "left_s=self._ends_s[copy.id] - now_s",
+        "left_s=copy.left_s",
+    ),
+    Removal(
         f"{NEW}text_bytes.py::test_bytes_count_and_not_characters",
         "api/requests/long_texts.py",
         "variables or {}], num_bytes)",

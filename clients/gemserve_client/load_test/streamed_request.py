@@ -18,6 +18,7 @@ from gemserve_client.load_test.traffic import Job
 
 MAX_EVENT_BYTES = 16 << 20
 MAX_MESSAGE_CHARS = 300
+MOST_TOKENS = 1 << 53  # beyond which a float is not exact
 CANCELLED = "cancelled"
 
 
@@ -254,8 +255,8 @@ def _parse(data: str) -> dict[str, Any]:
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens. Raises `TypeError` for anything else."""
-    if value is None or type(value) is int:
+    """A number of tokens. Raises `TypeError` for anything else, such as one of 400 digits."""
+    if value is None or (type(value) is int and 0 <= value <= MOST_TOKENS):
         return value
     raise TypeError(value)
 

@@ -7,7 +7,6 @@ its weights, are as before.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -22,20 +21,24 @@ _DROPPING = ("NemotronDecoderLayer", "StableLmDecoderLayer")
 
 def prepare(layers: nn.ModuleList) -> None:
     """Change what is needed in a decoder's layers. Idempotent."""
-    kind: Any  # hashable, which type checkers do not know of modules' classes
-    modules: Iterable[Any]
     for index, layer in enumerate(layers):
-        kind = type(layer)
-        if kind.__name__ in _DROPPING and not hasattr(layer, "hands_on"):
-            layer.__class__ = _handing_on(kind)
-        modules = layer.modules()
-        for module in modules:
-            # Zamba's attention gets its layer's number with each call
-            if getattr(module, "layer_idx", index) in (None, -1):
-                module.layer_idx = index
-            if has_scan(module):
-                kind = type(module)
-                module.__class__ = continuing(kind)
+        _prepare_layer(layer)
+        for module in layer.modules():
+            _prepare_part(module, index)
+
+
+def _prepare_layer(layer: Any) -> None:
+    kind = type(layer)
+    if kind.__name__ in _DROPPING and not hasattr(layer, "hands_on"):
+        layer.__class__ = _handing_on(kind)
+
+
+def _prepare_part(module: Any, index: int) -> None:
+    # Zamba's attention gets its layer's number with each call
+    if getattr(module, "layer_idx", index) in (None, -1):
+        module.layer_idx = index
+    if has_scan(module):
+        module.__class__ = continuing(type(module))
 
 
 @cache

@@ -28,7 +28,7 @@ def prepare(layers: nn.ModuleList) -> None:
 
 
 def _prepare_layer(layer: Any) -> None:
-    kind = type(layer)
+    kind: Any = type(layer)  # type checkers do not know that classes of modules are hashable
     if kind.__name__ in _DROPPING and not hasattr(layer, "hands_on"):
         layer.__class__ = _handing_on(kind)
 
@@ -37,8 +37,9 @@ def _prepare_part(module: Any, index: int) -> None:
     # Zamba's attention gets its layer's number with each call
     if getattr(module, "layer_idx", index) in (None, -1):
         module.layer_idx = index
+    kind: Any = type(module)
     if has_scan(module):
-        module.__class__ = continuing(type(module))
+        module.__class__ = continuing(kind)
 
 
 @cache

@@ -22,15 +22,24 @@ _DROPPING = ("NemotronDecoderLayer", "StableLmDecoderLayer")
 def prepare(layers: nn.ModuleList) -> None:
     """Change what is needed in a decoder's layers. Idempotent."""
     for index, layer in enumerate(layers):
-        kind = type(layer)
-        if kind.__name__ in _DROPPING and not hasattr(layer, "hands_on"):
-            layer.__class__ = _handing_on(kind)
+        _prepare_layer(layer)
         for module in layer.modules():
-            # Zamba's attention gets its layer's number with each call
-            if getattr(module, "layer_idx", index) in (None, -1):
-                module.layer_idx = index
-            if has_scan(module):
-                module.__class__ = continuing(type(module))
+            _prepare_part(module, index)
+
+
+def _prepare_layer(layer: Any) -> None:
+    kind: Any = type(layer)  # type checkers do not know that classes of modules are hashable
+    if kind.__name__ in _DROPPING and not hasattr(layer, "hands_on"):
+        layer.__class__ = _handing_on(kind)
+
+
+def _prepare_part(module: Any, index: int) -> None:
+    # Zamba's attention gets its layer's number with each call
+    if getattr(module, "layer_idx", index) in (None, -1):
+        module.layer_idx = index
+    kind: Any = type(module)
+    if has_scan(module):
+        module.__class__ = continuing(kind)
 
 
 @cache

@@ -15,11 +15,12 @@ from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.worker import Engine
 from gemserve_kernels import Backend
 
-# Places in files and networks, which are nobody's business.
+# Places in files and networks, which are nobody's business, and what is no setting.
 LEFT_OUT = frozenset(
     (
         *("host", "port", "allowed_hosts", "cors_origins", "api_key_file", "admin_key_file"),
         *("adapter_dir", "adapters", "cache_dir", "calibrate", "served_model_name"),
+        "host_memory",
     )
 )
 LOAD = Operation(summary="How many choices wait or run?", reply=Load)

@@ -20,7 +20,6 @@ from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.reply_memory import ReplyMemory
 from gemserve.api.anthropic.routes import anthropic_routes
 from gemserve.api.documents.pdf_queue import PdfQueue
-from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.ollama.routes import ollama_routes
@@ -48,6 +47,7 @@ from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.config import ServerConfig
 from gemserve.errors import GemserveError
+from gemserve.library.pdf_text import PdfLimits
 
 
 def create_app(

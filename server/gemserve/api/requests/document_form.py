@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from gemserve.api.documents.pdf_text import is_pdf
 from gemserve.api.requests.document_body import MAX_NAME_CHARS, DocumentBody
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FormField, parse_form
 from gemserve.api.requests.json_body import validate_body
 from gemserve.errors import RequestError, shown
+from gemserve.library.pdf_text import is_pdf
 
 _INTEGERS = ("ttl", "expires_after[seconds]")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}

@@ -60,6 +60,8 @@ def leave_windows(
         if read.is_cached:
             continue
         is_wanted = key is not None and cache.find_window(key, window.name) is None
+        # an index reads millions of tokens once, which would drive out what others ask about
+        is_wanted = is_wanted and request.vectors_only is None
         if is_wanted and not cache.has_forgotten(request.documents):
             assert key is not None
             size = read.text.capacity * reading.token_units
@@ -131,6 +133,7 @@ def awaits_windows(cache: DocumentCache, sequence: Sequence, running: Iterable[S
     wanted: set[bytes] | None = None
     for leader in running:
         is_alike = leader.state is State.FILTERING and window_key(leader) == key
+        is_alike = is_alike and leader.request.vectors_only is None
         if not is_alike or leader.request.priority > sequence.request.priority:
             continue
         if wanted is None:

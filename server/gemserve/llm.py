@@ -32,13 +32,13 @@ from gemserve.filtering.methods import find_method
 from gemserve.library.adding import Added, Source, add_files
 from gemserve.library.asking import Answerable, find_excerpts
 from gemserve.library.finding import find_files
-from gemserve.library.search import CANDIDATES
 from gemserve.library.store import Library
 from gemserve.library.vectors import VectorRequests, identity_of
 from gemserve.model.base_model import hash_tokenizer, hash_weights
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message
 from gemserve.types import (
+    CANDIDATES,
     NO_PROTECT,
     Event,
     Filtered,

@@ -43,6 +43,9 @@ SHORT_TURN = 96  # a chat's last turn of so few tokens is no document, however s
 MOST_ENCLOSING = 4  # lines around a passage
 _READ_AT_ONCE = 1 << 16  # tokens
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
+LIBRARY_NAME = ADAPTER_NAME
+CANDIDATES = 16  # windows of libraries that are read for a question, if it does not say
+MOST_CANDIDATES = 256
 
 
 class Priority(IntEnum):

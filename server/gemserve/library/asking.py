@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemserve.library.excerpts import join
-from gemserve.library.search import CANDIDATES, search
+from gemserve.library.search import search
 from gemserve.library.store import Library
 from gemserve.library.vectors import VectorRequests, queries_of
 from gemserve.prompting.encoding import decode
 from gemserve.prompting.excerpt_tokens import Excerpts
-from gemserve.types import Finished, Request, SearchReport
+from gemserve.types import CANDIDATES, Finished, Request, SearchReport
 
 # Tags say where the documents end, so that what stands beside them is always read.
 _OPENING, _CLOSING = "<documents>\n", "\n</documents>\n\n"

@@ -12,8 +12,8 @@ from gemserve.filter_plan import QueriesRead
 from gemserve.filtering.word_ranks import fused
 from gemserve.library.scan import attention_to_windows
 from gemserve.library.store import Index, Library, StoredFile, StoredWindow
+from gemserve.types import CANDIDATES
 
-CANDIDATES = 16  # windows, by default
 _SMALL = 1 / 8  # of a full window: what a short one counts as at least
 
 Floats = npt.NDArray[np.float64]

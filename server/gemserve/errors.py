@@ -12,7 +12,8 @@
     │   ├── ModelNotFound    (404)
     │   ├── AdapterNotFound  (404)
     │   ├── DocumentNotFound (404)
-    │   └── LibraryNotFound  (404)
+    │   ├── LibraryNotFound  (404)
+    │   └── LibraryFileNotFound (404)
     ├── LibraryError         a library cannot be opened, read or written; the message says which
     │   ├── LibraryBusy      another process writes into it (409)
     │   └── OtherModel       it was read by another model (409)
@@ -180,6 +181,13 @@ class LibraryNotFound(RequestError):
     def __init__(self, name: str, *, param: str) -> None:
         super().__init__(
             f"The library {shown(name)} does not exist.", param=param, code="library_not_found"
+        )
+
+
+class LibraryFileNotFound(RequestError):
+    def __init__(self, path: str, *, param: str) -> None:
+        super().__init__(
+            f"The library has no file {shown(path)}.", param=param, code="library_file_not_found"
         )
 
 

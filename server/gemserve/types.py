@@ -190,6 +190,7 @@ class Excerpt:
 
     library: str
     file: str
+    file_id: str
     kind: str
     heading: str
     first_line: int

@@ -26,6 +26,11 @@ class Answerable:
     excerpts: Excerpts
     searched: SearchReport
 
+    @property
+    def file_ids(self) -> tuple[str, ...]:
+        """The files that the excerpts are of, each once."""
+        return tuple(dict.fromkeys(part.file_id for part in self.excerpts.parts))
+
     def in_front_of(self, text: str) -> str:
         """A user's text behind the excerpts."""
         if not self.excerpts.text:

@@ -28,6 +28,7 @@ def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
             Excerpt(
                 library=names[each.library],
                 file=each.file.path,
+                file_id=each.file.id,
                 kind=each.file.kind,
                 heading=each.window.heading,
                 first_line=each.window.line,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import sqlite3
 import time
@@ -40,7 +41,8 @@ CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, digest TEXT NOT NULL,
     num_bytes INTEGER NOT NULL, modified_ns INTEGER NOT NULL, num_tokens INTEGER NOT NULL,
-    num_windows INTEGER NOT NULL, pages TEXT NOT NULL, added_s INTEGER NOT NULL
+    num_windows INTEGER NOT NULL, pages TEXT NOT NULL, added_s INTEGER NOT NULL,
+    version TEXT NOT NULL
 );
 CREATE TABLE windows (
     id INTEGER PRIMARY KEY, file INTEGER NOT NULL REFERENCES files, number INTEGER NOT NULL,
@@ -75,7 +77,10 @@ class StoredWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """`digest`: of the file's bytes. `pages`: the first character of each page, if it has pages."""
+    """`digest`: of the file's bytes. `pages`: the first character of each page, if it has pages.
+
+    `id`: of this version of the file; set when it is stored, and never used again.
+    """
 
     path: str
     kind: str
@@ -86,6 +91,7 @@ class StoredFile:
     num_windows: int = 0
     pages: tuple[int, ...] = ()
     added_s: int = 0
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,22 +124,23 @@ class Library:
         """
         self.folder = folder
         if not (folder / DATABASE).is_file():
-            raise LibraryError(f"library {folder}: there is no library in this folder")
+            raise LibraryError(f"library {folder.name}: there is no library in this folder")
         self._connection = self._connect()
         with self._told():
             settings = dict(self._connection.execute("SELECT name, value FROM settings"))
         if settings.get("format") != _VERSION:
             raise LibraryError(
-                f"library {folder}: {DATABASE} is of format {settings.get('format')!r}, and this "
-                f"version of gemserve reads {_VERSION!r}"
+                f"library {folder.name}: {DATABASE} is of format {settings.get('format')!r}, and "
+                f"this version of gemserve reads {_VERSION!r}"
             )
         try:
             self.identity = Identity.of_json(settings["identity"])
         except (KeyError, TypeError, ValueError) as error:
-            raise LibraryError(f"library {folder}: {DATABASE} is damaged: {error}") from error
+            raise LibraryError(f"library {folder.name}: {DATABASE} is damaged: {error}") from error
         if identity is not None and identity.digest != self.identity.digest:
             self.close()
-            raise OtherModel(folder, theirs=self.identity.shown, own=identity.shown)
+            raise OtherModel(folder.name, theirs=self.identity.shown, own=identity.shown)
+        self._inode = (folder / DATABASE).stat().st_ino
         self.damaged: tuple[str, ...] = ()
         self._index: tuple[tuple[int, int], Index] | None = None
         self._checked: set[tuple[int, int]] = set()  # (generation, first record)
@@ -162,9 +169,9 @@ class Library:
             finally:
                 unfinished.unlink()
         except FileExistsError as error:
-            raise LibraryError(f"library {folder}: exists already") from error
+            raise LibraryError(f"library {folder.name}: exists already") from error
         except (OSError, sqlite3.Error) as error:
-            raise LibraryError(f"library {folder}: cannot be made: {error}") from error
+            raise LibraryError(f"library {folder.name}: cannot be made: {error}") from error
         return Library(folder, identity)
 
     def close(self) -> None:
@@ -177,6 +184,18 @@ class Library:
             shutil.rmtree(self.folder)
 
     @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def is_there(self) -> bool:
+        """Is it still the library in its folder? It may have been deleted, and made anew."""
+        try:
+            return (self.folder / DATABASE).stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    @property
     def num_bytes(self) -> int:
         """Of all files in the folder."""
         return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
@@ -187,12 +206,12 @@ class Library:
         try:
             lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise LibraryError(f"library {self.folder}: {error}") from error
+            raise LibraryError(f"library {self.name}: {error}") from error
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise LibraryBusy(self.folder) from error
+                raise LibraryBusy(self.name) from error
             yield
         finally:
             os.close(lock)
@@ -444,6 +463,7 @@ class Library:
             len(windows),
             json.dumps(file.pages),
             int(time.time()),
+            f"lib-{secrets.token_hex(16)}",
         ]
         marks = ", ".join("?" * len(values))
         number = self._connection.execute(
@@ -508,15 +528,19 @@ class Library:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise LibraryError(f"library {self.folder}: {DATABASE}: {error}") from error
+            raise LibraryError(f"library {self.name}: {DATABASE}: {error}") from error
         except OSError as error:
-            raise LibraryError(f"library {self.folder}: {error}") from error
+            reason = error.strerror or error
+            raise LibraryError(f"library {self.name}: {reason}") from error
 
 
-_FILE_FIELDS = "path, kind, digest, num_bytes, modified_ns, num_tokens, num_windows, pages, added_s"
+_FILE_FIELDS = (
+    "path, kind, digest, num_bytes, modified_ns, num_tokens, num_windows, pages, added_s, version"
+)
 
 
 def _file_of(row: Sequence[Any]) -> StoredFile:
     fields = dict(zip(_FILE_FIELDS.split(", "), row, strict=True))
     fields["pages"] = tuple(json.loads(fields["pages"]))
+    fields["id"] = fields.pop("version")
     return StoredFile(**fields)

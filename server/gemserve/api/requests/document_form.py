@@ -57,7 +57,7 @@ def parse_document_form(raw: bytes, content_type: str, pdf_text: str | None = No
     `pdf_text`: the text of the file, if it is a PDF. Raises `RequestError`.
     """
     fields = parse_form(raw, content_type)
-    file = _take_file(fields)
+    file = take_file(fields)
     text = _text_of(file, "file") if pdf_text is None else pdf_text
     content: dict[str, Any] = {"text": text}
     if file.filename:
@@ -77,14 +77,14 @@ def parse_document_form(raw: bytes, content_type: str, pdf_text: str | None = No
 
 def find_pdf(raw: bytes, content_type: str) -> FormField | None:
     """The form's file, if it is a PDF. Raises `RequestError` if the form is wrong."""
-    file = _take_file(parse_form(raw, content_type))
+    file = take_file(parse_form(raw, content_type))
     return file if is_pdf(file.value) else None
 
 
 def parse_file_form(raw: bytes, content_type: str) -> FormField:
     """The file of a form that has nothing else. Raises `RequestError`."""
     fields = parse_form(raw, content_type)
-    file = _take_file(fields)
+    file = take_file(fields)
     for name in fields:
         raise RequestError(f"{name[:100]}: unknown field", param=name[:100])
     return file
@@ -95,7 +95,7 @@ def text_of_file(file: FormField) -> str:
     return _text_of(file, "file")
 
 
-def _take_file(fields: dict[str, FormField]) -> FormField:
+def take_file(fields: dict[str, FormField]) -> FormField:
     file = fields.pop("file", None)
     if file is None:
         raise RequestError("file: required", param="file", code="missing_field")

@@ -17,7 +17,8 @@ from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.window_pass import WindowPass, WindowRead
-from gemserve.types import HeldPart
+from gemserve.filter_plan import Window
+from gemserve.types import HeldPart, Request
 
 
 def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> None:
@@ -41,7 +42,8 @@ def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> 
         (share,) = document.shares
         pool.retain(share.span)
         sequence.memory.is_private |= share.span.is_private
-        cache.use_window(document, sequence.request.documents, sequence.request.pin)
+        documents = _documents_in(sequence.request, reading.plan.windows[index])
+        cache.use_window(document, documents, sequence.request.pin)
         reading.found[index] = share
         reading.used.add(document)
         reading.num_cached += 1
@@ -71,9 +73,8 @@ def leave_windows(
             pool.copy(read.text.start, span)
             share = Share(span, read.text.capacity, read.text.count)
             tokens = window_tokens(reading, sequence, read.index)
-            document = cache.add_window(
-                key, window.name, tokens, share, request.documents, request.pin
-            )
+            documents = _documents_in(request, window)
+            document = cache.add_window(key, window.name, tokens, share, documents, request.pin)
             reading.used.add(document)
     _note_held(cache, sequence, reads)
     release_windows(pool, sequence)
@@ -170,6 +171,15 @@ def window_key(sequence: Sequence) -> CacheKey | None:
     adapter = sequence.request.adapter
     of_adapter = None if adapter is None else (adapter.name, adapter.version)
     return CacheKey(sequence.request.tenant, of_adapter, reading.layer)
+
+
+def _documents_in(request: Request, window: Window) -> tuple[str, ...]:
+    """The ids of what a window may contain: of files of libraries only its own."""
+    files = {excerpt.file_id for excerpt in request.excerpts}
+    own = {e.file_id for e in request.excerpts if (e.start, e.stop) == (window.start, window.stop)}
+    if not own:
+        return request.documents
+    return tuple(each for each in request.documents if each not in files or each in own)
 
 
 def _reading(sequence: Sequence) -> WindowPass:

@@ -85,9 +85,9 @@ class Shelf:
         try:
             files, windows, tokens = library.totals()
             own = self.requests.identity
-            error = None
+            reason = None
             if library.identity.digest != own.digest:
-                error = str(OtherModel(name, theirs=library.identity.shown, own=own.shown))
+                reason = str(OtherModel(name, theirs=library.identity.shown, own=own.shown))
             return Description(
                 name=name,
                 files=files,
@@ -95,10 +95,10 @@ class Shelf:
                 tokens=tokens,
                 num_bytes=library.num_bytes,
                 model=library.identity.model,
-                error=error,
+                error=reason,
             )
-        except LibraryError as failed:
-            return Description(name=name, error=str(failed))
+        except LibraryError as error:
+            return Description(name=name, error=str(error))
         finally:
             library.close()
 

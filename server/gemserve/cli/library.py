@@ -83,6 +83,10 @@ def run_add(arguments: argparse.Namespace) -> int:
             print(f"{start}{progress_of(done, now_s - started_s)}", end=end, file=sys.stderr)
             sys.stderr.flush()
     assert done is not None
+    gone = gone_files(library, arguments.paths)
+    if gone:
+        with library.writing():
+            library.remove_files(gone)
     if is_terminal:
         print(_CLEAR, end="", file=sys.stderr)
     for path, reason in done.skipped[:_SHOWN_SKIPPED]:
@@ -92,10 +96,21 @@ def run_add(arguments: argparse.Namespace) -> int:
     seconds = time.monotonic() - started_s
     print(
         f"{done.files:,} files added or changed, {done.unchanged:,} unchanged, "
-        f"{len(done.skipped):,} left out; {done.read_tokens:,} tokens read in {seconds:,.0f} s"
+        f"{len(gone):,} gone, {len(done.skipped):,} left out; {done.read_tokens:,} tokens read in "
+        f"{seconds:,.0f} s"
     )
     print(describe(library))
     return 0
+
+
+def gone_files(library: Library, paths: list[str]) -> list[str]:
+    """The files of a library that were in one of these folders, and are there no more."""
+    folders = [f"{Path(path).absolute()}/" for path in paths if Path(path).is_dir()]
+    return [
+        file.path
+        for file in library.files()
+        if file.path.startswith(tuple(folders)) and not Path(file.path).exists()
+    ]
 
 
 def progress_of(done: Added, seconds: float) -> str:

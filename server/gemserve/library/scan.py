@@ -91,19 +91,22 @@ def _add_block(
     part = records[begin : begin + int(high[-1])]
     keys = torch.from_numpy(np.ascontiguousarray(part["keys"]))  # [tokens, key heads, head_dim]
     scales = torch.from_numpy(part["scale"].astype(np.float32))
+    # windows follow each other, so that what is between two of them is a part of its own
+    edges = np.stack([low, high], axis=1).reshape(-1)
     best, logsums = [], []
     for head, softcap in enumerate(queries.softcaps):
         key_head = key_head_of[head]
         query = torch.from_numpy(queries.queries[head])
-        logits = keys[:, key_head].float() @ query.T * scales[:, key_head, None]
+        # rows first: sums along the tokens are then along memory
+        logits = query @ keys[:, key_head].float().T * scales[:, key_head]  # [rows, tokens]
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        highest = logits.amax(0)
-        exps = (logits - highest).exp_()
-        of_windows = [
-            (exps[a:b].sum(0), logits[a:b].amax(0)) for a, b in zip(low, high, strict=True)
-        ]
-        logsums.append(torch.stack([total for total, _ in of_windows]).log() + highest)
-        best.append(torch.stack([top for _, top in of_windows]))
-    sums.best.append(torch.cat(best, dim=1).numpy())
-    sums.sums.append(torch.cat(logsums, dim=1).numpy())
+        highest = logits.amax(1, keepdim=True)
+        exps = (logits - highest).exp_().numpy()
+        of_windows = logits.numpy()
+        sum_of = np.add.reduceat(exps, edges[:-1], axis=1)[:, ::2].T
+        with np.errstate(divide="ignore"):  # no token of a window is near the best of the block
+            logsums.append(np.log(sum_of) + highest[:, 0].numpy())
+        best.append(np.maximum.reduceat(of_windows, edges[:-1], axis=1)[:, ::2].T)
+    sums.best.append(np.concatenate(best, axis=1))
+    sums.sums.append(np.concatenate(logsums, axis=1))

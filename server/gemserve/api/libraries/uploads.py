@@ -98,6 +98,10 @@ class Uploads:
             self._of[tenant, name].remove(upload)
         return bool(found)
 
+    def turn(self, tenant: bytes, name: str) -> asyncio.Lock:
+        """Whoever holds it is the only one of this server that changes the library."""
+        return self._turns.setdefault((tenant, name), asyncio.Lock())
+
     async def _read(
         self,
         tenant: bytes,
@@ -109,7 +113,7 @@ class Uploads:
     ) -> None:
         key = tenant, name
         try:
-            async with self._turns.setdefault(key, asyncio.Lock()):
+            async with self.turn(*key):
                 loop = asyncio.get_running_loop()
 
                 def run(request: Request) -> Finished:

@@ -144,7 +144,8 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
         kept, reading = shelves()
         tenant = tenant_of(http)
         was_read = reading.cancel(tenant, library, path)
-        was_there = await to_thread.run_sync(kept.remove_file, tenant, library, path)
+        async with reading.turn(tenant, library):
+            was_there = await to_thread.run_sync(kept.remove_file, tenant, library, path)
         if not (was_there or was_read):
             raise LibraryFileNotFound(path, param="path")
         return {"id": path, "object": "library.file", "deleted": True}
@@ -156,8 +157,10 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
     @routes.add("DELETE", _ONE, DELETE)
     async def delete_library(http: HttpRequest, library: str) -> library_types.LibraryDeleted:
         kept, reading = shelves()
-        reading.cancel(tenant_of(http), library)
-        await to_thread.run_sync(kept.delete, tenant_of(http), library)
+        tenant = tenant_of(http)
+        reading.cancel(tenant, library)
+        async with reading.turn(tenant, library):
+            await to_thread.run_sync(kept.delete, tenant, library)
         return {"id": library, "object": "library", "deleted": True}
 
     return routes

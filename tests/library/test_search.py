@@ -68,6 +68,18 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(blocks, whole, rtol=1e-5)
 
 
+def test_a_window_of_two_files_counts_once() -> None:
+    """Its records are there once, and twice in the list of windows."""
+    rng = np.random.default_rng(5)
+    queries = drawn_queries(rng)
+    records = rounded_keys(rng.normal(size=(2, 9, 8)).astype(np.float32))
+    once = [(records, np.array([0, 4]), np.array([4, 5]))]
+    twice = [(records, np.array([0, 0, 4, 4]), np.array([4, 4, 5, 5]))]
+    (single,) = attention_to_windows(queries, (0, 1), once)
+    (double,) = attention_to_windows(queries, (0, 1), twice)
+    np.testing.assert_array_equal(double, single[[0, 0, 1, 1]])
+
+
 def test_damaged_windows_score_nothing() -> None:
     records = rounded_keys(np.ones((2, 4, 8), np.float32))
     counts = np.array([0, 2])

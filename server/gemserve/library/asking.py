@@ -21,10 +21,14 @@ _OPENING, _CLOSING = "<documents>\n", "\n</documents>\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answerable:
-    """What a question should be asked behind, and how it was found."""
+    """What a question should be asked behind, and how it was found.
+
+    `window`: the most tokens of an excerpt, which is a window of its own.
+    """
 
     excerpts: Excerpts
     searched: SearchReport
+    window: int
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -77,7 +81,8 @@ def find_excerpts(
         candidates=len(excerpts.parts),
         ms=(time.monotonic() - started_s) * 1e3,
     )
-    return Answerable(excerpts=excerpts, searched=searched)
+    window = requests.identity.window
+    return Answerable(excerpts=excerpts, searched=searched, window=window)
 
 
 def question_text(request: Request, tokenizer: Any) -> str:

@@ -37,19 +37,24 @@ def attention_to_windows(
     """The score of each window, 0 to 1. `key_head_of`: which key head each head reads.
 
     `parts`: of each library its records, and the first one and the number of those of each window,
-    in the order of their places. Windows of 0 records score 0. Returns one array for each library.
+    in the order of their places. Windows of 0 records score 0. Those that several files have, in
+    the same records, count once. Returns one array for each library.
     """
-    counted = [starts[counts > 0] for _, starts, counts in parts]
-    sums = _RowSums()
+    sums, numbers = _RowSums(), []
     for records, starts, counts in parts:
-        for block in _blocks(starts[counts > 0], counts[counts > 0]):
+        is_there = counts > 0
+        distinct, first, number = np.unique(
+            starts[is_there], return_index=True, return_inverse=True
+        )
+        numbers.append(number)
+        for block in _blocks(distinct, counts[is_there][first]):
             _add_block(sums, queries, key_head_of, records, *block)
     scores = _scores(sums, queries.sinks.reshape(-1))
     found, at = [], 0
-    for (_, _, counts), used in zip(parts, counted, strict=True):
+    for (_, _, counts), number in zip(parts, numbers, strict=True):
         of_windows = np.zeros(len(counts), dtype=np.float32)
-        of_windows[counts > 0] = scores[at : at + len(used)]
-        at += len(used)
+        of_windows[counts > 0] = scores[at : at + number.max(initial=-1) + 1][number]
+        at += number.max(initial=-1) + 1
         found.append(of_windows)
     return found
 

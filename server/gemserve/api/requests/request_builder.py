@@ -32,7 +32,7 @@ from gemserve.api.requests.tool_choice import chat_call_rules, check_tools, prom
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.context_limits import ContextLimits
-from gemserve.filtering.methods import METHODS
+from gemserve.filtering.methods import METHODS, find_method
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.library.asking import Answerable
 from gemserve.prompting.encoding import TokenLimit, decode
@@ -310,7 +310,13 @@ class RequestBuilder:
         return min(wanted, room) if room >= _LEAST_ANSWER else wanted
 
     def _resolve(self, body: FilterBody | None) -> FilterParams:
-        return self.planner.resolve(FilterOptions() if body is None else body.options)
+        options = FilterOptions() if body is None else body.options
+        found = None if body is None else body.answerable
+        # excerpts are read as they were added, also where other documents are read as one sequence
+        if found is not None and options.window is None and self.planner.window == "off":
+            method = find_method(options.method or self.planner.method)
+            options = replace(options, window=found.window if method.reads_windows else None)
+        return self.planner.resolve(options)
 
     @property
     def most_tokenized(self) -> int:

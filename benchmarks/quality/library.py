@@ -348,7 +348,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {"kind": "library", "files": files, "windows": windows, "tokens": tokens, "bytes": size}
     ]
-    rows += measurement.recall(arguments.candidates)
+    if arguments.candidates:
+        rows += measurement.recall(arguments.candidates)
     if arguments.answers:
         rows += measurement.answers(arguments.answers, arguments.seconds)
     results.finish("library", "cpu", rows, arguments.json)

@@ -28,6 +28,7 @@ class Filter(TypedDict, total=False):
     window in which documents are read, "auto", or "off": the prompt is read as one sequence.
     `lexical` is "auto", or "off": passages do not rank by the question's words, too. `second_look`
     is "auto", or "off": with `keep` "auto" the best passages are not read again.
+    `library` names libraries of which the best windows are read, `candidates` of them.
     Instead of a `Filter`, a request may give the name of a method alone.
 
     ```python
@@ -44,6 +45,8 @@ class Filter(TypedDict, total=False):
     lexical: Literal["auto", "off"]
     second_look: Literal["auto", "off"]
     pooling: Literal["mean", "max"]
+    library: str | Sequence[str]
+    candidates: int
     protect: Protect
     return_selection: bool
     return_scores: bool | Literal["exact", "heads"]

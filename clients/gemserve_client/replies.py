@@ -36,6 +36,34 @@ class MessageReport(BaseModel):
     protected_tokens: int
 
 
+class SearchReport(BaseModel):
+    """What was searched for a question: the windows of libraries, with so many tokens.
+
+    `candidates` windows were found, and read. `ms`: of the search.
+    """
+
+    libraries: list[str]
+    windows: int
+    tokens: int
+    candidates: int
+    ms: float
+
+
+class SourceReport(BaseModel):
+    """Where a kept passage is in a library: its file, and the place in it.
+
+    `lines` and `pages` are the first and the last, from 1. `characters` is a half-open range.
+    """
+
+    library: str
+    file: str
+    heading: str | None = None
+    lines: tuple[int, int] | None = None
+    pages: tuple[int, int] | None = None
+    characters: tuple[int, int]
+    text: str
+
+
 class FilterReport(BaseModel):
     """What the filter did.
 
@@ -48,7 +76,9 @@ class FilterReport(BaseModel):
     how focused attention was. Some methods do not measure it. `window` is the most tokens of a
     window, `windows` how many the documents were cut into, of which the document cache had
     `cached_windows`; None if the prompt was read as one sequence, or whole. `looked_at` passages
-    were read again, by all layers, before any was kept. `scores` are there if the request has
+    were read again, by all layers, before any was kept. `searched`, `sources` and `found` are there
+    if the request names libraries: what was searched, where each kept passage comes from, and
+    whether anything seems to answer. `scores` are there if the request has
     `return_scores`; the server's documentation describes them.
     """
 
@@ -69,6 +99,9 @@ class FilterReport(BaseModel):
     windows: int | None = None
     cached_windows: int | None = None
     looked_at: int = 0
+    searched: SearchReport | None = None
+    sources: list[SourceReport] | None = None
+    found: bool | None = None
     scores: dict[str, Any] | None = None
 
 

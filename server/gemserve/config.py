@@ -169,8 +169,9 @@ class ServerConfig:
     `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
 
     `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
-    one key has stored; without keys, of all documents. `otel`: whether traces are exported; "auto":
-    if an OTEL_… variable says where to.
+    one key has stored; without keys, of all documents. `library_dir`: where libraries are; None:
+    there are none. `max_libraries`, `library_disk_bytes`: limits of one key's libraries. `otel`:
+    whether traces are exported; "auto": if an OTEL_… variable says where to.
     """
 
     host: str = "127.0.0.1"
@@ -205,6 +206,9 @@ class ServerConfig:
     document_memory_bytes: int = 64 << 20
     max_pinned_documents: int = 4
     max_document_ttl_s: int = 86400
+    library_dir: str | None = None
+    max_libraries: int = 16
+    library_disk_bytes: int = 16 << 30
     log_format: Literal["text", "json"] = "text"
     otel: Switch = "auto"
 

@@ -11,7 +11,12 @@
     │   ├── CapacityExceeded
     │   ├── ModelNotFound    (404)
     │   ├── AdapterNotFound  (404)
-    │   └── DocumentNotFound (404)
+    │   ├── DocumentNotFound (404)
+    │   ├── LibraryNotFound  (404)
+    │   └── LibraryFileNotFound (404)
+    ├── LibraryError         a library cannot be opened, read or written; the message says which
+    │   ├── LibraryBusy      another process writes into it (409)
+    │   └── OtherModel       it was read by another model (409)
     ├── InvalidKey           (401)
     ├── PermissionDenied     (403)
     │   └── HostNotAllowed
@@ -178,6 +183,48 @@ class DocumentNotFound(RequestError):
             "this key never had it.",
             param=param,
             code="document_not_found",
+        )
+
+
+class LibraryNotFound(RequestError):
+    def __init__(self, name: str, *, param: str) -> None:
+        super().__init__(
+            f"The library {shown(name)} does not exist.", param=param, code="library_not_found"
+        )
+
+
+class LibraryFileNotFound(RequestError):
+    def __init__(self, path: str, *, param: str) -> None:
+        super().__init__(
+            f"The library has no file {shown(path)}.", param=param, code="library_file_not_found"
+        )
+
+
+class LibraryError(GemserveError):
+    """A library cannot be opened, read or written. `code` is that of the HTTP reply."""
+
+    code = "library_error"
+
+
+class LibraryBusy(LibraryError):
+    code = "library_busy"
+    retry_after_s = 1
+
+    def __init__(self, path: object) -> None:
+        super().__init__(
+            f"library {path}: another process is adding or removing files; one at a time can"
+        )
+
+
+class OtherModel(LibraryError):
+    """A library's keys were computed by another model, so that this one finds nothing by them."""
+
+    code = "library_of_other_model"
+
+    def __init__(self, path: object, *, theirs: str, own: str) -> None:
+        super().__init__(
+            f"library {path}: was read by {theirs}, and this is {own}; ask with that "
+            "model, or read the files anew: gemserve library add NAME PATH… --anew"
         )
 
 

@@ -116,6 +116,38 @@ class SummaryArrays:
     shares: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeysRead:
+    """The keys by which windows are found later, as if each token stood at position 0.
+
+    `windows`: one array for each, [key heads, tokens, head_dim], float32. The key heads are those
+    that the plan's `heads` read (`key_heads`).
+    """
+
+    windows: tuple[npt.NDArray[np.float32], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QueriesRead:
+    """What a question alone looks for: the queries of the plan's `heads` in its rows.
+
+    `queries`: [heads, rows, head_dim], with the attention's scale, as they are `distance` positions
+    behind position 0. `sinks`: the log-sum-exps of the logits of the anchor's tokens, [heads,
+    rows]. Both are float32. `softcaps`: of each head.
+    """
+
+    queries: npt.NDArray[np.float32]
+    sinks: npt.NDArray[np.float32]
+    softcaps: tuple[float | None, ...]
+
+
+def key_heads(
+    heads: tuple[tuple[int, int], ...], num_heads: int, num_kv_heads: int
+) -> tuple[tuple[int, int], ...]:
+    """The (layer, key head) pairs that (layer, head) pairs read, each once, ascending."""
+    return tuple(sorted({(layer, head * num_kv_heads // num_heads) for layer, head in heads}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookPlan:
     """What is read around a passage: token ids `before` it and `after` it, and the question's.
@@ -154,6 +186,8 @@ class FilterPlan:
     kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
     dropped. `chosen`: the positions that a method without a pass keeps.
 
+    `num_sinks`: how many tokens of an anchor a question is read behind that is read alone.
+
     `answer_heads`: the (layer, head) pairs whose attention is watched while the answer is
     generated; None: all heads of `answer_layer`. If that is None, nothing is watched.
     """
@@ -174,6 +208,7 @@ class FilterPlan:
     may_read_whole: bool = False
     look: LookPlan | None = None
     num_stable: int = 0
+    num_sinks: int = 0
     evicts: bool = False
     chosen: tuple[int, ...] | None = None
     answer_layer: int | None = None

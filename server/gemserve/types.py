@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemserve.errors import RequestError, shown
-from gemserve.filter_plan import FilterPlan, FilterReason, SummaryArrays
+from gemserve.filter_plan import FilterPlan, FilterReason, KeysRead, QueriesRead, SummaryArrays
 from gemserve.scores import AnswerAttention, FilterScores, ReturnScores
 
 TokenArray = npt.NDArray[np.int64]
@@ -25,6 +25,7 @@ Keep = int | float | Literal["auto"]
 WindowSize = int | Literal["auto", "off"]
 Lexical = Literal["auto", "off"]
 SecondLook = Literal["auto", "off"]
+VectorKind = Literal["keys", "queries"]  # of windows, which are one group; of a question alone
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
@@ -42,6 +43,9 @@ SHORT_TURN = 96  # a chat's last turn of so few tokens is no document, however s
 MOST_ENCLOSING = 4  # lines around a passage
 _READ_AT_ONCE = 1 << 16  # tokens
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # a regular expression
+LIBRARY_NAME = ADAPTER_NAME
+CANDIDATES = 16  # windows of libraries that are read for a question, if it does not say
+MOST_CANDIDATES = 256
 
 
 class Priority(IntEnum):
@@ -173,6 +177,29 @@ class MessagePlace:
     role: ChatRole
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Excerpt:
+    """A window of a library's file in a prompt, at token positions start..stop−1.
+
+    `text`: the window's, which begins at the file's `first_line` (from 1) and `first_character`,
+    and is part of what `heading` says. `pages`: the first character of each page of the file, if it
+    has pages. `characters`: where each token begins in `text`: [tokens].
+    """
+
+    library: str
+    file: str
+    file_id: str
+    kind: str
+    heading: str
+    first_line: int
+    first_character: int
+    pages: tuple[int, ...]
+    text: str
+    start: int = 0
+    stop: int = 0
+    characters: TokenArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,7 +482,8 @@ class Request:
     `words`: for each word of the question the tokens that it begins in. `separators`: what is put
     between kept passages that were not neighbours. `question_frame`: what the model reads around a
     passage to say how likely the question is. `messages`: where those of a chat are, for the
-    report; None: it is no chat.
+    report; None: it is no chat. `excerpts`: what of it are windows of a library, in order, and
+    `searched` how these were found.
 
     `plan`: how it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for
     some methods that takes milliseconds for each choice.
@@ -474,6 +502,7 @@ class Request:
     priority: int = 0  # lower values are admitted first
     selects_only: bool = False  # the request ends when the filter has chosen
     summarizes_only: bool = False  # it ends when its windows are read
+    vectors_only: VectorKind | None = None  # it ends when it is read, with these of its tokens
     lent_groups: tuple[int, ...] = ()  # of windows: others read those that are not cached
     prompt_logprobs: int | None = None  # alternatives to report beside each prompt token, if any
     protected: tuple[ProtectedRange, ...] = ()
@@ -485,6 +514,8 @@ class Request:
     separators: Separators = NO_SEPARATORS
     question_frame: QuestionFrame = NO_FRAME
     messages: tuple[MessagePlace, ...] | None = None
+    excerpts: tuple[Excerpt, ...] = field(default=(), compare=False)
+    searched: SearchReport | None = None
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
@@ -509,6 +540,11 @@ class Request:
         """`prompt_ids` as an array, which nobody may change."""
         assert self._array is not None
         return self._array[1]
+
+    @property
+    def ends_when_read(self) -> bool:
+        """Does it end behind its filter pass, without a choice?"""
+        return self.summarizes_only or self.vectors_only is not None
 
     @property
     def repeated(self) -> tuple[int, ...]:
@@ -551,6 +587,37 @@ class MessageReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """Where a kept passage comes from that a library has: its file, and the place in it.
+
+    `lines`: the first and the last, from 1, of a plain text. `pages`: likewise, of a file that has
+    pages. `characters`: the half-open range in the file's text. `heading`: what it is part of.
+    """
+
+    library: str
+    file: str
+    heading: str | None
+    lines: tuple[int, int] | None
+    pages: tuple[int, int] | None
+    characters: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchReport:
+    """What was searched for a question: all windows of these libraries, with so many tokens.
+
+    `candidates`: how many windows were found, and read. `ms`: of the search.
+    """
+
+    libraries: tuple[str, ...]
+    windows: int
+    tokens: int
+    candidates: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterReport:
     """What the filter did; the `filter` object of every response.
 
@@ -560,7 +627,9 @@ class FilterReport:
     `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
     the most tokens of a window. `windows`: how many the documents were cut into, of which the
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
-    or whole. `looked_at`: how many passages all layers read again to rank them.
+    or whole. `looked_at`: how many passages all layers read again to rank them. `searched`,
+    `sources`: of a question to libraries, what was searched, and where each kept passage comes
+    from. `found`: False if coverage says that nothing there answers; None if nothing says so.
     """
 
     method: FilterMethod
@@ -580,6 +649,9 @@ class FilterReport:
     windows: int | None = None
     cached_windows: int | None = None
     looked_at: int = 0
+    searched: SearchReport | None = None
+    sources: tuple[SourceReport, ...] | None = None
+    found: bool | None = None
     scores: FilterScores | None = None
 
 
@@ -643,7 +715,7 @@ class Finished:
 
     `stop`: the stop string that ended the answer, if one did. `peak_kv_bytes` includes the filter
     pass. `decode_kv_bytes` is what is held while decoding. `attention`: if the request asks for it.
-    `windows_read`: if it wants no more.
+    `windows_read`, `vectors`: if it wants no more.
     """
 
     reason: FinishReason
@@ -654,6 +726,7 @@ class Finished:
     stop: str | None = None
     attention: AnswerAttention | None = None
     windows_read: WindowsRead | None = None
+    vectors: KeysRead | QueriesRead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

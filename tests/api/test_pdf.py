@@ -11,8 +11,8 @@ import pytest
 
 from gemserve.api.documents import pdf_queue
 from gemserve.api.documents.pdf_queue import MAX_PDFS, PdfQueue
-from gemserve.api.documents.pdf_text import PdfLimits, PdfText, cleaned, read_pdf
 from gemserve.errors import PdfsBusy, RequestError
+from gemserve.library.pdf_text import PdfLimits, PdfText, cleaned, read_pdf
 from tests.fakes import Api
 from tests.pdfs import pdf_of
 

@@ -103,3 +103,19 @@ def test_documents_are_what_is_not_always_read() -> None:
 def test_a_question_is_never_within_a_window() -> None:
     protected = (ProtectedRange(500, 510, Priority.QUESTION),)
     assert document_ranges(protected, ((500, 510),), 900) == [(0, 500), (510, 900)]
+
+
+def test_what_a_library_has_cut_stays_as_it_was() -> None:
+    """Also longer than a window, and without the few tokens between two; the rest is cut anew."""
+    tokens = np.array(text_of(Random(3), 1000))
+    fixed = [(100, 420), (422, 500), (500, 510)]
+    windows = cut_windows(tokens, [(0, 1000)], NO_BREAKS, 256, (), fixed)
+    found = [(window.start, window.stop) for window in windows]
+    assert found[:4] == [(0, 100), *fixed]
+    assert found[4][0] == 510
+    assert found[-1][1] == 1000
+    assert max(stop - start for start, stop in found[4:]) <= 256
+    (alone,) = cut_windows(tokens[100:420], [(0, 320)], NO_BREAKS, 320)
+    assert windows[1].name == alone.name
+    # what is not within a document is no window
+    assert cut_windows(tokens, [(0, 90)], NO_BREAKS, 256, (), fixed)[0].stop == 90

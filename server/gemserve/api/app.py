@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache, partial
+from pathlib import Path
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
@@ -20,9 +21,10 @@ from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.reply_memory import ReplyMemory
 from gemserve.api.anthropic.routes import anthropic_routes
 from gemserve.api.documents.pdf_queue import PdfQueue
-from gemserve.api.documents.pdf_text import PdfLimits
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
+from gemserve.api.libraries.shelf import Shelf
+from gemserve.api.libraries.uploads import Uploads
 from gemserve.api.ollama.routes import ollama_routes
 from gemserve.api.openai_responses.routes import openai_responses_routes
 from gemserve.api.openapi import write_document
@@ -38,6 +40,7 @@ from gemserve.api.routes.documents import document_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
 from gemserve.api.routes.inspector import inspector_routes
+from gemserve.api.routes.libraries import library_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
@@ -49,7 +52,8 @@ from gemserve.api.serving import Serving
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.config import ServerConfig
-from gemserve.errors import GemserveError
+from gemserve.errors import ConfigError, GemserveError
+from gemserve.library.pdf_text import PdfLimits
 
 
 def create_app(
@@ -123,6 +127,7 @@ def _all_routes(
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
     models = ModelNames(serving.model_name, serving.adapters, serving.also_named)
+    shelf = _shelf_of(serving)
     submitter = Submitter(
         engine=engine,
         models=models,
@@ -136,6 +141,7 @@ def _all_routes(
         turns=TextTurns(backlog.is_alone),
         traces=traces,
         sharing=sharing,
+        shelf=shelf,
     )
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
     return [
@@ -147,6 +153,7 @@ def _all_routes(
         ranking_routes(submitter, builder),
         document_routes(submitter, builder, documents, pdfs),
         document_text_routes(submitter, pdfs),
+        library_routes(submitter, shelf, None if shelf is None else Uploads(shelf, engine)),
         tokenizing_routes(builder, models, documents, submitter.turns),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config, load_adapter),
@@ -160,6 +167,20 @@ def _all_routes(
             config=config,
         ),
     ]
+
+
+def _shelf_of(serving: Serving) -> Shelf | None:
+    """The libraries of the server, if it has any. Raises `ConfigError`."""
+    config, vectors = serving.config, serving.vectors
+    if config.library_dir is None:
+        return None
+    if vectors is None:
+        raise ConfigError(
+            f"library_dir={config.library_dir}: no heads of this model are known to find facts; "
+            "run gemserve calibrate first"
+        )
+    forget = serving.engine.forget_documents
+    return Shelf(Path(config.library_dir), vectors, serving.builder.tokenizer, config, forget)
 
 
 def _add_middleware(

@@ -16,7 +16,12 @@ from gemserve.errors import (
     EngineDead,
     GemserveError,
     InvalidKey,
+    LibraryBusy,
+    LibraryError,
+    LibraryFileNotFound,
+    LibraryNotFound,
     ModelNotFound,
+    OtherModel,
     PdfsBusy,
     PermissionDenied,
     QueueFull,
@@ -27,6 +32,15 @@ from gemserve.errors import (
 )
 
 ErrorKind = Literal["invalid_request_error", "requests", "overloaded_error", "server_error"]
+
+
+_MISSING = (
+    ModelNotFound,
+    AdapterNotFound,
+    DocumentNotFound,
+    LibraryNotFound,
+    LibraryFileNotFound,
+)
 
 
 class ErrorDetail(TypedDict):
@@ -49,7 +63,7 @@ def error_body(
 def error_response(error: GemserveError) -> JSONResponse:
     """The reply to an error raised before anything was sent."""
     if isinstance(error, RequestError):
-        is_missing = isinstance(error, (ModelNotFound, AdapterNotFound, DocumentNotFound))
+        is_missing = isinstance(error, _MISSING)
         status = 404 if is_missing else 400
         body = error_body(
             str(error), kind="invalid_request_error", param=error.param, code=error.code
@@ -72,6 +86,11 @@ def error_response(error: GemserveError) -> JSONResponse:
     if isinstance(error, AdapterUnavailable):  # waiting does not help, so no Retry-After
         body = error_body(str(error), kind="server_error", param=error.param, code=error.code)
         return JSONResponse(body, status_code=503)
+    if isinstance(error, LibraryError):
+        is_conflict = isinstance(error, (LibraryBusy, OtherModel))
+        kind: ErrorKind = "invalid_request_error" if is_conflict else "server_error"
+        body = error_body(str(error), kind=kind, code=error.code)
+        return JSONResponse(body, status_code=409 if is_conflict else 500)
     if isinstance(error, EngineDead):
         return JSONResponse(
             error_body(str(error), kind="server_error", code="engine_dead"), status_code=503

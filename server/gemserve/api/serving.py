@@ -12,6 +12,8 @@ from gemserve.engine.core import Core
 from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
+from gemserve.library.vectors import VectorRequests, identity_of
+from gemserve.model.base_model import hash_tokenizer, hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Backend
 
@@ -21,6 +23,7 @@ class Serving:
     """What the application serves. `model_type`: the architecture's name, such as "llama".
 
     `also_named`: a second name by which requests may call the model, such as its path.
+    `vectors`: what libraries ask the engine for; None: there are none.
     """
 
     engine: Engine
@@ -33,6 +36,7 @@ class Serving:
     engine_config: EngineConfig = field(default_factory=EngineConfig)
     model_type: str = "unknown"
     also_named: str | None = None
+    vectors: VectorRequests | None = None
 
 
 def build_serving(
@@ -68,7 +72,22 @@ def build_serving(
         engine_config=core.config,
         model_type=core.model.config.model_type,
         also_named=also_named,
+        vectors=None if config.library_dir is None else vectors_of(core, model_name),
     )
+
+
+def vectors_of(core: Core, model_name: str) -> VectorRequests | None:
+    """What libraries of this model ask the engine for; None: its heads are not calibrated."""
+    if core.calibration.heads is None:
+        return None
+    identity = identity_of(
+        core.planner,
+        core.tokenizer,
+        model=model_name,
+        weights=hash_weights(core.model.hf, rounded=True),
+        tokenizer_hash=hash_tokenizer(core.tokenizer),
+    )
+    return VectorRequests(planner=core.planner, identity=identity)
 
 
 def watchdog_of(engine: Engine, config: ServerConfig) -> Watchdog | None:

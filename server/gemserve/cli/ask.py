@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.adapter_inspect import MAX_BYTES
-from gemserve.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, add_options, read_options
+from gemserve.cli.library import add_place
+from gemserve.cli.options import (
+    ENGINE_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    number,
+    read_options,
+)
 from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError
 from gemserve.filter_plan import FilterReason
-from gemserve.types import FilterReport
+from gemserve.library.folders import folder_of
+from gemserve.types import CANDIDATES, MOST_CANDIDATES, FilterReport
 
 if TYPE_CHECKING:
     from gemserve.llm import LLM, Passage
@@ -35,7 +43,7 @@ WHY: dict[FilterReason, str] = {
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("ask", help="answer questions about files, offline")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="text files; - is standard input")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="text files; - is standard input")
     parser.add_argument("question", metavar="QUESTION")
     parser.add_argument(
         "--also",
@@ -49,6 +57,21 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="answer further questions, one a line of standard input",
     )
+    parser.add_argument(
+        "--library",
+        dest="libraries",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="answer from a library; may be repeated",
+    )
+    parser.add_argument(
+        "--candidates",
+        type=number(1, MOST_CANDIDATES),
+        default=CANDIDATES,
+        help="windows of libraries that are found and read for a question (default: %(default)s)",
+    )
+    add_place(parser)
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
     # kept apart from GEMSERVE_ADAPTER, a server setting of another form
@@ -66,18 +89,27 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError(
             "--interactive: reads questions from standard input, so no FILE can be -", param=None
         )
+    if not arguments.files and not arguments.libraries:
+        raise RequestError("FILE: give files to ask about, or --library NAME", param=None)
     document = "\n\n".join(_read(name) for name in arguments.files)
     questions = [arguments.question, *arguments.also]
     for name, text in (("FILE", document), *(("QUESTION", question) for question in questions)):
-        if not text.strip():
+        if not text.strip() and (name == "QUESTION" or arguments.files):
             raise RequestError(f"{name}: must not be empty", param=None)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     llm = LLM(model, engine)
     adapter = None if arguments.adapters is None else _load(arguments.adapters, llm.core.model)
+    libraries = [
+        llm.library(folder_of(name, arguments.library_dir)) for name in arguments.libraries
+    ]
     for question in chain(questions, _read_questions() if arguments.interactive else ()):
-        text = f"{document}\n\n{question}"
-        prompt = llm.prompt(text if llm.has_chat_template else f"{text}\nAnswer:")
+        text = f"{document}\n\n{question}" if document else question
+        text = text if llm.has_chat_template else f"{text}\nAnswer:"
+        if libraries:
+            prompt = llm.ask_libraries(text, libraries, candidates=arguments.candidates)
+        else:
+            prompt = llm.prompt(text)
         _answer(llm, prompt, arguments, adapter)
     return 0
 
@@ -101,12 +133,18 @@ def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: An
     sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
     options = FilterOptions(return_selection=True)
     line = ProgressLine()
+    report: FilterReport | None = None
     for event in llm.stream(
         prompt, sampling, filter=options, adapter=adapter, field="FILE", on_progress=line.show
     ):
         line.clear()
         if isinstance(event, Filtered):
-            print(summary_of(event.report), file=sys.stderr)
+            report = event.report
+            print(summary_of(report), file=sys.stderr)
+            if report.found is False:
+                print(
+                    "nothing was found that answers this; do not trust the answer", file=sys.stderr
+                )
             if arguments.show_kept:
                 _show_kept(event.report, llm.passages(prompt, event.report))
         elif isinstance(event, TextDelta):
@@ -115,6 +153,24 @@ def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: An
             print(flush=True)
             if event.reason == "length":
                 print("the answer is cut: it reached --max-tokens", file=sys.stderr)
+    if report is not None and report.sources is not None:
+        _show_sources(report)
+
+
+def _show_sources(report: FilterReport) -> None:
+    """Where what was kept comes from, one line for each place."""
+    lines: dict[str, None] = {}
+    for source in report.sources or ():
+        where = source.file
+        if source.lines is not None:
+            where += f":{source.lines[0]}-{source.lines[1]}"
+        if source.pages is not None:
+            first, last = source.pages
+            where += f", page {first}" if first == last else f", pages {first} to {last}"
+        lines[where + (f" ({source.heading})" if source.heading else "")] = None
+    print("sources:", file=sys.stderr)
+    for text in lines:
+        print(f"  {text}", file=sys.stderr)
 
 
 def _show_kept(report: FilterReport, passages: Sequence[Passage]) -> None:

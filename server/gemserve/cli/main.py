@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import gemserve
-from gemserve.cli import adapter_actions, ask, calibrate, demo, evaluate, plan, serve
+from gemserve.cli import adapter_actions, ask, calibrate, demo, evaluate, library, plan, serve
 from gemserve.cli.logs import ToStderr
 from gemserve.cli.options import apply_environment
 from gemserve.errors import ConfigError, GemserveError
@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
     parser.add_argument("--version", action="version", version=gemserve.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (demo, serve, ask, plan, evaluate, calibrate, adapter_actions):
+    for command in (demo, serve, ask, library, plan, evaluate, calibrate, adapter_actions):
         command.add_command(commands)
     for subparser in commands.choices.values():
         subparser.allow_abbrev = False

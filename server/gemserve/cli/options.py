@@ -419,6 +419,9 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option(
         "--max-document-ttl", "max_document_ttl_s", number(1), "seconds that a document may stay"
     ),
+    Option("--library-dir", "library_dir", str, "folder of the libraries of all keys", "none"),
+    Option("--max-libraries", "max_libraries", number(0), "libraries that one key may have"),
+    Option("--library-disk", "library_disk_bytes", read_bytes, "disk of one key's libraries"),
     Option("--log-format", "log_format", choice("text", "json"), "text, or a JSON object a line"),
     Option(
         "--otel",

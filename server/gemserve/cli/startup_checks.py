@@ -118,6 +118,11 @@ def check_replicas(
             f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out "
             f"with replicas={num_replicas}"
         )
+    if server.library_dir is not None:
+        problems.note(
+            f"library_dir={server.library_dir}: libraries are those of one engine; leave it out "
+            f"with replicas={num_replicas}"
+        )
     if not server.port:
         problems.note("port=0: must be a port from 1 to 65535 with replicas")
     with problems.noted():

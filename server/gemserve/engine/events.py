@@ -13,6 +13,7 @@ from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.step_plan import DrawnToken, Kept, RunOutput, StepOutput, StepPlan
 from gemserve.filter_plan import SummaryArrays
 from gemserve.filtering.message_report import report_messages
+from gemserve.filtering.source_report import report_sources
 from gemserve.ranges import as_ranges
 from gemserve.scores import FilterScores
 from gemserve.types import (
@@ -51,6 +52,9 @@ class EventMaker:
             job = jobs[number]
             read = _windows_read(job, summaries)
             emitted.append((job, replace(self.finished(job, "stop", 0), windows_read=read)))
+        for number, vectors in out.vectors.items():
+            job = jobs[number]
+            emitted.append((job, replace(self.finished(job, "stop", 0), vectors=vectors)))
         for number in out.evicted:
             emitted.append((jobs[number], _filtered(jobs[number], None, now_s)))
         for number, drawn in out.drawn.items():
@@ -208,9 +212,19 @@ def _filtered(
         windows=None if windows is None else len(windows.plan.windows),
         cached_windows=None if windows is None else windows.num_cached,
         looked_at=looked_at,
+        searched=job.request.searched,
+        sources=None if sequence.evicts else report_sources(job.request, kept),
+        found=_is_found(job, coverage),
         scores=scores,
     )
     return Filtered(report=report, started_s=job.started_s, filtered_s=now_s)
+
+
+def _is_found(job: Job, coverage: float | None) -> bool | None:
+    """Does what a library has answer the question, as far as coverage can say?"""
+    if coverage is None or job.request.searched is None:
+        return None
+    return coverage >= job.sequence.plan.coverage_bound
 
 
 def _windows_read(job: Job, summaries: tuple[SummaryArrays, ...]) -> WindowsRead:

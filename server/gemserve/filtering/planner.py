@@ -14,7 +14,7 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, find_window, nearest_seeing
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
-from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, WindowPlan
+from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, Window, WindowPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
 from gemserve.filtering.second_look import look_flops
@@ -42,6 +42,7 @@ from gemserve.types import (
 
 _END_TOKENS = 64  # of a prompt without a question, that are read behind each window
 _SEVERAL_SHARE = 1 / 4  # of the documents, if several passages answer alike
+_END_ROWS = 16  # of these, that are watched
 _MOST_BEHIND = 16  # tokens after a question that are watched, too
 _LEAST_WINDOW = 16  # tokens of a document that is read with a query
 _READS_DOCUMENTS = "sieve"  # the method whose heads rank documents
@@ -371,6 +372,46 @@ class FilterPlanner:
         usual = find_window(params.window, self.calibration) or self.calibration.USUAL_WINDOW
         return min(usual, min(seen) - num_beside)
 
+    def index_plan(self, windows: Sequence[Window], anchor: Sequence[int], size: int) -> FilterPlan:
+        """How windows of at most `size` tokens are read whose keys are wanted, and nothing else.
+
+        They are one group. Raises `RequestError` if no heads of the model are known to find facts.
+        """
+        reading = WindowPlan(size=size, anchor=tuple(anchor), asked=(), windows=tuple(windows))
+        return self._vectors_plan().having(windows=reading)
+
+    def question_plan(self, request: Request) -> tuple[tuple[int, ...], FilterPlan]:
+        """The tokens of a request's question alone, behind the anchor, and how they are read.
+
+        The rows are those that are watched behind windows.
+        """
+        anchor = request.anchor or tuple(request.prompt_ids[:1])
+        asked = self._asked(request)
+        rows = _END_ROWS if not request.question else len(asked)
+        count = len(anchor) + len(asked)
+        return (*anchor, *asked), self._vectors_plan().having(
+            tapped=tuple(sorted({layer for layer, _ in self.calibration.heads or ()})),
+            rows=tuple(range(max(len(anchor), count - rows), count)),
+            num_sinks=len(anchor),
+        )
+
+    def _vectors_plan(self) -> FilterPlan:
+        calibration = self.calibration
+        if calibration.heads is None:
+            raise RequestError(
+                "filter.library: no heads of this model are known to find facts; run gemserve "
+                "calibrate first",
+                param="filter.library",
+            )
+        return FilterPlan(
+            reason=None,
+            num_kept=1,
+            budget=Budget(low=1, high=1, limit=1),
+            layer=calibration.layer,
+            kv_index=self.shape.kv_index(calibration.layer),
+            heads=calibration.heads,
+        )
+
     def most_tokens(
         self, params: FilterParams, protected: Sequence[ProtectedRange], num_tokens: int
     ) -> int | None:
@@ -402,11 +443,12 @@ class FilterPlanner:
         if sum(stop - start for start, stop in ranges) <= size:
             return None
         anchor = request.anchor or tuple(request.prompt_ids[:1])
+        fixed = [(excerpt.start, excerpt.stop) for excerpt in request.excerpts]
         return WindowPlan(
             size=size,
             anchor=anchor,
             asked=self._asked(request),
-            windows=cut_windows(request.tokens, ranges, request.breaks, size, anchor),
+            windows=cut_windows(request.tokens, ranges, request.breaks, size, anchor, fixed),
         )
 
     def _asked(self, request: Request) -> tuple[int, ...]:

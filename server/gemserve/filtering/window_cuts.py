@@ -22,6 +22,7 @@ from gemserve.types import ProtectedRange, TextBreaks, TokenArray
 # one is found again alone, in whatever order documents come.
 _SHORT = 256
 _BETWEEN = 64
+_BLANKS = 4  # tokens
 _NEAR = 8  # tokens on either side of a place, by which it is chosen
 _EDGE = 1 / 4  # of the longest window: a part is not made shorter than this
 
@@ -34,31 +35,54 @@ def cut_windows(
     breaks: TextBreaks,
     size: int,
     anchor: Sequence[int] = (),
+    fixed: Sequence[Range] = (),
 ) -> tuple[Window, ...]:
     """Windows of at most `size` tokens that together are `ranges`, in the order of the text.
 
     They begin at paragraphs; within long ones at sentences, then at lines, then anywhere. `anchor`:
-    what each window begins with, which is part of its name.
+    what each window begins with, which is part of its name. `fixed`: ranges that are a window each,
+    as they were cut before; of the few tokens between two of them there is none.
     """
     hashes = _hashes(tokens)
     levels = [
         np.asarray(level, dtype=np.int64)
         for level in (breaks.paragraphs, breaks.sentences, breaks.lines)
     ]
-    first = np.asarray(anchor, dtype=np.int64).tobytes()
     windows: list[Window] = []
+    firm = frozenset(fixed)
     for whole in ranges:
-        unfinished = [whole]
+        unfinished = _around(whole, fixed)[::-1]
         while unfinished:
             start, stop = unfinished.pop()
-            if stop - start > size:
+            if stop - start > size and (start, stop) not in firm:
                 at = _place(start, stop, levels, hashes, max(1, int(_EDGE * size)))
                 unfinished += [(at, stop), (start, at)]
                 continue
-            text = np.ascontiguousarray(tokens[start:stop], dtype=np.int64).tobytes()
-            name = hashlib.blake2b(first + text, digest_size=16).digest()
+            name = window_name(tokens[start:stop], anchor)
             windows.append(Window(start=start, stop=stop, name=name))
     return tuple(windows)
+
+
+def window_name(tokens: TokenArray, anchor: Sequence[int]) -> bytes:
+    """The name of a window with these tokens, behind this anchor."""
+    first = np.asarray(anchor, dtype=np.int64).tobytes()
+    text = np.ascontiguousarray(tokens, dtype=np.int64).tobytes()
+    return hashlib.blake2b(first + text, digest_size=16).digest()
+
+
+def _around(whole: Range, fixed: Sequence[Range]) -> list[Range]:
+    """The parts of a range: those that are `fixed`, and what is beside them."""
+    start, end = whole
+    inner = sorted(each for each in fixed if start <= each[0] and each[1] <= end)
+    parts: list[Range] = []
+    for low, high in [*inner, (end, end)]:
+        # between two windows of different files are a few blank lines
+        if low - start > (_BLANKS if inner else 0):
+            parts.append((start, low))
+        if high > low:
+            parts.append((low, high))
+        start = high
+    return parts
 
 
 def document_ranges(

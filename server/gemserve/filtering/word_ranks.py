@@ -153,12 +153,14 @@ def word_scores(
     return scores
 
 
-def fused(first: Floats, second: Floats) -> Floats:
+def fused(first: Floats, second: Floats, weight: float = 1.0) -> Floats:
     """Scores by two scores' orders, highest first: [passages].
 
-    Where the second is 0, it has no opinion. Of equal ones the earlier is better.
+    Where the second is 0, it has no opinion. Of equal ones the earlier is better. `weight`: how
+    much the first counts.
     """
-    return 1 / (_FUSION + _order(first)) + np.where(second > 0, 1 / (_FUSION + _order(second)), 0)
+    by_second = np.where(second > 0, 1 / (_FUSION + _order(second)), 0)
+    return weight / (_FUSION + _order(first)) + by_second
 
 
 def _order(scores: Floats) -> npt.NDArray[np.int64]:

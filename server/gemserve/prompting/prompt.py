@@ -14,6 +14,13 @@ from gemserve.prompting.chat_protection import check_marks, marked_ranges, prote
 from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
 from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import TokenLimit, encode, token_edges
+from gemserve.prompting.excerpt_tokens import (
+    NO_EXCERPTS,
+    Excerpts,
+    find_places,
+    placed,
+    with_parts,
+)
 from gemserve.prompting.protected import (
     last_paragraphs,
     plain_ranges,
@@ -35,11 +42,13 @@ from gemserve.types import (
     NO_PROTECT,
     NO_SEPARATORS,
     SHORT_TURN,
+    Excerpt,
     MessagePlace,
     Priority,
     Protect,
     ProtectedRange,
     QuestionFrame,
+    SearchReport,
     Separators,
     TextBreaks,
     TokenArray,
@@ -70,6 +79,8 @@ class Prompt:
     words: tuple[TokenArray, ...] = ()
     separators: Separators = NO_SEPARATORS
     question_frame: QuestionFrame = NO_FRAME
+    excerpts: tuple[Excerpt, ...] = ()
+    searched: SearchReport | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -84,6 +95,8 @@ class Prompt:
             "words",
             "separators",
             "question_frame",
+            "excerpts",
+            "searched",
         )
         return {"prompt_ids": self.ids} | {name: getattr(self, name) for name in names}
 
@@ -121,16 +134,21 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
 
 
 def text_prompt(
-    tokenizer: Any, text: str, protect: Protect = NO_PROTECT, limit: TokenLimit | None = None
+    tokenizer: Any,
+    text: str,
+    protect: Protect = NO_PROTECT,
+    limit: TokenLimit | None = None,
+    excerpts: Excerpts = NO_EXCERPTS,
 ) -> Prompt:
     """A plain prompt, with the special tokens the tokenizer adds (BOS).
 
     Raises `RequestError` if `protect` names what is not there. A long text is read no further than
-    to the `limit`.
+    to the `limit`. `excerpts`: what `text` has of libraries.
     """
     _check_plain(protect)
     check_marks(text, protect)
     encoding = encode(tokenizer, text, add_special_tokens=True, limit=limit)
+    encoding, parts = _with_excerpts(tokenizer, text, encoding, excerpts)
     ids = encoding.ids
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     # blanks are encoded again: a long encoding gives its offsets slowly, and only the end matters
@@ -158,6 +176,7 @@ def text_prompt(
         words=find_word_places(text, starts, question),
         separators=separators(tokenizer),
         question_frame=question_frame(tokenizer),
+        excerpts=parts,
     )
 
 
@@ -170,10 +189,12 @@ def chat_prompt(
     variables: Mapping[str, Any] = NO_VARIABLES,
     protect: Protect = NO_PROTECT,
     short: int = SHORT_TURN,
+    excerpts: Excerpts = NO_EXCERPTS,
 ) -> Prompt:
     """Messages and tools through the model's chat template, ready for the answer.
 
-    The template may read further `variables`. `protect`, `short`: see `protect_chat`.
+    The template may read further `variables`. `protect`, `short`: see `protect_chat`. `excerpts`:
+    what the messages have of libraries.
 
     Where a message, a tool or a call spells a control token, this is text.
     Raises `RequestError` if there is no template, if it refuses the messages, or if the rendered
@@ -186,6 +207,7 @@ def chat_prompt(
     encoding = encode(tokenizer, text, add_special_tokens=False, limit=limit)
     _check_length(encoding, limit)
     encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
+    encoding, parts = _with_excerpts(tokenizer, text, encoding, excerpts)
     _check_length(encoding, limit)
     places = source_places(places, messages, text)
     chat = RenderedChat(taken, places, text, encoding, has_tools)
@@ -209,7 +231,20 @@ def chat_prompt(
         find_word_places(text, starts, question),
         separators(tokenizer),
         question_frame(tokenizer),
+        parts,
     )
+
+
+def _with_excerpts(
+    tokenizer: Any, text: str, encoding: Any, excerpts: Excerpts
+) -> tuple[Any, tuple[Excerpt, ...]]:
+    """The encoding in which each excerpt has tokens of its own, and where these are."""
+    places = find_places(text, excerpts.text, excerpts.places)
+    if not places:
+        return encoding, ()
+    encoding, tokens = with_parts(tokenizer, text, encoding, places)
+    starts = token_edges(encoding)[0]
+    return encoding, placed(excerpts.parts, tokens, starts, places)
 
 
 def _check_plain(protect: Protect) -> None:

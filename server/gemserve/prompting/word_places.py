@@ -30,7 +30,7 @@ def find_word_places(text: str, starts: IntArray, question: Ranges) -> tuple[Tok
     """
     edges = np.append(starts, len(text))
     asked = [text[edges[first] : edges[stop]] for first, stop in question]
-    words, pairs = _terms(asked)
+    words, pairs = find_terms(asked)
     found: dict[str, list[int]] = {}
     patterns = []
     if words:
@@ -44,7 +44,7 @@ def find_word_places(text: str, starts: IntArray, question: Ranges) -> tuple[Tok
     return tuple(starts.searchsorted(at, side="right") - 1 for at in characters)
 
 
-def _terms(asked: list[str]) -> tuple[list[str], list[str]]:
+def find_terms(asked: list[str]) -> tuple[list[str], list[str]]:
     """The distinct words of texts, and pairs of characters where words are not separated."""
     words: dict[str, None] = {}
     pairs: dict[str, None] = {}

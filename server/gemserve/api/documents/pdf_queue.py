@@ -10,8 +10,8 @@ from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
-from gemserve.api.documents.pdf_text import PdfLimits, PdfReading, PdfText, read_pdf
 from gemserve.errors import PdfsBusy
+from gemserve.library.pdf_text import PdfLimits, PdfReading, PdfText, read_pdf
 
 AT_ONCE = 2  # each may take a processor
 MAX_PDFS = 8  # that are read or wait

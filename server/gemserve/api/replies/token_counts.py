@@ -54,7 +54,7 @@ def token_headers(reports: Sequence[FilterReport]) -> dict[str, str]:
     }
     if len(reports) == 1:
         # a selection may have thousands of ranges, and proxies limit headers
-        report = replace(reports[0], selection=None, scores=None, messages=None)
+        report = replace(reports[0], selection=None, scores=None, messages=None, sources=None)
         headers[FILTER_HEADER] = json.dumps(filter_object(report))
     return headers
 

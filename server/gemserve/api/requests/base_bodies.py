@@ -14,6 +14,7 @@ from pydantic import (
     Discriminator,
     Field,
     GetPydanticSchema,
+    PrivateAttr,
     Tag,
     WithJsonSchema,
     field_validator,
@@ -30,8 +31,11 @@ from gemserve.api.requests.integers import (
     TokenId,
 )
 from gemserve.filtering.methods import SERVED_METHODS
+from gemserve.library.asking import Answerable
 from gemserve.types import (
     ADAPTER_NAME,
+    LIBRARY_NAME,
+    MOST_CANDIDATES,
     NO_PROTECT,
     FilterOptions,
     Heads,
@@ -59,6 +63,8 @@ NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL]
 ServedMethod = Annotated[
     str, GetPydanticSchema(lambda *_: core_schema.literal_schema([*SERVED_METHODS]))
 ]
+LibraryName = Annotated[str, Field(pattern=f"^{LIBRARY_NAME}$")]
+NumCandidates = Annotated[int, Field(ge=1, le=MOST_CANDIDATES), INTEGRAL]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 T = TypeVar("T")
 # A value that is no text is checked as T only, so that errors do not mention texts.
@@ -66,6 +72,10 @@ TextOr = Annotated[
     Annotated[str, Tag("text")] | Annotated[T, Tag("other")],
     Discriminator(lambda value: "text" if isinstance(value, str) else "other"),
 ]
+
+LibraryNames = (
+    LibraryName | Annotated[list[LibraryName], Field(min_length=1, max_length=16, fail_fast=True)]
+)
 
 
 class Body(BaseModel):
@@ -107,8 +117,26 @@ class FilterBody(Body):
     second_look: SecondLook | None = None
     pooling: Literal["mean", "max"] | None = None
     protect: ProtectBody | None = None
+    library: LibraryNames | None = None
+    candidates: NumCandidates | None = None
     return_selection: bool = False
     return_scores: bool | Literal["exact", "heads"] = False
+    # what libraries have of the question, once that was looked for
+    _answerable: Answerable | None = PrivateAttr(default=None)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The names of the libraries that the answer is to be found in, each once."""
+        names = [self.library] if isinstance(self.library, str) else self.library or ()
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def answerable(self) -> Answerable | None:
+        return self._answerable
+
+    def found(self, answerable: Answerable) -> None:
+        """Note what libraries have of the question. The request is then built anew."""
+        self._answerable = answerable
 
     @field_validator("keep")
     @classmethod
@@ -128,7 +156,7 @@ class FilterBody(Body):
     @property
     def options(self) -> FilterOptions:
         """The filter's options as the engine takes them."""
-        fields = self.model_dump(exclude={"layer", "protect"})
+        fields = self.model_dump(exclude={"layer", "protect", "library", "candidates"})
         return FilterOptions(
             layer=None if self.layer == "auto" else self.layer,
             protect=NO_PROTECT if self.protect is None else self.protect.options,

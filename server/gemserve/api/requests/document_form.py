@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from gemserve.api.documents.pdf_text import is_pdf
 from gemserve.api.requests.document_body import MAX_NAME_CHARS, DocumentBody
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FormField, parse_form
 from gemserve.api.requests.json_body import validate_body
 from gemserve.errors import RequestError, shown
+from gemserve.library.pdf_text import is_pdf
 
 _INTEGERS = ("ttl", "expires_after[seconds]")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
@@ -57,7 +57,7 @@ def parse_document_form(raw: bytes, content_type: str, pdf_text: str | None = No
     `pdf_text`: the text of the file, if it is a PDF. Raises `RequestError`.
     """
     fields = parse_form(raw, content_type)
-    file = _take_file(fields)
+    file = take_file(fields)
     text = _text_of(file, "file") if pdf_text is None else pdf_text
     content: dict[str, Any] = {"text": text}
     if file.filename:
@@ -77,14 +77,14 @@ def parse_document_form(raw: bytes, content_type: str, pdf_text: str | None = No
 
 def find_pdf(raw: bytes, content_type: str) -> FormField | None:
     """The form's file, if it is a PDF. Raises `RequestError` if the form is wrong."""
-    file = _take_file(parse_form(raw, content_type))
+    file = take_file(parse_form(raw, content_type))
     return file if is_pdf(file.value) else None
 
 
 def parse_file_form(raw: bytes, content_type: str) -> FormField:
     """The file of a form that has nothing else. Raises `RequestError`."""
     fields = parse_form(raw, content_type)
-    file = _take_file(fields)
+    file = take_file(fields)
     for name in fields:
         raise RequestError(f"{name[:100]}: unknown field", param=name[:100])
     return file
@@ -95,7 +95,7 @@ def text_of_file(file: FormField) -> str:
     return _text_of(file, "file")
 
 
-def _take_file(fields: dict[str, FormField]) -> FormField:
+def take_file(fields: dict[str, FormField]) -> FormField:
     file = fields.pop("file", None)
     if file is None:
         raise RequestError("file: required", param="file", code="missing_field")

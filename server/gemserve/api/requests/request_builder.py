@@ -32,9 +32,11 @@ from gemserve.api.requests.tool_choice import chat_call_rules, check_tools, prom
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.context_limits import ContextLimits
-from gemserve.filtering.methods import METHODS
+from gemserve.filtering.methods import METHODS, find_method
 from gemserve.filtering.planner import FilterPlanner
+from gemserve.library.asking import Answerable
 from gemserve.prompting.encoding import TokenLimit, decode
+from gemserve.prompting.excerpt_tokens import NO_EXCERPTS
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.tools import Tool
 from gemserve.types import (
@@ -78,6 +80,7 @@ class RequestBuilder:
                 param="filter",
             )
         prompts = prompt_list(body)
+        _check_library(body, prompts)
         fields = [f"prompt.{i}" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
         grammar = answer_grammar(answer_format(body), (), None, self.grammars)
         requests: list[Request] = []
@@ -86,7 +89,7 @@ class RequestBuilder:
                 self._request(
                     body,
                     request_id,
-                    self._plain_prompt(prompt, field, _protect(body)),
+                    self._plain_prompt(prompt, field, _protect(body), _answerable(body)),
                     field,
                     DEFAULT_COMPLETION_TOKENS,
                     adapter=adapter,
@@ -114,7 +117,12 @@ class RequestBuilder:
         rules = chat_call_rules(body)
         messages = [message.plain for message in body.messages]
         prompt = self._chat_prompt(
-            messages, "messages", prompt_tools(body), body.chat_template_kwargs, _protect(body)
+            messages,
+            "messages",
+            prompt_tools(body),
+            body.chat_template_kwargs,
+            _protect(body),
+            _answerable(body),
         )
         request = self._request(
             body,
@@ -162,7 +170,12 @@ class RequestBuilder:
             messages = [message.plain for message in body.messages]
             tools = check_tools(body.tools)
             prompt = self._chat_prompt(
-                messages, field, tools, body.chat_template_kwargs, _protect(body)
+                messages,
+                field,
+                tools,
+                body.chat_template_kwargs,
+                _protect(body),
+                _answerable(body),
             )
         elif body.prompt is not None and body.messages is None:
             check_no_variables(body.chat_template_kwargs)
@@ -170,7 +183,8 @@ class RequestBuilder:
             if body.tools is not None:
                 raise RequestError("tools: only with messages", param="tools")
             text = behind_document(body.prompt, body.document)
-            prompt = self._plain_prompt(text, field, _protect(body))
+            _check_library(body, [text])
+            prompt = self._plain_prompt(text, field, _protect(body), _answerable(body))
         else:
             raise RequestError("prompt: give either prompt or messages", param="prompt")
         limits = self._limits(body, prompt, field, adapter)
@@ -191,13 +205,19 @@ class RequestBuilder:
         )
         return repeat_for_choices(self.planner, [request], 1)
 
-    def _plain_prompt(self, prompt: PlainPrompt, field: str, protect: Protect) -> Prompt:
+    def _plain_prompt(
+        self, prompt: PlainPrompt, field: str, protect: Protect, found: Answerable | None = None
+    ) -> Prompt:
         if not prompt:
             raise RequestError(f"{field}: must not be empty", param=field)
         if isinstance(prompt, str):
             self.check_chars(len(prompt), field)
             limit = self._prompt_limit(field)
-            return text_prompt(self.tokenizer, prompt, protect, limit)
+            if found is None:
+                return text_prompt(self.tokenizer, prompt, protect, limit)
+            text, excerpts = found.in_front_of(prompt), found.excerpts
+            built = text_prompt(self.tokenizer, text, protect, limit, excerpts)
+            return replace(built, searched=found.searched)
         check_ids(prompt, field, self.vocab_size)
         return ids_prompt(self.tokenizer, prompt, protect)
 
@@ -213,19 +233,22 @@ class RequestBuilder:
         tools: Sequence[Tool],
         variables: dict[str, Any] | None,
         protect: Protect,
+        found: Answerable | None = None,
     ) -> Prompt:
         if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
         self.check_chars(count_chat_chars(messages, tools, variables), field)
-        return chat_prompt(
+        built = chat_prompt(
             self.tokenizer,
-            messages,
+            messages if found is None else found.in_messages(messages),
             self._prompt_limit(field),
             tools,
             variables=variables or {},
             protect=protect,
             short=self.planner.short_message_tokens,
+            excerpts=NO_EXCERPTS if found is None else found.excerpts,
         )
+        return built if found is None else replace(built, searched=found.searched)
 
     def _limits(
         self,
@@ -287,7 +310,13 @@ class RequestBuilder:
         return min(wanted, room) if room >= _LEAST_ANSWER else wanted
 
     def _resolve(self, body: FilterBody | None) -> FilterParams:
-        return self.planner.resolve(FilterOptions() if body is None else body.options)
+        options = FilterOptions() if body is None else body.options
+        found = None if body is None else body.answerable
+        # excerpts are read as they were added, also where other documents are read as one sequence
+        if found is not None and options.window is None and self.planner.window == "off":
+            method = find_method(options.method or self.planner.method)
+            options = replace(options, window=found.window if method.reads_windows else None)
+        return self.planner.resolve(options)
 
     @property
     def most_tokenized(self) -> int:
@@ -323,6 +352,20 @@ class RequestBuilder:
 
 def _protect(body: FilteringBody) -> Protect:
     return NO_PROTECT if body.filter is None else body.filter.options.protect
+
+
+def _answerable(body: FilteringBody) -> Answerable | None:
+    return None if body.filter is None else body.filter.answerable
+
+
+def _check_library(body: FilteringBody, prompts: Sequence[PlainPrompt]) -> None:
+    """Raise `RequestError` for prompts that no library can be asked for."""
+    if body.filter is None or not body.filter.libraries:
+        return
+    if len(prompts) > 1 or not isinstance(prompts[0], str):
+        raise RequestError(
+            "filter.library: only with one prompt, which is a text", param="filter.library"
+        )
 
 
 def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int) -> int:

@@ -7,7 +7,6 @@ from fastapi import Request as HttpRequest
 
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.documents.pdf_queue import PdfQueue
-from gemserve.api.documents.pdf_text import is_pdf
 from gemserve.api.error_replies import Error
 from gemserve.api.replies.document_types import FileText
 from gemserve.api.requests.document_form import FILE_SCHEMA, parse_file_form, text_of_file
@@ -15,6 +14,7 @@ from gemserve.api.requests.form_body import is_form
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
 from gemserve.errors import RequestError
+from gemserve.library.pdf_text import is_pdf
 
 TEXT = Operation(
     summary="Read the text of a file, for example a PDF",

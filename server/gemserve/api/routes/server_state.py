@@ -19,7 +19,7 @@ from gemserve_kernels import Backend
 LEFT_OUT = frozenset(
     (
         *("host", "port", "allowed_hosts", "cors_origins", "api_key_file", "admin_key_file"),
-        *("adapter_dir", "adapters", "cache_dir", "calibrate", "served_model_name"),
+        *("adapter_dir", "adapters", "cache_dir", "calibrate", "served_model_name", "library_dir"),
         "host_memory",
     )
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from anyio import to_thread
 from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -20,8 +21,9 @@ from gemserve.api.access.quota import TokenCharges
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
+from gemserve.api.libraries.shelf import Shelf
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
-from gemserve.api.requests.base_bodies import ModelBody
+from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
@@ -42,7 +44,7 @@ from gemserve.errors import (
     WaitTooLong,
 )
 from gemserve.prompting.encoding import num_bytes
-from gemserve.types import LoadedAdapter
+from gemserve.types import CANDIDATES, Finished, LoadedAdapter
 from gemserve.types import Request as EngineRequest
 
 _COPIES = 2  # of an echoed text while its reply is written
@@ -108,6 +110,7 @@ class Submitter:
     max_wait_s: float | None = None
     traces: Traces | None = None
     sharing: WindowSharing | None = None
+    shelf: Shelf | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
     turns: TextTurns = field(default_factory=TextTurns)
@@ -136,6 +139,10 @@ class Submitter:
                     rest = partial(build, body, request_id, adapter)
                     size = len(raw) + finder.num_chars
                     requests = await self.trials.run(partial(run, size, rest), tenant)
+                wanted = body.filter if isinstance(body, FilteringBody) else None
+                if wanted is not None and wanted.libraries:
+                    again = partial(build, body, request_id, requests.requests[0].adapter)
+                    requests = await self._with_libraries(http, wanted, requests, again)
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
@@ -151,7 +158,12 @@ class Submitter:
             of_prompt = notes if len(requests.requests) == requests.n else None
             streams, shared = self._submit_all(
                 [
-                    replace(request, tenant=tenant, documents=finder.ids, notes=of_prompt)
+                    replace(
+                        request,
+                        tenant=tenant,
+                        documents=finder.ids + _file_ids(body),
+                        notes=of_prompt,
+                    )
                     for request in requests.requests
                 ],
                 requests.n,
@@ -182,6 +194,37 @@ class Submitter:
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
         )
         return Submission(body, requests, reader)
+
+    async def _with_libraries(
+        self,
+        http: Request,
+        wanted: FilterBody,
+        alone: EngineRequests,
+        again: Callable[[], EngineRequests],
+    ) -> EngineRequests:
+        """The requests with what libraries have of their question. `alone`: those without."""
+        if self.shelf is None:
+            raise RequestError(
+                "filter.library: this server has no libraries; start it with --library-dir",
+                param="filter.library",
+                code="no_libraries",
+            )
+        names, tenant = wanted.libraries, tenant_of(http)
+        await to_thread.run_sync(self.shelf.check_names, tenant, names)
+        request = replace(alone.requests[0], tenant=tenant)
+        stream = self.engine.submit(self.shelf.requests.for_question(request))
+        try:
+            async for event in stream:
+                last = event
+        finally:
+            stream.cancel()
+        assert isinstance(last, Finished)
+        candidates = wanted.candidates or CANDIDATES
+        find = partial(self.shelf.find, tenant, names, request, last, candidates)
+        found = await to_thread.run_sync(find)
+        wanted.found(found)
+        length = num_bytes(found.excerpts.text)
+        return await self.turns.run(http, tenant, length, again)
 
     def _submit_all(
         self, requests: Sequence[EngineRequest], n: int
@@ -256,6 +299,12 @@ def _echo_bytes(requests: EngineRequests) -> int:
     return _COPIES * requests.n * sum(map(num_bytes, requests.echoes))
 
 
+def _file_ids(body: FilteringBody) -> tuple[str, ...]:
+    """The files of libraries that the prompt has excerpts of."""
+    found = None if body.filter is None else body.filter.answerable
+    return () if found is None else found.file_ids
+
+
 def _reason(error: RequestError) -> str:
     """The label with which metrics count this refusal."""
     reasons = {
@@ -263,5 +312,6 @@ def _reason(error: RequestError) -> str:
         "model_not_found": "unknown_model",
         "adapter_not_found": "unknown_adapter",
         "document_not_found": "unknown_document",
+        "library_not_found": "unknown_library",
     }
     return reasons.get(error.code, "invalid_request")

@@ -17,7 +17,8 @@ from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.window_pass import WindowPass, WindowRead
-from gemserve.types import HeldPart
+from gemserve.filter_plan import Window
+from gemserve.types import HeldPart, Request
 
 
 def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> None:
@@ -41,7 +42,8 @@ def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> 
         (share,) = document.shares
         pool.retain(share.span)
         sequence.memory.is_private |= share.span.is_private
-        cache.use_window(document, sequence.request.documents, sequence.request.pin)
+        documents = _documents_in(sequence.request, reading.plan.windows[index])
+        cache.use_window(document, documents, sequence.request.pin)
         reading.found[index] = share
         reading.used.add(document)
         reading.num_cached += 1
@@ -60,6 +62,8 @@ def leave_windows(
         if read.is_cached:
             continue
         is_wanted = key is not None and cache.find_window(key, window.name) is None
+        # an index reads millions of tokens once, which would drive out what others ask about
+        is_wanted = is_wanted and request.vectors_only is None
         if is_wanted and not cache.has_forgotten(request.documents):
             assert key is not None
             size = read.text.capacity * reading.token_units
@@ -69,9 +73,8 @@ def leave_windows(
             pool.copy(read.text.start, span)
             share = Share(span, read.text.capacity, read.text.count)
             tokens = window_tokens(reading, sequence, read.index)
-            document = cache.add_window(
-                key, window.name, tokens, share, request.documents, request.pin
-            )
+            documents = _documents_in(request, window)
+            document = cache.add_window(key, window.name, tokens, share, documents, request.pin)
             reading.used.add(document)
     _note_held(cache, sequence, reads)
     release_windows(pool, sequence)
@@ -131,6 +134,7 @@ def awaits_windows(cache: DocumentCache, sequence: Sequence, running: Iterable[S
     wanted: set[bytes] | None = None
     for leader in running:
         is_alike = leader.state is State.FILTERING and window_key(leader) == key
+        is_alike = is_alike and leader.request.vectors_only is None
         if not is_alike or leader.request.priority > sequence.request.priority:
             continue
         if wanted is None:
@@ -167,6 +171,15 @@ def window_key(sequence: Sequence) -> CacheKey | None:
     adapter = sequence.request.adapter
     of_adapter = None if adapter is None else (adapter.name, adapter.version)
     return CacheKey(sequence.request.tenant, of_adapter, reading.layer)
+
+
+def _documents_in(request: Request, window: Window) -> tuple[str, ...]:
+    """The ids of what a window may contain: of files of libraries only its own."""
+    files = {excerpt.file_id for excerpt in request.excerpts}
+    own = {e.file_id for e in request.excerpts if (e.start, e.stop) == (window.start, window.stop)}
+    if not own:
+        return request.documents
+    return tuple(each for each in request.documents if each not in files or each in own)
 
 
 def _reading(sequence: Sequence) -> WindowPass:

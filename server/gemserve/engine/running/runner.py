@@ -22,6 +22,7 @@ from gemserve.decoding.sampling import SamplerState, score_tokens
 from gemserve.engine.memory import Change, KVPlace, Move
 from gemserve.engine.running.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.running.draws import Logits, draw_tokens
+from gemserve.engine.running.index_vectors import question_queries
 from gemserve.engine.running.lockstep import ALONE, Lockstep
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_tokens, pass_kv
@@ -37,7 +38,7 @@ from gemserve.engine.running.window_reading import ArrivedGroup, WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput, StepPlan, Task
 from gemserve.errors import ConfigError
-from gemserve.filter_plan import FilterPlan, SummaryArrays
+from gemserve.filter_plan import FilterPlan, KeysRead, QueriesRead, SummaryArrays
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.filtering.window_scores import WindowSummary
@@ -399,6 +400,10 @@ class Runner:
         out: RunOutput,
     ) -> None:
         """Note what a group of windows showed. Choose after the last chunk, or look again first."""
+        if state.request.vectors_only is not None:
+            if chunk.is_last:
+                out.vectors[chunk.sequence] = self._vectors(state, chunk_pass)
+            return
         if chunk_pass.windows is not None and chunk_pass.look is None:
             evidence = chunk_pass.windows.evidence(self._lockstep)
             summaries = chunk_pass.windows.summaries
@@ -420,6 +425,15 @@ class Runner:
         state.kept, state.windows, state.query_tap = kept, {}, None
         _drop_recurrent(state)  # what is kept is read anew, perhaps after waiting for memory
         out.kept[chunk.sequence] = kept
+
+    def _vectors(self, state: RunnerState, chunk_pass: ChunkPass) -> KeysRead | QueriesRead:
+        """What is wanted of a pass whose tokens are indexed, or of a question alone."""
+        if isinstance(chunk_pass.windows, WindowGroup):
+            return chunk_pass.windows.keys(self._lockstep)
+        kv, tap = chunk_pass.kv, chunk_pass.filter_tap
+        assert kv is not None
+        assert tap is not None
+        return question_queries(state.plan, kv, tap, self._model, self._lockstep)
 
     def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept | LookFirst:
         request, model = state.request, self._model

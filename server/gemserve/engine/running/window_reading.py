@@ -8,11 +8,12 @@ import torch
 
 from gemserve.cost import filter_units
 from gemserve.engine.memory import KVPlace
+from gemserve.engine.running.index_vectors import keys_at_origin
 from gemserve.engine.running.lockstep import Lockstep
 from gemserve.engine.running.pool_bytes import pass_kv
 from gemserve.engine.sequence.step_plan import Chunk
 from gemserve.engine.sequence.window_pass import WindowRead
-from gemserve.filter_plan import FilterPlan, WindowPlan
+from gemserve.filter_plan import FilterPlan, KeysRead, WindowPlan
 from gemserve.filtering.methods import selector_of
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.window_scores import WindowSummary
@@ -103,9 +104,9 @@ class WindowGroup:
                     breaks=breaks,
                     state=self._state,
                 )
-            if self._state is not None:
+            if self._state is not None and self._windows.asked:
                 self._ask([read], breaks, number)
-        if self._state is None:
+        if self._state is None and self._windows.asked:
             self._ask(self._reads, breaks)
 
     def _ask(self, reads: Sequence[WindowRead], breaks: Breaks, num_before: int = 0) -> None:
@@ -122,6 +123,24 @@ class WindowGroup:
     def evidence(self, lockstep: Lockstep) -> list[Evidence]:
         """What the pass has shown of each window. With ranks, only rank 0 has all heads."""
         return [self._evidence(i, read, lockstep) for i, read in enumerate(self._reads)]
+
+    def keys(self, lockstep: Lockstep) -> KeysRead:
+        """The keys of each window's tokens in the heads that find facts, moved to position 0."""
+        assert self._plan.heads is not None
+        first = len(self._windows.anchor)
+        return KeysRead(
+            windows=tuple(
+                keys_at_origin(
+                    self._model,
+                    self._plan.heads,
+                    lambda layer, read=read: lockstep.all_heads(  # type: ignore[misc]
+                        self._asked_kv(read).keys(layer, read.text.count)
+                    ),
+                    range(first, read.text.count),
+                )
+                for read in self._reads
+            )
+        )
 
     def summaries(self, evidence: Sequence[Evidence]) -> dict[int, WindowSummary]:
         """What the choice needs to know of each window, by index."""

@@ -391,7 +391,7 @@ class Scheduler:
         if number in output.kept:  # a failed filter ends this even before its last chunk
             is_complete = chunk.is_last and number not in output.failed_filters
             self._keep(sequence, output.kept[number], is_complete)
-        elif chunk.is_last and not sequence.request.summarizes_only:
+        elif chunk.is_last and not sequence.request.ends_when_read:
             sequence.generated.append(output.tokens[number])
             sequence.state = State.DECODING
             if sequence.evicts:

@@ -313,7 +313,7 @@ class Sequence:
         """
         if self.chosen is not None:
             return self.kept_units(num_layers)
-        if self.request.summarizes_only:
+        if self.request.ends_when_read:
             return self.reading_units(num_layers, num_shared)
         return max(self.reading_units(num_layers, num_shared), self.kept_units(num_layers))
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gemserve.cost import ModelShape
 from gemserve.engine.memory import Change, KVPlace, Segment
 from gemserve.engine.sequence.window_pass import WindowRead
-from gemserve.filter_plan import SummaryArrays
+from gemserve.filter_plan import KeysRead, QueriesRead, SummaryArrays
 from gemserve.scores import FilterScores
 from gemserve.types import Request, TokenLogprob
 
@@ -146,7 +146,7 @@ class RunOutput:
 
     `scored` has the log-probabilities of prompts that were read whole. `evicted` lists sequences
     whose keys and values were partly dropped; each of their layers keeps different positions.
-    `summarized` has what the windows showed of those that want no more.
+    `summarized` and `vectors` have what was read of those that want no more.
     `failures` says what went wrong. `is_chunk_done`: the plan's chunk has passed all its layers,
     which took `pass_s` seconds over all its steps. `taken_s`: seconds of this step. `retried`: what
     failed for several sequences together, and was done for each alone: a name and the error.
@@ -158,6 +158,7 @@ class RunOutput:
     scored: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
     summarized: dict[int, tuple[SummaryArrays, ...]] = field(default_factory=dict)
+    vectors: dict[int, KeysRead | QueriesRead] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     is_chunk_done: bool = False
     pass_s: float = 0.0

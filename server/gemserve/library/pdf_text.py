@@ -22,6 +22,7 @@ from gemserve.errors import PdfsBusy, RequestError, shown
 _MAGIC = b"%PDF-"
 _MAGIC_WITHIN = 1024  # readers accept so many bytes before it
 _SHOWN_CHARS = 200
+_BETWEEN_PAGES = "\n\n"
 _LIGATURES = str.maketrans(
     {"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl"}
 )
@@ -43,10 +44,14 @@ class PdfLimits:
 
 @dataclass(frozen=True, slots=True)
 class PdfText:
-    """The text of a PDF. An empty line stands between two pages."""
+    """The text of a PDF. An empty line stands between two pages.
+
+    `page_starts`: the first character of each page; a page without text begins where the next does.
+    """
 
     text: str
     num_pages: int
+    page_starts: tuple[int, ...] = ()
 
 
 def is_pdf(content: bytes) -> bool:
@@ -111,7 +116,7 @@ def read_pdf(
         said["reason"] = _costly(limits)
     if "code" in said:
         raise _refusal(name, said["reason"], said["code"])
-    return PdfText(said["text"], said["pages"])
+    return PdfText(said["text"], said["pages"], tuple(said["starts"]))
 
 
 def _costly(limits: PdfLimits) -> str:
@@ -136,7 +141,7 @@ class _Refused(Exception):
 def _main() -> None:
     """Read a PDF from stdin; write its text, or why there is none, as JSON."""
     text_bytes, pages, cpu_s, memory_bytes = map(int, sys.argv[1:])
-    _limit_this_process(cpu_s, memory_bytes)
+    limit_this_process(cpu_s, memory_bytes)
     logging.disable()
     try:
         reply: dict[str, Any] = _read(sys.stdin.buffer.read(), text_bytes, pages)
@@ -150,7 +155,7 @@ def _main() -> None:
     sys.stdout.write(json.dumps(reply))
 
 
-def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
+def limit_this_process(cpu_s: int, memory_bytes: int) -> None:
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -175,7 +180,8 @@ def _read(content: bytes, text_bytes: int, max_pages: int) -> dict[str, Any]:
     if num_pages > max_pages:
         raise _Refused("pdf_too_large", f"has {num_pages} pages, the limit is {max_pages}")
     texts: list[str] = []
-    num_bytes = 0
+    starts: list[int] = []
+    num_bytes, num_chars = 0, 0
     for page in reader.pages:
         try:
             raw = page.extract_text()
@@ -188,15 +194,17 @@ def _read(content: bytes, text_bytes: int, max_pages: int) -> dict[str, Any]:
                 "pdf_too_large",
                 f"has more than {text_bytes} bytes of text, the limit (--max-document-bytes)",
             )
+        starts.append(num_chars)
         if text:
             texts.append(text)
+            num_chars += len(text) + len(_BETWEEN_PAGES)
     if not texts:
         raise _Refused(
             "pdf_without_text",
             f"has no text on its {num_pages} page(s); if it is a scan, recognise the text (OCR) "
             "first",
         )
-    return {"text": "\n\n".join(texts), "pages": num_pages}
+    return {"text": _BETWEEN_PAGES.join(texts), "pages": num_pages, "starts": starts}
 
 
 def cleaned(raw: str) -> str:

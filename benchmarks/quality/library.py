@@ -1,0 +1,359 @@
+"""Does a library find what a question needs among millions of tokens, and what does that cost?
+
+`collect` writes what a Debian machine with Python has of documentation into a folder: the manual of
+Python, licences, changelogs, READMEs and source files that the questions of `real_questions.json`
+and `held_out_questions.json` are about, then man pages, documentation of packages and sources, up
+to a number of tokens. Into some of them it plants natural facts, which no other text has.
+
+`measure` asks a library that `gemserve library add` made of that folder. Recall: is the text that
+answers among the windows that are read, when these are found by attention and words, by attention
+alone, and by words alone? Answers: are they right, beside those from the best passages by BM25
+alone (bm25s), of as many tokens as the filter kept, which are read whole?
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import statistics
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
+
+import numpy as np
+
+from benchmarks.quality.real_documents import (
+    HELD_OUT,
+    QUESTIONS,
+    LeftOut,
+    read_document,
+    read_questions,
+)
+from benchmarks.shared import results
+from gemserve.library.asking import question_text
+from gemserve.library.search import score_windows
+from gemserve.library.store import Library
+from gemserve.library.vectors import queries_of
+from gemserve.llm import LLM
+from gemserve.synthetic.words_evaluation import EVALUATION
+from gemserve.types import FilterOptions, SamplingParams
+
+ASKED = "questions.json"
+CHARS_PER_TOKEN = 3.6  # of SmolLM2, in such texts
+FACTS_OF_EACH = 4  # of each relation, of which `ASKED_OF_EACH` are asked for
+ASKED_OF_EACH = 3
+MAX_TOKENS = 32
+PASSAGE_CHARS = 600
+_WORD = re.compile(r"\w+")
+_ROFF = re.compile(r"^\.\\\".*\n|^[.'](?:\\\"|\w+)[ \t]?|\\f[BIRP]|\\(?=-)|\\&", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`gold`: a text that a window must have to answer. `kind`: where the question is from."""
+
+    kind: str
+    question: str
+    answers: tuple[str, ...]
+    gold: str
+    file: str
+
+
+def collect(folder: Path, num_tokens: int, seed: int) -> None:
+    rng = Random(seed)
+    folder.mkdir(parents=True)
+    left = num_tokens * CHARS_PER_TOKEN
+    texts: dict[str, str] = {}
+    asked: list[Asked] = []
+    for kind, path in (("real", QUESTIONS), ("held_out", HELD_OUT)):
+        for question in read_questions(path):
+            name = question.source.replace("/", "-") + ".txt"
+            try:
+                texts[name] = read_document(question.source)
+            except LeftOut:
+                continue
+            gold = " ".join(question.gold[0].split())
+            if gold in " ".join(texts[name].split()):
+                asked.append(Asked(kind, question.question, question.answers, gold, name))
+    left -= sum(map(len, texts.values()))
+    for name, text in others():
+        if left <= 0:
+            break
+        if name not in texts and text.strip():
+            texts[name] = text
+            left -= len(text)
+    names = sorted(name for name, text in texts.items() if len(text) > 2000)
+    for relation in EVALUATION:
+        subjects = rng.sample(relation.subjects, FACTS_OF_EACH)
+        values = rng.sample(relation.values, FACTS_OF_EACH)
+        pairs = zip(subjects, values, strict=True)
+        for number, (subject, value) in enumerate(pairs):
+            name = rng.choice(names)
+            fact = rng.choice(relation.statements).format(s=subject, v=value)
+            places = [match.end() for match in re.finditer(r"\n[^\S\n]*\n", texts[name])] or [0]
+            at = rng.choice(places)
+            texts[name] = f"{texts[name][:at]}{fact}\n\n{texts[name][at:]}"
+            if number < ASKED_OF_EACH:
+                question = relation.questions[0].format(s=subject)
+                asked.append(Asked("planted", question, (value,), " ".join(fact.split()), name))
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+    listed = [asdict(each) for each in asked]
+    (folder.parent / f"{folder.name}.{ASKED}").write_text(json.dumps(listed, indent=1))
+    size = sum(map(len, texts.values()))
+    print(f"{len(texts)} files, {size:,} characters, {len(asked)} questions", file=sys.stderr)
+
+
+def others() -> Iterator[tuple[str, str]]:
+    """Further documentation, by name: in an order that mixes its sorts."""
+    from pydoc_data.topics import topics
+
+    yield from ((f"manual-{name}.txt", text) for name, text in sorted(topics.items()))
+    for path in sorted(Path("/usr/share/common-licenses").iterdir()):
+        yield f"licence-{path.name}.txt", path.read_text(errors="replace")
+    sorts = [
+        sorted(Path(sysconfig.get_path("purelib")).glob("*.dist-info/METADATA")),
+        sorted(Path("/usr/share/man").glob("man[1-8]/*.gz")),
+        sorted(Path("/usr/share/doc").glob("*/*")),
+        sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")),
+        sorted((Path(__file__).parents[2]).glob("server/**/*.py")),
+        sorted((Path(__file__).parents[2]).glob("docs/**/*.md")),
+    ]
+    Random(0).shuffle(sorts[1])
+    for index in range(max(map(len, sorts))):
+        for sort in sorts:
+            if index < len(sort):
+                path = sort[index]
+                text = text_of(path)
+                if text:
+                    yield "-".join(path.parts[-3:]).removesuffix(".gz") + ".txt", text
+
+
+def text_of(path: Path) -> str:
+    """A file's text; of a man page without most of its markup."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > 400_000:
+        return ""
+    content = path.read_bytes()
+    try:
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return _ROFF.sub("", text) if path.parent.name.startswith("man") else text
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+class Measurement:
+    """One library and the model that has read it."""
+
+    def __init__(self, folder: Path, model: str, asked: Sequence[Asked]) -> None:
+        self.llm = LLM(model)
+        self.library: Library = self.llm.library(folder)
+        there = {Path(file.path).name for file in self.library.files()}
+        self.asked = [each for each in asked if each.file in there]
+
+    def recall(self, counts: Sequence[int]) -> list[dict[str, Any]]:
+        """Which share of the questions has its gold text among the windows, by how they are found.
+
+        `search_ms`: the median of a search, without the pass over the question (`question_ms`).
+        """
+        found: dict[tuple[str, str, int], list[bool]] = {}
+        times: list[float] = []
+        passes: list[float] = []
+        for each in self.asked:
+            text = each.question if self.llm.has_chat_template else f"{each.question}\nAnswer:"
+            alone = self.llm.prompt(text)
+            request = self.llm._request(alone, SamplingParams(max_tokens=1), FilterOptions(), None)
+            started_s = time.perf_counter()
+            end = self.llm._run_to_end(self.llm._vectors.for_question(request))
+            passes.append(time.perf_counter() - started_s)
+            queries, heads = queries_of(end), self.llm._vectors.key_head_of
+            words = question_text(request, self.llm.tokenizer)
+            started_s = time.perf_counter()
+            scores = score_windows([self.library], queries, heads, words)
+            scores.best(counts[0])
+            times.append(time.perf_counter() - started_s)
+            ways = {
+                "both": scores,
+                "attention": replace(scores, words=np.zeros_like(scores.words)),
+                "words": replace(scores, attention=None),
+            }
+            for way, judged in ways.items():
+                for count in counts:
+                    candidates = judged.best(count).candidates
+                    has_gold = any(each.gold in flat(c.window.text) for c in candidates)
+                    found.setdefault((each.kind, way, count), []).append(has_gold)
+        rows = []
+        for (kind, way, count), hits in found.items():
+            rows.append(
+                {
+                    "kind": kind,
+                    "found_by": way,
+                    "candidates": count,
+                    "n": len(hits),
+                    "recall": round(statistics.mean(hits), 3),
+                }
+            )
+        rows.append(
+            {
+                "kind": "time",
+                "search_ms": round(statistics.median(times) * 1e3, 1),
+                "question_ms": round(statistics.median(passes) * 1e3, 1),
+            }
+        )
+        return rows
+
+    def answers(self, counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
+        """Right answers, beside BM25's, until the time is over: of each kind in turn."""
+        baseline = Bm25(self.library)
+        ends_s = time.monotonic() + seconds
+        kinds = sorted({each.kind for each in self.asked})
+        by_kind = {kind: [each for each in self.asked if each.kind == kind] for kind in kinds}
+        for of_kind in by_kind.values():
+            Random(1).shuffle(of_kind)
+        longest = max(map(len, by_kind.values()))
+        order = [of[i] for i in range(longest) for of in by_kind.values() if i < len(of)]
+        got: dict[tuple[str, str], list[dict[str, float]]] = {}
+        for each in order:
+            if time.monotonic() > ends_s:
+                break
+            for count in counts:
+                got.setdefault((each.kind, f"library {count}"), []).append(
+                    self._answer(each, count)
+                )
+            kept = int(got[each.kind, f"library {counts[-1]}"][-1]["kept"])
+            got.setdefault((each.kind, "bm25"), []).append(self._bm25(each, baseline, kept))
+        return [
+            {
+                "kind": kind,
+                "read": way,
+                "n": len(figures),
+                "right": round(statistics.mean(f["right"] for f in figures), 3),
+                "kept_tokens": round(statistics.median(f["kept"] for f in figures)),
+                "has_gold": round(statistics.mean(f["gold"] for f in figures), 3),
+                "found": round(statistics.mean(f["found"] for f in figures), 3),
+                "ttft_s": round(statistics.median(f["ttft_s"] for f in figures), 2),
+            }
+            for (kind, way), figures in got.items()
+        ]
+
+    def _answer(self, each: Asked, count: int) -> dict[str, float]:
+        text = each.question if self.llm.has_chat_template else f"{each.question}\nAnswer:"
+        started_s = time.perf_counter()
+        prompt = self.llm.ask_libraries(text, [self.library], candidates=count)
+        built_s = time.perf_counter() - started_s
+        answer = self.llm.generate(prompt, max_tokens=MAX_TOKENS)
+        kept = " ".join(source.text for source in answer.filter.sources or ())
+        return {
+            "right": is_right(answer.text, each.answers),
+            "kept": answer.filter.kept_tokens,
+            "gold": each.gold in flat(kept),
+            "found": answer.filter.found is not False,
+            "ttft_s": built_s + answer.filter.filter_ms / 1e3,
+        }
+
+    def _bm25(self, each: Asked, baseline: Bm25, num_tokens: int) -> dict[str, float]:
+        started_s = time.perf_counter()
+        passages: list[str] = []
+        used = 0
+        for passage in baseline.best(each.question):
+            used += len(self.llm.tokenizer(passage)["input_ids"])
+            if passages and used > num_tokens:
+                break
+            passages.append(passage)
+        text = "\n\n".join([*passages, each.question])
+        if not self.llm.has_chat_template:
+            text += "\nAnswer:"
+        prompt = self.llm.prompt(text)
+        answer = self.llm.generate(
+            prompt, max_tokens=MAX_TOKENS, filter=FilterOptions(method="none")
+        )
+        return {
+            "right": is_right(answer.text, each.answers),
+            "kept": len(prompt.ids),
+            "gold": each.gold in flat(" ".join(passages)),
+            "found": True,
+            "ttft_s": time.perf_counter() - started_s,
+        }
+
+
+class Bm25:
+    """Passages of a library by BM25 alone, as people do without a filter."""
+
+    def __init__(self, library: Library) -> None:
+        import bm25s
+
+        self._passages: list[str] = []
+        index = library.index()
+        for _, window in library.windows(index.ids.tolist()).values():
+            at = 0
+            while at < len(window.text):
+                stop = window.text.find("\n\n", at + PASSAGE_CHARS // 2, at + 2 * PASSAGE_CHARS)
+                stop = stop + 2 if stop >= 0 else at + PASSAGE_CHARS
+                self._passages.append(window.text[at:stop].strip())
+                at = stop
+        self._index = bm25s.BM25()
+        self._index.index([words_of(text) for text in self._passages], show_progress=False)
+
+    def best(self, question: str) -> list[str]:
+        found, _ = self._index.retrieve([words_of(question)], k=20, show_progress=False)
+        return [self._passages[i] for i in found[0].tolist()]
+
+
+def words_of(text: str) -> list[str]:
+    return [word.casefold() for word in _WORD.findall(text)]
+
+
+def is_right(text: str, answers: Sequence[str]) -> bool:
+    return all(answer.casefold() in text.casefold() for answer in answers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True)
+    writing = actions.add_parser("collect")
+    writing.add_argument("--out", type=Path, required=True)
+    writing.add_argument("--tokens", type=int, default=3_000_000)
+    writing.add_argument("--seed", type=int, default=0)
+    asking = actions.add_parser("measure")
+    asking.add_argument("--library", type=Path, required=True, help="the library's folder")
+    asking.add_argument("--questions", type=Path, required=True, help="written by collect")
+    asking.add_argument("--model", default="builtin")
+    asking.add_argument("--candidates", type=results.numbers, default=[4, 16, 64])
+    asking.add_argument(
+        "--answers", type=results.numbers, default=[], help="candidates to answer by"
+    )
+    asking.add_argument("--seconds", type=float, default=400, help="for the answers")
+    asking.add_argument("--json", action="store_true", help="only the result line")
+    arguments = parser.parse_args()
+    if arguments.action == "collect":
+        collect(arguments.out, arguments.tokens, arguments.seed)
+        return
+    listed = json.loads(arguments.questions.read_text())
+    asked = [Asked(**{**each, "answers": tuple(each["answers"])}) for each in listed]
+    measurement = Measurement(arguments.library, arguments.model, asked)
+    files, windows, tokens = measurement.library.totals()
+    size = measurement.library.num_bytes
+    rows: list[dict[str, Any]] = [
+        {"kind": "library", "files": files, "windows": windows, "tokens": tokens, "bytes": size}
+    ]
+    if arguments.candidates:
+        rows += measurement.recall(arguments.candidates)
+    if arguments.answers:
+        rows += measurement.answers(arguments.answers, arguments.seconds)
+    results.finish("library", "cpu", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

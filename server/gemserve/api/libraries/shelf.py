@@ -1,0 +1,233 @@
+"""The libraries of all keys, on disk. Nobody finds a library of another key.
+
+The methods without `async` block, so they are called in threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemserve.config import ServerConfig
+from gemserve.errors import LibraryError, LibraryNotFound, OtherModel, RequestError
+from gemserve.library.asking import Answerable, find_excerpts
+from gemserve.library.folders import folder_of, names_in
+from gemserve.library.store import DATABASE, Library
+from gemserve.library.vectors import VectorRequests
+from gemserve.types import Finished, Request
+
+_OF_KEYS = ".keys"  # a name that no library can have
+
+
+@dataclass(slots=True, eq=False)
+class OpenLibrary:
+    """A library for searches, one at a time. `is_gone`: it was deleted."""
+
+    library: Library
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_gone: bool = False
+
+
+class Shelf:
+    """The libraries in one folder, which belong to one model. Any thread may call the methods."""
+
+    def __init__(
+        self,
+        root: Path,
+        requests: VectorRequests,
+        tokenizer: Any,
+        config: ServerConfig,
+        forget: Callable[[Sequence[str]], Future[None]],
+    ) -> None:
+        """`forget` has the document cache drop what it holds of these files."""
+        self.requests, self.tokenizer = requests, tokenizer
+        self._root, self._config, self._forget = root, config, forget
+        self._open: dict[tuple[bytes, str], OpenLibrary] = {}
+        self._lock = threading.Lock()
+
+    def names(self, tenant: bytes) -> list[str]:
+        return names_in(self._parent(tenant))
+
+    def create(self, tenant: bytes, name: str) -> None:
+        """Raises `RequestError` if there is one, or the key has as many as it may have."""
+        folder = folder_of(name, self._parent(tenant))
+        held = self.names(tenant)
+        if name in held:
+            raise RequestError(
+                f"name={name}: this key has a library of this name", param="name", code="exists"
+            )
+        if len(held) >= self._config.max_libraries:
+            raise RequestError(
+                f"libraries: this key has {len(held)}, the limit is {self._config.max_libraries} "
+                "(--max-libraries); delete one first",
+                param=None,
+                code="too_many_libraries",
+            )
+        Library.create(folder, self.requests.identity).close()
+
+    def open(self, tenant: bytes, name: str, *, param: str = "name") -> Library:
+        """A library for one thread, which closes it. Raises `LibraryNotFound`, `LibraryError`."""
+        return Library(self._folder(tenant, name, param), self.requests.identity)
+
+    def describe(self, tenant: bytes, name: str) -> Description:
+        """Raises `LibraryNotFound`. One that cannot be used has an `error`."""
+        folder = self._folder(tenant, name, "name")
+        try:
+            library = Library(folder)
+        except LibraryError as error:
+            return Description(name=name, error=str(error))
+        try:
+            files, windows, tokens = library.totals()
+            own = self.requests.identity
+            reason = None
+            if library.identity.digest != own.digest:
+                reason = str(OtherModel(name, theirs=library.identity.shown, own=own.shown))
+            return Description(
+                name=name,
+                files=files,
+                windows=windows,
+                tokens=tokens,
+                num_bytes=library.num_bytes,
+                model=library.identity.model,
+                error=reason,
+            )
+        except LibraryError as error:
+            return Description(name=name, error=str(error))
+        finally:
+            library.close()
+
+    def delete(self, tenant: bytes, name: str) -> None:
+        """Remove a library from disk and from the document cache. Raises `LibraryNotFound`."""
+        folder = self._folder(tenant, name, "name")
+        try:
+            library = Library(folder)
+        except LibraryError:  # damaged, or of another version: nothing of it is in the cache
+            shutil.rmtree(folder)
+        else:
+            ids = [file.id for file in library.files()]
+            library.delete()
+            self._forget(ids).result()
+        self._drop(tenant, name)
+
+    def remove_file(self, tenant: bytes, name: str, path: str) -> bool:
+        """Remove a file likewise. False: there is none. Raises `LibraryNotFound`, `LibraryBusy`."""
+        library = self.open(tenant, name)
+        try:
+            with library.writing():
+                file = library.find_file(path)
+                if file is None:
+                    return False
+                library.remove_files([path])
+        finally:
+            library.close()
+        self._forget([file.id]).result()
+        return True
+
+    def forget_files(self, ids: Sequence[str]) -> None:
+        """Have the document cache drop what it holds of files that were changed."""
+        if ids:
+            self._forget(ids).result()
+
+    def check_room(self, tenant: bytes, num_bytes: int) -> None:
+        """Raise `RequestError` if the key's libraries may not grow by a file of so many bytes."""
+        parent, limit = self._parent(tenant), self._config.library_disk_bytes
+        used = sum(
+            path.stat().st_size
+            for name in names_in(parent)
+            for path in (parent / name).iterdir()
+            if path.is_file()
+        )
+        # a token of about four bytes has keys of a hundred bytes or more
+        identity = self.requests.identity
+        of_token = identity.num_key_heads * (identity.head_dim + 2)
+        needed = num_bytes * (2 + of_token // 4)
+        if used + needed > limit:
+            raise RequestError(
+                f"file: needs about {needed} bytes in the library; this key's libraries have "
+                f"{used} of the {limit} that they may have (--library-disk)",
+                param="file",
+                code="library_disk_full",
+            )
+
+    def find(
+        self,
+        tenant: bytes,
+        names: Sequence[str],
+        request: Request,
+        finished: Finished,
+        candidates: int,
+    ) -> Answerable:
+        """What libraries have of a request's question: see `find_excerpts`."""
+        opened = [self._opened(tenant, name) for name in names]
+        for each in opened:
+            each.lock.acquire()
+        try:
+            for each, name in zip(opened, names, strict=True):
+                if each.is_gone:
+                    raise LibraryNotFound(name, param="filter.library")
+            libraries = [each.library for each in opened]
+            return find_excerpts(
+                libraries, names, request, finished, self.requests, self.tokenizer, candidates
+            )
+        finally:
+            for each in opened:
+                each.lock.release()
+
+    def check_names(
+        self, tenant: bytes, names: Sequence[str], param: str = "filter.library"
+    ) -> None:
+        """Raise `LibraryNotFound` or `LibraryError` if one of them cannot be searched."""
+        for name in names:
+            self._opened(tenant, name, param)
+
+    def _opened(self, tenant: bytes, name: str, param: str = "filter.library") -> OpenLibrary:
+        folder = self._folder(tenant, name, param)
+        with self._lock:
+            found = self._open.get((tenant, name))
+            if found is not None and found.library.is_there:
+                return found
+            library = Library(folder, self.requests.identity)
+            opened = self._open[tenant, name] = OpenLibrary(library)
+            return opened
+
+    def _drop(self, tenant: bytes, name: str) -> None:
+        with self._lock:
+            opened = self._open.pop((tenant, name), None)
+        if opened is not None:
+            with opened.lock:  # a search that is under way ends first
+                opened.is_gone = True
+                opened.library.close()
+
+    def _folder(self, tenant: bytes, name: str, param: str) -> Path:
+        try:
+            folder = folder_of(name, self._parent(tenant))
+        except LibraryError:
+            raise LibraryNotFound(name, param=param) from None
+        if not (folder / DATABASE).is_file():
+            raise LibraryNotFound(name, param=param)
+        return folder
+
+    def _parent(self, tenant: bytes) -> Path:
+        """The folder of a key's libraries; without keys that of `gemserve library`."""
+        if not tenant:
+            return self._root
+        return self._root / _OF_KEYS / hashlib.sha256(tenant).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """`error`: why it cannot be used, if it cannot."""
+
+    name: str
+    files: int = 0
+    windows: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+    model: str | None = None
+    error: str | None = None

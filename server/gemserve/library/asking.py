@@ -1,0 +1,92 @@
+"""Puts what libraries have of a question in front of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemserve.library.excerpts import join
+from gemserve.library.search import search
+from gemserve.library.store import Library
+from gemserve.library.vectors import VectorRequests, queries_of
+from gemserve.prompting.encoding import decode
+from gemserve.prompting.excerpt_tokens import Excerpts
+from gemserve.types import CANDIDATES, Finished, Request, SearchReport
+
+# Tags say where the documents end, so that what stands beside them is always read.
+_OPENING, _CLOSING = "<documents>\n", "\n</documents>\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answerable:
+    """What a question should be asked behind, and how it was found.
+
+    `window`: the most tokens of an excerpt, which is a window of its own.
+    """
+
+    excerpts: Excerpts
+    searched: SearchReport
+    window: int
+
+    @property
+    def file_ids(self) -> tuple[str, ...]:
+        """The files that the excerpts are of, each once."""
+        return tuple(dict.fromkeys(part.file_id for part in self.excerpts.parts))
+
+    def in_front_of(self, text: str) -> str:
+        """A user's text behind the excerpts."""
+        if not self.excerpts.text:
+            return text
+        return f"{_OPENING}{self.excerpts.text}{_CLOSING}{text}"
+
+    def in_messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A chat in which the excerpts are in front of what its last user said."""
+        changed = [*messages]
+        for index in range(len(changed) - 1, -1, -1):
+            message = changed[index]
+            if message.get("role") == "user" and isinstance(message.get("content"), str):
+                changed[index] = {**message, "content": self.in_front_of(message["content"])}
+                return changed
+        return [{"role": "user", "content": self.in_front_of("").rstrip()}, *changed]
+
+
+def find_excerpts(
+    libraries: Sequence[Library],
+    names: Sequence[str],
+    request: Request,
+    finished: Finished,
+    requests: VectorRequests,
+    tokenizer: Any,
+    candidates: int = CANDIDATES,
+) -> Answerable:
+    """What libraries have of the question of a request. `finished`: its question alone was read.
+
+    `names`: of the libraries, for the report. Raises `LibraryError`.
+    """
+    started_s = time.monotonic()
+    found = search(
+        libraries,
+        queries_of(finished),
+        requests.key_head_of,
+        question_text(request, tokenizer),
+        candidates,
+    )
+    excerpts = join(found.candidates, names)
+    searched = SearchReport(
+        libraries=tuple(names),
+        windows=found.num_windows,
+        tokens=found.num_tokens,
+        candidates=len(excerpts.parts),
+        ms=(time.monotonic() - started_s) * 1e3,
+    )
+    window = requests.identity.window
+    return Answerable(excerpts=excerpts, searched=searched, window=window)
+
+
+def question_text(request: Request, tokenizer: Any) -> str:
+    """The words of a request's question; of one without a question, those at its end."""
+    ids = request.prompt_ids
+    ranges = request.question or ((max(0, len(ids) - 64), len(ids)),)
+    return " ".join(decode(tokenizer, ids[low:high]) for low, high in ranges)

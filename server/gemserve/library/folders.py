@@ -1,0 +1,37 @@
+"""Where libraries are: each in a folder of its own, which has its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from gemserve.errors import LibraryError, shown
+from gemserve.library.store import DATABASE
+from gemserve.types import LIBRARY_NAME
+
+_NAME = re.compile(LIBRARY_NAME)
+
+
+def default_folder() -> Path:
+    """The folder of all of a user's libraries."""
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "gemserve" / "libraries"
+
+
+def folder_of(name: str, parent: Path) -> Path:
+    """The folder of the library with this name. Raises `LibraryError` if it can be no name."""
+    if not _NAME.fullmatch(name):
+        raise LibraryError(
+            f"library {shown(name)}: a name has 1 to 64 letters, digits, dots, dashes and "
+            "underscores, and begins with a letter or a digit"
+        )
+    return parent / name
+
+
+def names_in(parent: Path) -> list[str]:
+    """The names of all libraries in a folder."""
+    if not parent.is_dir():
+        return []
+    found = (path.name for path in parent.iterdir() if (path / DATABASE).is_file())
+    return sorted(name for name in found if _NAME.fullmatch(name))

@@ -1,0 +1,126 @@
+"""Finds the windows of libraries that a question should be asked behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gemserve.filter_plan import QueriesRead
+from gemserve.filtering.word_ranks import fused
+from gemserve.library.scan import attention_to_windows
+from gemserve.library.store import Index, Library, StoredFile, StoredWindow
+from gemserve.types import CANDIDATES
+
+# How much the order by attention counts beside that by words: a question that has not seen a window
+# finds less than one that is read behind it.
+_ATTENTION = 1 / 4
+_SMALL = 1 / 8  # of a full window: what a short one counts as at least
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A window that a question should be asked behind. `library`: the number of its library."""
+
+    library: int
+    file: StoredFile
+    window: StoredWindow
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search has found, in the order of the files. `num_windows`, `num_tokens`: of all."""
+
+    candidates: tuple[Candidate, ...]
+    num_windows: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """How well windows of libraries answer a question, by two judges: [windows of all libraries].
+
+    `attention` None: nobody has asked. `words`: 0 where a window has none of the question's.
+    """
+
+    libraries: Sequence[Library]
+    indexes: Sequence[Index]
+    attention: Floats | None
+    words: Floats
+
+    def best(self, num_candidates: int) -> Found:
+        """The best windows; short ones count for a part."""
+        sizes = [len(index.ids) for index in self.indexes]
+        order = _order(self.attention, self.words)
+        of_library = np.repeat(np.arange(len(sizes)), sizes)
+        ids = np.concatenate([index.ids for index in self.indexes])
+        tokens = np.concatenate([index.counts for index in self.indexes])
+        size = max(library.identity.window for library in self.libraries)
+        costs = np.maximum(tokens[order] / size, _SMALL)
+        order = order[costs.cumsum() <= max(num_candidates, float(costs[:1].sum()))]
+        found: list[Candidate] = []
+        for number, library in enumerate(self.libraries):
+            chosen = ids[order[of_library[order] == number]].tolist()
+            found += [
+                Candidate(library=number, file=file, window=window, number=window_id)
+                for window_id, (file, window) in library.windows(chosen).items()
+            ]
+        found.sort(key=lambda each: (each.library, each.file.path, each.window.start))
+        return Found(candidates=tuple(found), num_windows=sum(sizes), num_tokens=int(tokens.sum()))
+
+
+def score_windows(
+    libraries: Sequence[Library],
+    queries: QueriesRead | None,
+    key_head_of: Sequence[int],
+    question: str,
+) -> Scores:
+    """Compare a question with all windows. `queries` None: by words alone."""
+    indexes = [library.index() for library in libraries]
+    attention = None
+    if queries is not None:
+        parts = [(index.records, index.starts, index.counts) for index in indexes]
+        found = attention_to_windows(queries, key_head_of, parts)
+        attention = np.concatenate(found).astype(np.float64)
+    pairs = zip(libraries, indexes, strict=True)
+    words = [_words(library, index, question) for library, index in pairs]
+    return Scores(
+        libraries=libraries, indexes=indexes, attention=attention, words=np.concatenate(words)
+    )
+
+
+def search(
+    libraries: Sequence[Library],
+    queries: QueriesRead | None,
+    key_head_of: Sequence[int],
+    question: str,
+    num_candidates: int = CANDIDATES,
+) -> Found:
+    """The best windows for a question: see `score_windows` and `Scores.best`."""
+    return score_windows(libraries, queries, key_head_of, question).best(num_candidates)
+
+
+def _words(library: Library, index: Index, question: str) -> Floats:
+    scores = np.zeros(len(index.ids))
+    found = library.by_words(question, index.num_passages)
+    if found:
+        order = np.argsort(index.ids)
+        ids = np.array(list(found))
+        at = order[np.searchsorted(index.ids, ids, sorter=order).clip(max=len(order) - 1)]
+        is_there = index.ids[at] == ids  # a file may have changed meanwhile
+        scores[at[is_there]] = np.array(list(found.values()))[is_there]
+    return scores
+
+
+def _order(attention: Floats | None, words: Floats) -> npt.NDArray[np.int64]:
+    """Indexes of windows, the best first: the two orders are fused as those of passages are."""
+    if attention is None:
+        order = np.argsort(-words, kind="stable")
+        return order[words[order] > 0]
+    best = fused(attention, words, _ATTENTION)
+    return np.lexsort((-attention, -best))

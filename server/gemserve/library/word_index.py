@@ -1,0 +1,112 @@
+"""Finds passages by a question's words: BM25 in SQLite's full-text index.
+
+A word is what `prompting.word_places` takes for one: letters and digits, in any case. Scripts that
+put no spaces between words are indexed by pairs of characters. The index has no texts, only terms.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
+
+from gemserve.prompting.question_words import UNSPACED
+from gemserve.prompting.word_places import find_terms
+
+SCHEMA = """
+CREATE VIRTUAL TABLE words USING fts5(terms, content='', tokenize='unicode61 remove_diacritics 0');
+CREATE VIRTUAL TABLE word_counts USING fts5vocab(words, row);
+"""
+# A word that more than this share of the passages has, and more than a few, says nothing.
+_COMMON, _FEW = 0.2, 3
+_MOST_PASSAGES = 4096  # of a window: as many numbers has each
+_PASSAGE_CHARS = 800  # a passage is as many whole paragraphs, or a longer one
+_MOST_CHARS = 1600  # a longer paragraph is cut
+_MOST_FOUND = 4000  # passages
+_PARAGRAPH = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+def add_window(connection: sqlite3.Connection, window: int, text: str) -> None:
+    """Add the passages of the window with this number."""
+    connection.executemany("INSERT INTO words(rowid, terms) VALUES (?, ?)", _rows(window, text))
+
+
+def remove_window(connection: sqlite3.Connection, window: int, text: str) -> None:
+    """Remove the passages of a window that was added with this text."""
+    connection.executemany(
+        "INSERT INTO words(words, rowid, terms) VALUES ('delete', ?, ?)", _rows(window, text)
+    )
+
+
+def forget_removed(connection: sqlite3.Connection) -> None:
+    """Drop what the index still has of passages that were removed."""
+    connection.execute("INSERT INTO words(words) VALUES ('optimize')")
+
+
+def find_windows(
+    connection: sqlite3.Connection, question: str, num_passages: int
+) -> dict[int, float]:
+    """How well windows answer by words, above 0: the BM25 of the best passage of each.
+
+    `num_passages`: of the whole index.
+    """
+    rare = [
+        term
+        for term in _question_terms(question)
+        if 0 < _count(connection, term) <= max(_FEW, _COMMON * num_passages)
+    ]
+    if not rare:
+        return {}
+    query = " OR ".join(f'"{term}"' for term in rare)
+    found: dict[int, float] = {}
+    for row, rank in connection.execute(
+        "SELECT rowid, rank FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?",
+        (query, _MOST_FOUND),
+    ):
+        window = row // _MOST_PASSAGES
+        found[window] = max(found.get(window, 0.0), -rank)
+    return found
+
+
+def count_passages(text: str) -> int:
+    return sum(1 for _ in islice(_passages(text), _MOST_PASSAGES))
+
+
+def _count(connection: sqlite3.Connection, term: str) -> int:
+    row = connection.execute("SELECT doc FROM word_counts WHERE term = ?", (term,)).fetchone()
+    return 0 if row is None else row[0]
+
+
+def _question_terms(question: str) -> list[str]:
+    words, pairs = find_terms([question])
+    # the index folds case in its own way
+    return list(dict.fromkeys(term.lower() for term in [*words, *pairs]))
+
+
+def _rows(window: int, text: str) -> Iterator[tuple[int, str]]:
+    for number, passage in enumerate(islice(_passages(text), _MOST_PASSAGES)):
+        yield window * _MOST_PASSAGES + number, _terms(passage)
+
+
+def _terms(text: str) -> str:
+    return UNSPACED.sub(lambda run: f" {' '.join(_pairs(run[0]))} ", text)
+
+
+def _pairs(run: str) -> Sequence[str]:
+    return [run] if len(run) == 1 else ["".join(pair) for pair in pairwise(run)]
+
+
+def _passages(text: str) -> Iterator[str]:
+    """The text in whole paragraphs that are long enough together; very long ones are cut."""
+    start = 0
+    for stop in [*(match.end() for match in _PARAGRAPH.finditer(text)), len(text)]:
+        while stop - start > _MOST_CHARS:
+            cut = text.rfind("\n", start + _PASSAGE_CHARS // 2, start + _PASSAGE_CHARS) + 1
+            cut = cut or text.rfind(" ", start, start + _PASSAGE_CHARS) + 1
+            cut = cut or start + _PASSAGE_CHARS
+            yield text[start:cut]
+            start = cut
+        if stop - start >= _PASSAGE_CHARS or (stop == len(text) and stop > start):
+            yield text[start:stop]
+            start = stop

@@ -1,0 +1,208 @@
+"""`/v1/libraries`: made, filled, asked and deleted; nobody sees another key's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gemserve.api.app import create_app
+from gemserve.api.serving import build_serving
+from gemserve.calibration.search.calibrated_core import build_calibrated_core
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.engine.core import Core
+from tests.library.worlds import paragraphs
+from tests.pdfs import pdf_of
+
+pytestmark = pytest.mark.anyio
+KEYS = {"a": "key-of-alice-0001", "b": "key-of-bob-000002"}
+ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in KEYS.values())
+TEXT = f"{paragraphs(60)}\n\nThe ferry to Malmo leaves at nine.\n\n{paragraphs(60, 'ferry')}"
+QUESTION = "When does the ferry to Malmo leave?"
+FILTER = {"library": "notes", "candidates": 4, "keep": 256, "fallback": False}
+
+
+@pytest.fixture(scope="module")
+def core() -> Core:
+    return build_calibrated_core(
+        ModelConfig(model="builtin"),
+        EngineConfig(kv_memory_bytes=1 << 29, filter_min_tokens=256),
+    )
+
+
+@pytest.fixture
+async def client(core: Core, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    (tmp_path / "keys").write_text("\n".join(KEYS.values()))
+    config = ServerConfig(
+        library_dir=str(tmp_path / "libraries"),
+        api_key_file=str(tmp_path / "keys"),
+        max_libraries=2,
+    )
+    serving = build_serving(core, model_name="builtin", config=config)
+    transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=60
+        ) as made:
+            yield made
+    finally:
+        serving.engine.stop()
+
+
+async def send(
+    client: httpx.AsyncClient, method: str, path: str, status: int = 200, **fields: Any
+) -> Any:
+    fields.setdefault("headers", ALICE)
+    reply = await client.request(method, f"/v1/{path}", **fields)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+async def fill(client: httpx.AsyncClient, **fields: Any) -> Any:
+    await send(client, "POST", "libraries", json={"name": "notes"}, **fields)
+    body = {"path": "boats/notes.md", "text": TEXT}
+    return await send(client, "POST", "libraries/notes/files?wait=true", json=body, **fields)
+
+
+async def ask(client: httpx.AsyncClient, status: int = 200, **fields: Any) -> Any:
+    body = {
+        "model": "builtin",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "filter": FILTER,
+    }
+    return await send(client, "POST", "chat/completions", status, json=body, **fields)
+
+
+async def test_a_library_from_its_making_to_its_end(client: httpx.AsyncClient) -> None:
+    file = await fill(client)
+    assert (file["id"], file["status"], file["library"]) == ("boats/notes.md", "ready", "notes")
+    assert file["tokens"] > 1000
+    described = await send(client, "GET", "libraries/notes")
+    assert (described["files"], described["tokens"]) == (1, file["tokens"])
+    assert described["error"] is None
+    assert (await send(client, "GET", "libraries"))["data"] == [described]
+    assert (await send(client, "GET", "libraries/notes/files"))["data"] == [file]
+    assert await send(client, "GET", "libraries/notes/files/boats/notes.md") == file
+    report = (await ask(client))["filter"]
+    assert report["searched"]["libraries"] == ["notes"]
+    assert any("leaves at nine" in source["text"] for source in report["sources"])
+    assert {source["file"] for source in report["sources"]} == {"boats/notes.md"}
+    await send(client, "DELETE", "libraries/notes/files/boats/notes.md")
+    assert (await ask(client))["filter"]["sources"] is None
+    await send(client, "DELETE", "libraries/notes")
+    assert (await send(client, "GET", "libraries"))["data"] == []
+    assert (await ask(client, 404))["error"]["code"] == "library_not_found"
+
+
+async def test_a_deleted_file_is_gone_from_the_cache(client: httpx.AsyncClient, core: Core) -> None:
+    await fill(client)
+    await ask(client)
+    assert (await ask(client))["filter"]["cached_windows"]
+    held = core.cache_state
+    await send(client, "DELETE", "libraries/notes/files/boats/notes.md")
+    assert core.cache_state != held
+    body = {"path": "boats/notes.md", "text": TEXT}
+    await send(client, "POST", "libraries/notes/files?wait=true", json=body)
+    assert not (await ask(client))["filter"]["cached_windows"]
+
+
+async def test_another_key_sees_nothing(client: httpx.AsyncClient) -> None:
+    """What it is told of a name that another key has is what it is told of any."""
+    await fill(client)
+    assert (await send(client, "GET", "libraries", headers=BOB))["data"] == []
+    for method, path in (
+        ("GET", "libraries/{}"),
+        ("DELETE", "libraries/{}"),
+        ("GET", "libraries/{}/files"),
+        ("GET", "libraries/{}/files/boats/notes.md"),
+        ("DELETE", "libraries/{}/files/boats/notes.md"),
+    ):
+        errors = [
+            await send(client, method, path.format(name), 404, headers=BOB)
+            for name in ("notes", "never")
+        ]
+        assert str(errors[0]).replace("notes", "never") == str(errors[1]).replace("notes", "never")
+    assert (await ask(client, 404, headers=BOB))["error"]["code"] == "library_not_found"
+    other = {"path": "x", "text": "The ferry to Malmo leaves at ten."}
+    await send(client, "POST", "libraries", json={"name": "notes"}, headers=BOB)
+    await send(client, "POST", "libraries/notes/files?wait=true", json=other, headers=BOB)
+    (source,) = (await ask(client, headers=BOB))["filter"]["sources"]
+    assert source["file"] == "x"
+    assert (await send(client, "GET", "libraries/notes"))["files"] == 1
+    assert (await ask(client))["filter"]["sources"][0]["file"] == "boats/notes.md"
+
+
+async def test_files_come_as_forms_too(client: httpx.AsyncClient) -> None:
+    await send(client, "POST", "libraries", json={"name": "notes"})
+    path = "libraries/notes/files?wait=true"
+    pdf = pdf_of(["The river is long.", "The ferry to Malmo leaves at nine."])
+    await send(client, "POST", path, files={"file": ("ferry.pdf", pdf)})
+    html = b"<h1>Trains</h1><p>The train to Malmo leaves at ten.</p><script>nothing</script>"
+    await send(client, "POST", path, files={"file": ("a.html", html)}, data={"path": "t/a.html"})
+    failed = await send(client, "POST", path, files={"file": ("x.bin", b"\0\1")})
+    assert (failed["status"], failed["error"]) == ("failed", "is no text")
+    sources = {source["file"]: source for source in (await ask(client))["filter"]["sources"]}
+    assert sources["ferry.pdf"]["pages"] in ([1, 2], [2, 2])
+    assert sources["t/a.html"]["heading"] in ("# Trains", None)
+    assert "nothing" not in sources["t/a.html"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"name": "../other"}, "name"),
+        ({"name": ".keys"}, "name"),
+        ({"name": ""}, "name"),
+        ({}, "name"),
+    ],
+)
+async def test_bad_names_are_refused(
+    client: httpx.AsyncClient, body: dict[str, Any], param: str
+) -> None:
+    error = (await send(client, "POST", "libraries", 400, json=body))["error"]
+    assert error["param"] == param
+
+
+async def test_limits_are_named(client: httpx.AsyncClient) -> None:
+    for name in ("one", "two"):
+        await send(client, "POST", "libraries", json={"name": name})
+    error = (await send(client, "POST", "libraries", 400, json={"name": "three"}))["error"]
+    assert error["code"] == "too_many_libraries"
+    assert "--max-libraries" in error["message"]
+    error = (await send(client, "POST", "libraries", 400, json={"name": "one"}))["error"]
+    assert error["code"] == "exists"
+    await send(client, "POST", "libraries", json={"name": "three"}, headers=BOB)
+
+
+async def test_every_kind_of_request_can_be_answered_from_a_library(
+    client: httpx.AsyncClient,
+) -> None:
+    await fill(client)
+    message = {"role": "user", "content": QUESTION}
+    bodies: dict[str, Any] = {
+        "/v1/completions": {"prompt": f"{QUESTION}\nAnswer:", "max_tokens": 4},
+        "/v1/filter": {"messages": [message]},
+        "/v1/responses": {"input": QUESTION, "max_output_tokens": 16},
+        "/v1/messages": {"messages": [message], "max_tokens": 4},
+        "/api/chat": {"messages": [message], "stream": False, "options": {"num_predict": 4}},
+        "/api/generate": {"prompt": QUESTION, "stream": False, "options": {"num_predict": 4}},
+    }
+    for path, body in bodies.items():
+        full = {"model": "builtin", "filter": FILTER} | body
+        reply = await client.post(path, json=full, headers=ALICE)
+        assert reply.status_code == 200, (path, reply.text)
+        sources = reply.json()["filter"]["sources"]
+        assert any("leaves at nine" in source["text"] for source in sources), path
+
+
+async def test_prompts_that_no_library_can_answer_are_refused(client: httpx.AsyncClient) -> None:
+    await fill(client)
+    for prompt in ([1, 2, 3], ["One?", "Two?"]):
+        body = {"model": "builtin", "prompt": prompt, "filter": FILTER}
+        error = (await send(client, "POST", "completions", 400, json=body))["error"]
+        assert error["param"] == "filter.library"

@@ -1,0 +1,212 @@
+"""What is added is read once, whatever ends the work in between."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gemserve.errors import LibraryError
+from gemserve.library.adding import Source
+from gemserve.library.cutting import cut_file, sections
+from gemserve.library.file_text import FileText
+from gemserve.library.finding import find_files
+from gemserve.library.store import Library
+from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from transformers import AutoTokenizer
+from gemserve.model.loader import BUILTIN_PATH
+from tests.library.worlds import FakeReader, add, open_library, paragraphs, text_source
+
+class Slow(FakeReader):
+    def __call__(self, request):
+        print("reads", flush=True)
+        time.sleep(0.05)
+        return super().__call__(request)
+
+sources = [text_source(f"{i:03}", paragraphs(60, f"w{i}")) for i in range(60)]
+add(open_library(Path(sys.argv[1])), AutoTokenizer.from_pretrained(BUILTIN_PATH), sources, Slow())
+"""
+
+
+def text_of(library: Library, path: str) -> str:
+    windows = library.windows(library.index().ids.tolist()).values()
+    parts = sorted((w.start, w.text) for file, w in windows if file.path == path)
+    return "".join(text for _, text in parts)
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text(paragraphs(40))
+    library = open_library(tmp_path / "a")
+    assert add(library, tokenizer, [Source.of_file(path)]).files == 1
+    os.utime(path)  # another time, the same content
+    for _ in range(2):
+        reader = FakeReader()
+        done = add(library, tokenizer, [Source.of_file(path)], reader)
+        assert (done.files, done.unchanged, reader.num_tokens) == (0, 1, 0)
+
+
+def test_of_a_changed_file_only_changed_windows_are_read(tmp_path: Path, tokenizer: Any) -> None:
+    library, text = open_library(tmp_path / "a"), paragraphs(300)
+    add(library, tokenizer, [text_source("x", text)])
+    changed = text.replace("Paragraph 150 tells", "Nobody knows why paragraph 150 tells")
+    reader = FakeReader()
+    done = add(library, tokenizer, [text_source("x", changed)], reader)
+    assert done.files == 1
+    assert 0 < reader.num_tokens <= 3 * IDENTITY.window
+    assert text_of(library, "x") == changed
+    assert not library.by_words("nobodyhere", 1000)
+    # what is no longer needed is gone
+    used = sum(file.num_tokens for file in library.files())
+    assert library.index().counts.sum() == used
+
+
+def test_a_failed_add_goes_on_where_it_ended(tmp_path: Path, tokenizer: Any) -> None:
+    library = open_library(tmp_path / "a")
+    sources = [text_source(f"{i:02}", paragraphs(200, f"w{i}")) for i in range(10)]
+    first = FakeReader(fails_after=3)
+    with pytest.raises(LibraryError, match="the power failed"):
+        add(library, tokenizer, sources, first)
+    second = FakeReader()
+    add(library, tokenizer, sources, second)
+    assert len(library.files()) == 10
+    total = sum(file.num_tokens for file in library.files())
+    assert first.num_tokens + second.num_tokens == total
+
+
+def test_a_killed_process_leaves_a_whole_library(tmp_path: Path, tokenizer: Any) -> None:
+    sources = [text_source(f"{i:03}", paragraphs(60, f"w{i}")) for i in range(60)]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "a")]
+    read_before = 0
+    for wait in (1, 4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for _ in range(wait):
+            assert process.stdout.readline() == "reads\n"
+        time.sleep(0.05 * Random(wait).random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        library = open_library(tmp_path / "a")
+        for file in library.files():
+            assert text_of(library, file.path) == paragraphs(60, f"w{int(file.path)}")
+        assert (library.index().counts > 0).all()
+        assert not library.damaged
+        read_before = len(library.files())
+        library.close()
+    assert read_before
+    library, reader = open_library(tmp_path / "a"), FakeReader()
+    add(library, tokenizer, sources, reader)
+    total = sum(file.num_tokens for file in library.files())
+    assert len(library.files()) == 60
+    assert reader.num_tokens < total
+
+
+def test_tiny_files_are_read_together(tmp_path: Path, tokenizer: Any) -> None:
+    """10,000 files of a line each must not take 10,000 passes and transactions."""
+    library, reader = open_library(tmp_path / "a"), FakeReader()
+    sources = [text_source(str(i), f"The code of locker {i} is {i * 7919}.") for i in range(600)]
+    done = add(library, tokenizer, sources, reader)
+    assert done.files == 600
+    assert reader.num_requests < 10
+    assert len(library.index().ids) == 600
+
+
+def test_what_is_no_text_is_left_out_and_said(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "f").mkdir()
+    contents = {
+        "binary": bytes(range(256)) * 9,
+        "empty": b"",
+        "blank.txt": b" \n\n ",
+        "packed.gz": b"\x1f\x8bno gzip",
+        "fake.pdf": b"%PDF-1.4 nothing",
+        "good.txt.gz": gzip.compress(b"The lantern is green."),
+        "latin.txt": "Das Café öffnet um acht.".encode("latin-1"),
+        "utf16.txt": "The ferry leaves at nine.".encode("utf-16"),
+    }
+    for name, content in contents.items():
+        (tmp_path / "f" / name).write_bytes(content)
+    library = open_library(tmp_path / "a")
+    done = add(library, tokenizer, map(Source.of_file, find_files([str(tmp_path / "f")])))
+    left_out = {Path(path).name: reason for path, reason in done.skipped}
+    assert left_out.keys() == {"binary", "empty", "blank.txt", "packed.gz", "fake.pdf"}
+    assert left_out["binary"] == "is no text"
+    assert left_out["empty"] == "is empty"
+    assert "cannot be unpacked" in left_out["packed.gz"]
+    assert "fake.pdf" in left_out["fake.pdf"] or "PDF" in left_out["fake.pdf"]
+    assert text_of(library, str(tmp_path / "f" / "latin.txt")) == "Das Café öffnet um acht."
+    assert "ferry" in text_of(library, str(tmp_path / "f" / "utf16.txt"))
+    assert "lantern" in text_of(library, str(tmp_path / "f" / "good.txt.gz"))
+
+
+def test_a_word_that_cannot_be_divided_leaves_out_its_file_alone(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    library = open_library(tmp_path / "a")
+    sources = [text_source("long", "x" * 3_000_000), text_source("good", paragraphs(5))]
+    done = add(library, tokenizer, sources)
+    assert next(file.path for file in library.files()) == "good"
+    assert len(done.skipped) + len(library.files()) == 2
+
+
+def test_windows_know_their_lines_and_headings(tokenizer: Any) -> None:
+    text = f"# Boats\n\n{paragraphs(20)}\n\n## Ferries\n\n{paragraphs(40, 'ferry')}\n"
+    cuts = list(cut_file(tokenizer, FileText(text=text, kind="text"), (1,), 256))
+    assert "".join(cut.window.text for cut in cuts) == text
+    for cut in cuts:
+        at = cut.window.start
+        assert text[at:].startswith(cut.window.text)
+        assert cut.window.line == 1 + text.count("\n", 0, at)
+        assert len(cut.tokens) == cut.window.num_tokens
+    assert cuts[-1].window.heading == "# Boats › ## Ferries"
+    assert cuts[0].window.heading == ""
+
+
+def test_a_long_text_is_cut_in_sections_that_are_found_again() -> None:
+    """The memory for a file of 100 MB must be that of a section."""
+    text = paragraphs(30_000)
+    ranges = list(sections(text))
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == len(text)
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
+    assert max(stop - start for start, stop in ranges) <= 1 << 19
+    inserted = "A new paragraph.\n\n" + text
+    old = {text[start:stop] for start, stop in ranges}
+    new = [inserted[start:stop] for start, stop in sections(inserted)]
+    assert sum(part not in old for part in new) <= 2
+    blob = "x" * (1 << 21)
+    assert all(stop - start <= 1 << 19 for start, stop in sections(blob))
+
+
+def test_files_are_found_by_folder_pattern_and_repository(tmp_path: Path) -> None:
+    for name in ("a.md", "sub/b.txt", ".hidden", "node_modules/c.js", "built.o"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+
+    def names(*given: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in find_files(given)]
+
+    folder = str(tmp_path)
+    assert names(folder) == ["a.md", "built.o", "sub/b.txt"]
+    assert names(f"{folder}/*.md", f"{folder}/a.md") == ["a.md"]
+    assert names(f"{folder}/**/*.txt") == ["sub/b.txt"]
+    with pytest.raises(LibraryError, match="no such file"):
+        names(f"{folder}/nothing")
+    git = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "a.md", ".hidden"], check=True)
+    assert names(folder) == [".hidden", "a.md"]
+    assert names(f"{folder}/sub") == ["sub/b.txt"]

@@ -1,0 +1,196 @@
+"""A library's folder: what is stored is found again, and nothing half done is believed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemserve.errors import LibraryBusy, LibraryError, OtherModel
+from gemserve.library.keys_file import rounded_keys
+from gemserve.library.store import DATABASE, Library
+from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
+
+SECRET = "zanzibarcode"
+
+
+def test_rounded_keys_are_near_the_keys() -> None:
+    """A scale in half precision that was rounded down would cut off the largest numbers."""
+    keys = np.random.default_rng(0).normal(size=(3, 50, 64)).astype(np.float32) * 40
+    records = rounded_keys(keys)
+    again = records["keys"].astype(np.float32) * records["scale"].astype(np.float32)[..., None]
+    error = np.abs(again.transpose(1, 0, 2) - keys)
+    assert (error <= np.abs(keys).max(axis=2, keepdims=True) / 127 * 0.51).all()
+    assert not rounded_keys(np.zeros((1, 4, 8), np.float32))["keys"].any()
+
+
+def test_a_copied_folder_is_a_library(tmp_path: Path, tokenizer: Any) -> None:
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", paragraphs(60))])
+    library.close()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = open_library(tmp_path / "b")
+    assert [file.path for file in copy.files()] == ["x"]
+    assert copy.index().counts.min() > 0
+    assert not copy.damaged
+
+
+def test_another_model_is_named(tmp_path: Path) -> None:
+    open_library(tmp_path / "a").close()
+    other = replace(IDENTITY, model="other", weights="fedcba9876543210")
+    with pytest.raises(OtherModel, match=r"was read by fake .*this is other .*--anew"):
+        Library(tmp_path / "a", other)
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all" * 99])
+def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / DATABASE).write_bytes(content)
+    with pytest.raises(LibraryError, match=f"library a: {DATABASE}"):
+        Library(tmp_path / "a", IDENTITY)
+
+
+def test_damaged_keys_are_named_and_read_again(tmp_path: Path, tokenizer: Any) -> None:
+    """What a disk has changed must not decide which windows are read."""
+    sources = [text_source(name, paragraphs(40, name)) for name in ("good", "bad")]
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, sources)
+    index = library.index()
+    bad = int(index.starts[index.ids == index.ids.max()][0])
+    library.close()
+    with open(tmp_path / "a" / "keys.0", "r+b") as file:
+        file.seek(bad * index.records.dtype.itemsize + 5)
+        file.write(b"\x55\x55")
+    library = open_library(tmp_path / "a")
+    assert (library.index().counts == 0).sum() == 1
+    assert library.damaged == ("bad",)
+    reader = FakeReader()
+    done = add(library, tokenizer, sources, reader)
+    assert done.unchanged == 1
+    assert 0 < reader.num_tokens <= IDENTITY.window
+    assert (library.index().counts > 0).all()
+    assert not library.damaged
+
+
+def test_keys_that_were_cut_off_are_named(tmp_path: Path, tokenizer: Any) -> None:
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", paragraphs(60))])
+    library.close()
+    size = (tmp_path / "a" / "keys.0").stat().st_size
+    os.truncate(tmp_path / "a" / "keys.0", size // 2)
+    library = open_library(tmp_path / "a")
+    assert (library.index().counts == 0).any()
+    assert (library.index().counts > 0).any()
+    assert library.damaged == ("x",)
+
+
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("first", paragraphs(60))])
+    before = library.index().ids.tolist()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(LibraryError, match="library a: No space left on device"):
+            add(library, tokenizer, [text_source("second", paragraphs(60, "lake"))])
+    assert library.index().ids.tolist() == before
+    assert not library.damaged
+    add(library, tokenizer, [text_source("second", paragraphs(60, "lake"))])
+    assert [file.path for file in library.files()] == ["first", "second"]
+
+
+def test_two_processes_do_not_write_at_once(tmp_path: Path, tokenizer: Any) -> None:
+    """Whoever reads meanwhile is not disturbed."""
+    library, other = open_library(tmp_path / "a"), open_library(tmp_path / "a")
+    with library.writing():
+        with pytest.raises(LibraryBusy, match="another process"), other.writing():
+            pass
+        assert other.files() == []
+    add(library, tokenizer, [text_source("x", paragraphs(10))])
+    assert [file.path for file in other.files()] == ["x"]
+    assert len(other.index().ids)
+
+
+def test_what_is_removed_is_gone_from_the_folder(tmp_path: Path, tokenizer: Any) -> None:
+    """From tables, words, their log and the keys: a folder may be handed on."""
+    text = f"{paragraphs(40)}\n\nThe {SECRET} is seven.\n\n{paragraphs(10, 'lake')}"
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("kept", paragraphs(40, "sea")), text_source("x", text)])
+    used = library.index()
+    ids = {
+        number
+        for number, (file, _) in library.windows(used.ids.tolist()).items()
+        if file.path == "x"
+    }
+    places = [
+        (int(s), int(c))
+        for i, s, c in zip(used.ids, used.starts, used.counts, strict=True)
+        if int(i) in ids
+    ]
+    assert library.by_words(SECRET, 100)
+    with library.writing():
+        library.remove_files(["x"])
+    assert not library.by_words(SECRET, 100)
+    assert [file.path for file in library.files()] == ["kept"]
+    for path in (tmp_path / "a").iterdir():
+        assert SECRET.encode() not in path.read_bytes(), path.name
+    size = used.records.dtype.itemsize
+    content = (tmp_path / "a" / "keys.0").read_bytes()
+    for start, count in places:
+        assert not any(content[start * size : (start + count) * size])
+    assert (library.index().counts > 0).all()
+
+
+def test_gaps_are_closed_when_they_are_large(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemserve.library.store._WASTE", 100)
+    library = open_library(tmp_path / "a")
+    sources = [text_source(str(i), paragraphs(30, f"w{i}")) for i in range(4)]
+    add(library, tokenizer, sources)
+    reader = open_library(tmp_path / "a")
+    before = reader.index()
+    with library.writing():
+        library.remove_files(["0", "1", "2"])
+    assert not (tmp_path / "a" / "keys.0").exists()
+    after = library.index()
+    assert len(after.records) == after.counts.sum()
+    old = {
+        int(i): before.records[s : s + c]
+        for i, s, c in zip(before.ids, before.starts, before.counts, strict=True)
+    }
+    for number, start, count in zip(after.ids, after.starts, after.counts, strict=True):
+        assert (after.records[start : start + count] == old[int(number)]).all()
+    assert reader.index().ids.tolist() == after.ids.tolist()
+    assert not reader.damaged
+
+
+def test_a_window_in_two_files_stays_until_both_are_gone(tmp_path: Path, tokenizer: Any) -> None:
+    library, text = open_library(tmp_path / "a"), paragraphs(30)
+    reader = FakeReader()
+    add(library, tokenizer, [text_source("x", text), text_source("y", text)], reader)
+    assert reader.num_tokens < 1.1 * library.find_file("x").num_tokens  # type: ignore[union-attr]
+    with library.writing():
+        library.remove_files(["x"])
+    assert (library.index().counts > 0).all()
+    assert not library.damaged
+
+
+def test_an_error_of_the_database_is_one_of_the_library(tmp_path: Path) -> None:
+    library = open_library(tmp_path / "a")
+    library.close()
+    with pytest.raises(LibraryError, match="library a"):
+        library.files()
+    assert issubclass(sqlite3.ProgrammingError, sqlite3.DatabaseError)

@@ -1,0 +1,88 @@
+"""A library without a model: keys are drawn from the tokens, by a reader that counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemserve.filter_plan import KeysRead
+from gemserve.library.adding import Added, Source, add_files
+from gemserve.library.identity import Identity
+from gemserve.library.store import Library
+from gemserve.library.vectors import VectorRequests
+from gemserve.types import Finished, Request, TokenArray
+
+IDENTITY = Identity(
+    model="fake",
+    weights="0123456789abcdef",
+    tokenizer="0123456789abcdef",
+    layer=2,
+    heads=((1, 0), (2, 1)),
+    num_key_heads=2,
+    head_dim=4,
+    anchor=(1, 2),
+    window=256,
+)
+
+
+class FakeRequests(VectorRequests):
+    """Requests that are nothing but their tokens."""
+
+    def for_keys(self, windows: Any) -> Any:
+        return list(windows)
+
+
+class FakeReader:
+    """Reads windows: `num_tokens` so far. `fails_after`: so many requests."""
+
+    def __init__(self, fails_after: int | None = None) -> None:
+        self.num_tokens = self.num_requests = 0
+        self._fails_after = fails_after
+
+    def __call__(self, request: Any) -> Finished:
+        if self._fails_after == self.num_requests:
+            return Finished(reason="error", completion_tokens=0, error="the power failed")
+        self.num_requests += 1
+        self.num_tokens += sum(map(len, request))
+        keys = KeysRead(windows=tuple(keys_of_tokens(tokens) for tokens in request))
+        return Finished(reason="stop", completion_tokens=0, vectors=keys)
+
+
+def keys_of_tokens(tokens: TokenArray) -> Any:
+    """Keys [2, tokens, 4] that depend on each token alone."""
+    angles = np.outer(tokens, np.arange(1, 9)).astype(np.float32)
+    return np.sin(angles).reshape(len(tokens), 2, 4).transpose(1, 0, 2).copy()
+
+
+def open_library(folder: Path) -> Library:
+    """The library in a folder; a new one if there is none."""
+    if not folder.exists():
+        return Library.create(folder, IDENTITY)
+    return Library(folder, IDENTITY)
+
+
+def add(
+    library: Library,
+    tokenizer: Any,
+    sources: Iterable[Source],
+    run: Callable[[Request], Finished] | None = None,
+) -> Added:
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+    *_, done = add_files(library, requests, tokenizer, run or FakeReader(), sources)
+    return done
+
+
+def text_source(path: str, text: str) -> Source:
+    return Source(path, text.encode)
+
+
+def paragraphs(count: int, word: str = "river") -> str:
+    """A text of paragraphs that all differ."""
+    return "\n\n".join(
+        f"Paragraph {i} tells of the {word} and of the {i * i} houses beside it, and of nobody who "
+        f"has counted them since the year {1000 + 7 * i}."
+        for i in range(count)
+    )

@@ -186,6 +186,15 @@ class DocumentNotFound(RequestError):
         )
 
 
+class NoLibraries(RequestError):
+    def __init__(self) -> None:
+        super().__init__(
+            "libraries: this server has none; start it with --library-dir",
+            param=None,
+            code="no_libraries",
+        )
+
+
 class LibraryNotFound(RequestError):
     def __init__(self, name: str, *, param: str) -> None:
         super().__init__(

@@ -106,6 +106,7 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
         *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
         *("protected_tokens", "added_tokens", "messages"),
         *("window", "windows", "cached_windows", "looked_at"),
+        *("searched", "sources", "found"),
     }
     assert whole["looked_at"] == 0
     assert (whole["messages"] is None) == (path == COMPLETIONS)

@@ -248,8 +248,10 @@ def test_replies_to_get_are_as_described(
         path for path, operations in described.document["paths"].items() if "get" in operations
     ]
     for path in paths:
-        reply = client.get(path.format(name=MODEL, document_id=document_id))
-        assert reply.status_code == 200
+        names = {"name": MODEL, "document_id": document_id, "library": "manuals", "path": "a.md"}
+        reply = client.get(path.format(**names))
+        # this server has no libraries
+        assert reply.status_code == (404 if path.startswith("/v1/libraries") else 200)
         described.check(reply, path)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -148,8 +149,8 @@ def test_a_failing_sequence_ends_alone() -> None:
     victim = jobs[1].sequence.order
     original = core._runner._decode_rows
 
-    def poisoned(rows: list[DecodeRow]) -> torch.Tensor:
-        logits = original(rows).clone()
+    def poisoned(rows: list[DecodeRow], *rest: Any) -> torch.Tensor:
+        logits = original(rows, *rest).clone()
         numbers = [row.sequence for row in rows]
         if victim in numbers:
             logits[numbers.index(victim)] = torch.nan
@@ -175,7 +176,7 @@ def test_a_failing_forward_ends_its_sequence_alone() -> None:
     victim = jobs[2].sequence.order
     original = core._runner._decode_rows
 
-    def failing(rows: list[DecodeRow], *rest: bool) -> torch.Tensor:
+    def failing(rows: list[DecodeRow], *rest: Any) -> torch.Tensor:
         if victim in [row.sequence for row in rows]:
             raise RuntimeError("out of memory")
         return original(rows, *rest)
@@ -195,7 +196,7 @@ def test_a_batch_that_is_tried_one_by_one_is_counted(caplog: pytest.LogCaptureFi
     core = new_core()
     original = core._runner._decode_rows
 
-    def failing(rows: list[DecodeRow], *rest: bool) -> torch.Tensor:
+    def failing(rows: list[DecodeRow], *rest: Any) -> torch.Tensor:
         if len(rows) > 1:
             raise RuntimeError("no room for two")
         return original(rows, *rest)

@@ -420,7 +420,7 @@ REMOVALS: tuple[Removal, ...] = (
     Removal(
         "tests/unit/test_startup_checks.py::test_the_default_memory_is_what_there_is",
         "cli/startup_checks.py",
-        "if left >= default:",
+        "if not is_default or left >= default:",
         "if True:",
     ),
     Removal(

@@ -246,6 +246,7 @@ def test_the_command_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFix
         "outcomes.jsonl",
         "needle.json",
         "needle.csv",
+        "needle.md",
         "needle.png",
         "needle_single_depths.png",
     }

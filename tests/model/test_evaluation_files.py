@@ -71,7 +71,7 @@ def test_questions_of_one_s_own(
     assert rows[0]["kept_tokens"] == pytest.approx(sum(lengths) / 3, abs=0.1)
     assert rows[0]["score"] > rows[3]["score"]  # the ends of a text do not hold its middle
     names = {p.name for p in out.iterdir()}
-    assert names == {"outcomes.jsonl", "jsonl.json", "jsonl.csv", "jsonl.png"}
+    assert names == {"outcomes.jsonl", "jsonl.json", "jsonl.csv", "jsonl.md", "jsonl.png"}
 
     def fail(*_: object) -> None:
         raise AssertionError("run again")

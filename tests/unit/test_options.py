@@ -45,7 +45,8 @@ def test_nothing_given_is_the_config_s_own_default(index: int) -> None:
 
 @pytest.mark.parametrize(("table", "config_type"), TABLES)
 def test_every_field_has_a_flag_and_a_variable(table: Any, config_type: Any) -> None:
-    fields = set(config_type.__dataclass_fields__) - {"step_target_s", "min_chunk_tokens"}
+    not_options = {"step_target_s", "min_chunk_tokens", "host_memory"}  # the machine says the last
+    fields = set(config_type.__dataclass_fields__) - not_options
     assert {o.field for o in table} == fields
     for option in table:
         assert option.variable == "GEMSERVE_" + option.flag[2:].upper().replace("-", "_")

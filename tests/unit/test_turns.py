@@ -93,7 +93,8 @@ async def test_keys_take_turns(size: int, monkeypatch: pytest.MonkeyPatch) -> No
     await asyncio.gather(*tasks, return_exceptions=True)
     assert work.most == LONG_AT_ONCE
     assert len(work.order) == 7
-    assert b"late" in work.order[:4]
+    # the two threads of a pair may begin in either order
+    assert b"late" in work.order[:5]
     await assert_all_free(texts)
 
 

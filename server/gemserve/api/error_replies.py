@@ -21,6 +21,7 @@ from gemserve.errors import (
     LibraryFileNotFound,
     LibraryNotFound,
     ModelNotFound,
+    NoLibraries,
     OtherModel,
     PdfsBusy,
     PermissionDenied,
@@ -38,6 +39,7 @@ _MISSING = (
     ModelNotFound,
     AdapterNotFound,
     DocumentNotFound,
+    NoLibraries,
     LibraryNotFound,
     LibraryFileNotFound,
 )

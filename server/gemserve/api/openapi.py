@@ -31,7 +31,7 @@ from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FORM
 from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
-from gemserve.types import ADAPTER_NAME
+from gemserve.types import ADAPTER_NAME, LIBRARY_NAME
 
 _JSON, _PLAIN = "application/json", "text/plain"
 _EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
@@ -146,6 +146,12 @@ class _Writer:
                 **{"name": "document_id", "in": "path", "required": True},
                 "schema": {**_TEXT, "pattern": ID_PATTERN},
             }
+        if "{library}" in path:
+            place = {"name": "library", "in": "path", "required": True}
+            yield {**place, "schema": {**_TEXT, "pattern": f"^{LIBRARY_NAME}$"}}
+        if "{path}" in path:
+            place = {"name": "path", "in": "path", "required": True}
+            yield {**place, "schema": {**_TEXT, "minLength": 1}}
         if "{name}" in path:
             schema, example = _ADAPTER, "support"
             if path.startswith("/v1/models/"):
@@ -164,8 +170,9 @@ class _Writer:
                 self._error(operation, "The body is wrong; `param` names the field, if it is one."),
             )
             yield 413, self._error(operation, "The body is too large.")
-        if _names_model(operation) or "{" in path:
-            said = "There is no such model, adapter or document."
+        is_of_libraries = path.startswith("/v1/libraries")  # which a server may have none of
+        if _names_model(operation) or "{" in path or is_of_libraries:
+            said = "There is no such model, adapter, document or library."
             yield 404, self._error(operation, said)
         if not is_open:
             yield (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
-from gemserve.config import DEFAULT_KEEP, find_window, nearest_seeing
+from gemserve.config import DEFAULT_KEEP, DEFAULT_METHOD, find_window, nearest_seeing
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, Window, WindowPlan
@@ -45,7 +45,7 @@ _SEVERAL_SHARE = 1 / 4  # of the documents, if several passages answer alike
 _END_ROWS = 16  # of these, that are watched
 _MOST_BEHIND = 16  # tokens after a question that are watched, too
 _LEAST_WINDOW = 16  # tokens of a document that is read with a query
-_READS_DOCUMENTS = "sieve"  # the method whose heads rank documents
+_READS_DOCUMENTS = DEFAULT_METHOD  # the method whose heads rank documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,10 +84,11 @@ class StepWeights:
 
 def find_weights(model: CausalModel) -> StepWeights:
     """Raises `ValueError` with the reason if the step is not for this model."""
-    config, shape, decoder = model.config, model.shape, model.hf.model
+    config, shape = model.config, model.shape
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise ValueError(f"not for models of type {config.model_type}")
+    decoder = model.hf.model
     if getattr(config, "clip_qkv", None) is not None:
         raise ValueError("not for models that clip queries, keys and values")
     if any(reach.chunk for reach in model.reaches):

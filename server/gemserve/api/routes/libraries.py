@@ -22,7 +22,7 @@ from gemserve.api.requests.library_body import (
 )
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
-from gemserve.errors import LibraryFileNotFound, RequestError
+from gemserve.errors import LibraryFileNotFound, NoLibraries
 from gemserve.library.store import Library, StoredFile
 
 _PATH = "/v1/libraries"
@@ -60,7 +60,7 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
 
     def shelves() -> tuple[Shelf, Uploads]:
         if shelf is None or uploads is None:
-            raise no_libraries(None)
+            raise NoLibraries
         return shelf, uploads
 
     async def describe(tenant: bytes, name: str) -> library_types.Library:
@@ -164,16 +164,6 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
         return {"id": library, "object": "library", "deleted": True}
 
     return routes
-
-
-def no_libraries(param: str | None) -> RequestError:
-    return RequestError(
-        "filter.library: this server has no libraries; start it with --library-dir"
-        if param
-        else "libraries: this server has none; start it with --library-dir",
-        param=param,
-        code="no_libraries",
-    )
 
 
 def _parse(raw: bytes, content_type: str) -> tuple[str, bytes]:

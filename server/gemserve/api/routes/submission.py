@@ -299,9 +299,10 @@ def _echo_bytes(requests: EngineRequests) -> int:
     return _COPIES * requests.n * sum(map(num_bytes, requests.echoes))
 
 
-def _file_ids(body: FilteringBody) -> tuple[str, ...]:
+def _file_ids(body: ModelBody) -> tuple[str, ...]:
     """The files of libraries that the prompt has excerpts of."""
-    found = None if body.filter is None else body.filter.answerable
+    wanted = body.filter if isinstance(body, FilteringBody) else None
+    found = None if wanted is None else wanted.answerable
     return () if found is None else found.file_ids
 
 

@@ -232,7 +232,7 @@ class Runner:
         for (model, _), some in together.items():
             numbers = [row.sequence for row in some]
             try:
-                logits.append((numbers, self._decode_rows(model, some)))
+                logits.append((numbers, self._decode_rows(some, model)))
                 continue
             except Exception as error:
                 if len(some) > 1:
@@ -240,7 +240,7 @@ class Runner:
             # outside of the exception handler, which would keep the failed step's tensors alive
             for row in some:
                 # without graphs, because the next replay would overwrite the logits
-                of_row = self._try(row.sequence, out, self._decode_rows, model, [row], False)
+                of_row = self._try(row.sequence, out, self._decode_rows, [row], model, False)
                 if of_row is not None:
                     logits.append(([row.sequence], of_row))
         for row in rows:
@@ -259,7 +259,7 @@ class Runner:
         return (self._model if is_stepped else state.model), is_stepped
 
     def _decode_rows(
-        self, model: CausalModel, rows: Ids[DecodeRow], may_replay: bool = True
+        self, rows: Ids[DecodeRow], model: CausalModel, may_replay: bool = True
     ) -> torch.Tensor:
         """Logits of sequences that one model decodes: [sequences, vocab], float32."""
         states = [self._states[row.sequence] for row in rows]

@@ -110,9 +110,9 @@ class HubCheckpoint:
             self._check_files(settings)
         ask_for_dequantised(self.config)
         # what the first would warn of is in the report; the second warns of ranks where there are
-        # none, if weights are quantised
+        # none
         quiet = ["transformers.modeling_utils"]
-        if settings is not None:
+        if num_ranks == 1 or settings is not None:
             quiet.append("transformers.distributed.tensor_parallel")
         with _quiet(*quiet):
             model, report = AutoModelForCausalLM.from_pretrained(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gemserve.cli.ending_signals import ending_signals_raised
 from gemserve.cli.options import number, read_value
 
 MODELS = ("smollm2", "builtin")
@@ -35,5 +34,4 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from gemserve.demo.run import default_model, run_demo
 
-    with ending_signals_raised():  # so that the server ends, too
-        return run_demo(arguments.model or default_model(), tokens, seed)
+    return run_demo(arguments.model or default_model(), tokens, seed)

@@ -58,8 +58,9 @@ class ModelConfig:
 
     `model`: "builtin", "smollm2", a GGUF file, a directory or a hub id. `dtype` auto: the
     checkpoint's own, but on a CPU float32 unless the checkpoint has bfloat16 and the CPU multiplies
-    that faster (`model.bfloat16_speed`). `attention_backend`: one of `ATTENTION_BACKENDS`. `chat_template`: a file, a
-    name, or "none"; None: the checkpoint's own. See `model.chosen_chat_template`.
+    that faster (`model.bfloat16_speed`). `attention_backend`: one of `ATTENTION_BACKENDS`.
+    `chat_template`: a file, a name, or "none"; None: the checkpoint's own. See
+    `model.chosen_chat_template`.
     """
 
     model: str = "builtin"

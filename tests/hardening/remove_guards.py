@@ -254,6 +254,12 @@ REMOVALS: tuple[Removal, ...] = (
         "if True:",
     ),
     Removal(
+        f"{NEW}refusals.py::test_a_chat_that_a_template_makes_endless_is_refused",
+        "bounded_jinja.py",
+        "if time.thread_time() > self._ends_s:",
+        "if False:",
+    ),
+    Removal(
         f"{NEW}shares.py::test_a_stream_keeps_its_pace_beside_another_key_s_choices",
         "engine/core.py",
         "if not self._present.is_shared(time.monotonic()):",

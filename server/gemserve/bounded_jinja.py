@@ -96,7 +96,7 @@ def _compiled(source: str) -> Template:
 class _Generation(Extension):
     """`{% generation %}`: what an assistant has written. It is written as if without the tag."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -156,7 +156,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         self.filters = {name: _bounded(name, each) for name, each in self.filters.items()}
-        self.tests = {name: _bounded(name, each, True) for name, each in self.tests.items()}
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = {name: _bounded(name, each, True) for name, each in tests.items()}
         for function in (bounded_loop, bounded_text, bounded_value, bounded_part):
             self.filters[function.__name__] = function
         self.globals |= {"dict": _Dict(), "namespace": _Namespace, "strftime_now": _now}
@@ -164,7 +165,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     @staticmethod
-    def concat(parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(parts: Iterable[str]) -> str:
         """Join what was written."""
         budget, taken, length = _budget.get(), list[str](), 0
         for part in parts:
@@ -249,11 +250,12 @@ def _replaced(node: nodes.Node) -> nodes.Node:
     if isinstance(node, nodes.Concat):
         parts = nodes.List(node.nodes, lineno=node.lineno)
         return _filtered(parts, "bounded_text")
-    is_part = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-    return _filtered(node, "bounded_part") if is_part else node  # type: ignore[arg-type]
+    if not isinstance(node, nodes.Getitem):
+        return node
+    return _filtered(node, "bounded_part") if isinstance(node.arg, nodes.Slice) else node
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Expr:
+def _filtered(node: Any, name: str) -> nodes.Expr:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -338,10 +340,14 @@ def _joined_characters(value: Any, rest: list[Any]) -> int:
     """Of `"-".join(items)` and `items | join("-")`."""
     is_method = isinstance(value, (str, bytes)) and bool(rest) and isinstance(rest[0], list)
     between, items = (value, rest[0]) if is_method else ((rest or [""])[0], value)
-    if not isinstance(items, Sized):
+    if not isinstance(items, (str, bytes, list, tuple, dict, range)):
         return 0
-    written = sum(len(each) for each in items if isinstance(each, str))  # type: ignore[attr-defined]
-    return len(items) * len(str(between)) + (0 if isinstance(items, str) else written)
+    written = 0 if isinstance(items, (str, bytes, range)) else sum(map(_length, items))
+    return len(items) * len(str(between)) + written
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str) else 0
 
 
 def _as_list(items: Any) -> Any:

@@ -297,7 +297,7 @@ class CountingTokenizer:
         self.num_calls = 0
 
     def __getattr__(self, name: str) -> Any:
-        self.num_calls += name in ("backend_tokenizer", "apply_chat_template")
+        self.num_calls += name in ("backend_tokenizer", "get_chat_template")
         return getattr(self._tokenizer, name)
 
 

@@ -112,7 +112,8 @@ class Polite:
 
 async def texts(http: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[str]:
     """The parts of a streamed completion."""
-    sent = {"model": MODEL, "stream": True, "ignore_eos": True, **body}
+    # drawn at random, tokens after a stream's end have no text for as long as chance wants
+    sent = {"model": MODEL, "stream": True, "ignore_eos": True, "temperature": 0, **body}
     async with http.stream("POST", COMPLETIONS, json=sent) as reply:
         if reply.status_code != 200:
             await reply.aread()

@@ -118,7 +118,7 @@ class BrokenTokenizer:
     def backend_tokenizer(self) -> Any:
         raise RuntimeError("a bug")
 
-    apply_chat_template = backend_tokenizer
+    get_chat_template = backend_tokenizer
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gemserve import bounded_jinja
 from tests.fakes import (
     CHAT,
     COMPLETIONS,
@@ -230,3 +232,28 @@ def test_prompts_that_wait_have_a_limit_together(tokenizer: Any) -> None:
             assert each.recv(20).startswith(b"HTTP/1.1 200")
             each.close()
         assert server.post(COMPLETIONS, prompt=[400] * 200).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            "{% for a in range(3000) %}{% for b in range(2000) %}{% endfor %}{% endfor %}",
+            "takes longer than 0.2 s",
+        ),
+        ("{{ '=' * width }}", "makes a text of more than 33,554,432 characters"),
+    ],
+    ids=["loops", "a variable"],
+)
+def test_a_chat_that_a_template_makes_endless_is_refused(
+    tokenizer: Any, template: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loops in loops took a thread for hours, and a client's number all of the memory."""
+    monkeypatch.setattr(bounded_jinja, "MOST_S", 0.2)
+    hostile = copy.copy(tokenizer)
+    hostile.chat_template = template
+    with served(serving_over(FakeCore(), hostile)) as server:
+        for path in (CHAT, "/tokenize"):
+            reply = server.post(path, messages=USER, chat_template_kwargs={"width": 10**12})
+            assert reply.status_code == 400, reply.text
+            assert said in reply.text

@@ -7,6 +7,7 @@ from random import Random
 
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
+from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, StepOutput
 from tests.unit.test_scheduler import LAYERS, perform, random_sequence, sequence
@@ -71,11 +72,11 @@ def test_one_key_s_prompts_leave_memory_for_the_next_key() -> None:
     s = Scheduler(MemoryPool(10 * units), num_layers=LAYERS, max_running=64)
     for order in range(12):
         s.add(of(ALICE, sequence(order, 90, None, 10)))
-    s.schedule(100, is_decode_due=False, rows_of_tenant=8)
+    s.schedule(100, is_decode_due=False, portion=Portion(8, None))
     assert running_of(s, ALICE) == 7
     late = of(BOB, sequence(99, 90, None, 10))
     s.add(late)
-    s.schedule(100, is_decode_due=False, rows_of_tenant=8)
+    s.schedule(100, is_decode_due=False, portion=Portion(8, None))
     assert late.state is not State.WAITING
     s.schedule(100, is_decode_due=False)  # nobody else has been there for a while
     assert len(s.running) == 10
@@ -85,7 +86,7 @@ def test_one_key_s_prompts_leave_memory_for_the_next_key() -> None:
 def test_a_key_s_only_request_may_have_all_memory() -> None:
     s = Scheduler(MemoryPool(2 * LAYERS * 100), num_layers=LAYERS, max_running=64)
     s.add(of(ALICE, sequence(0, 90, None, 10)))
-    s.schedule(100, is_decode_due=False, rows_of_tenant=8)
+    s.schedule(100, is_decode_due=False, portion=Portion(8, None))
     assert running_of(s, ALICE) == 1
 
 
@@ -142,7 +143,7 @@ def test_random_traces_of_several_keys_end_and_leak_nothing() -> None:
             plan = s.schedule(
                 rng.choice((8, 300, 5000)),
                 is_decode_due=rng.random() < 0.5,
-                rows_of_tenant=rng.choice((None, 1, 4)),
+                portion=rng.choice((None, Portion(1, None), Portion(4, None))),
             )
             assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
             s.commit(plan, perform(s, plan, rng, 0.01))

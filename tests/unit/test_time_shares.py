@@ -70,18 +70,34 @@ def test_no_key_falls_below_its_part_whatever_the_others_do() -> None:
 
 
 def test_prompts_of_another_key_take_no_more_than_its_part_of_a_stream_s_time() -> None:
-    portion = divide([Load(0, 8), Load(1, 0)], seconds_of, reading_of)
+    portion = divide([Load(0, 2), Load(1, 0)], seconds_of, reading_of)
     assert portion.reading_s == pytest.approx(seconds_of(1))
 
 
-def test_a_stream_waits_no_longer_for_others_prompts_than_it_would_for_its_own() -> None:
-    """A key that reads, too, had steps twice as far apart as alone, beside keys that only read."""
-    portion = divide([Load(0, 8), Load(1, 1)], seconds_of, reading_of)
-    assert portion.reading_s == pytest.approx(READING * seconds_of(1))
-    loads = [Load(96, 1), Load(1, 1)]
-    portion = divide(loads, seconds_of, reading_of)
-    assert portion.reading_s == pytest.approx(READING * taken_s(loads, portion))
-    assert taken_s(loads, portion) <= 2 * seconds_of(1)
+def test_a_key_with_far_more_to_do_has_half_as_much_time() -> None:
+    """With as much, another key's stream had 0.4 of its pace: what reading costs besides its time,
+    such as cold caches, comes on top."""
+    portion = divide([Load(0, 8), Load(1, 0)], seconds_of, reading_of)
+    assert portion.reading_s == pytest.approx(seconds_of(1) / 2)
+
+
+def test_a_key_s_own_prompts_are_read_beside_its_stream_as_if_it_were_alone() -> None:
+    """They got half of what was read, whatever else the other key had of the same time."""
+    few, many = Load(1, 1, BOB), Load(0, 8, ALICE)
+    portion = divide([many, few], seconds_of, reading_of)
+    own_s = READING * seconds_of(1)
+    assert portion.reading_of[BOB] == pytest.approx(own_s)
+    assert portion.reading_of[ALICE] == pytest.approx((seconds_of(1) + own_s) / 2)
+    beside_rows = divide([Load(8, 8, ALICE), few], seconds_of, reading_of)
+    assert beside_rows.reading_of[BOB] == pytest.approx(own_s)
+    assert beside_rows.reading_of[ALICE] < portion.reading_of[ALICE]  # its rows take time, too
+
+
+def test_equal_keys_are_read_equally_long() -> None:
+    portion = divide([Load(1, 1, BOB), Load(1, 1, ALICE)], seconds_of, reading_of)
+    assert portion.reading_of == pytest.approx(
+        {BOB: READING * seconds_of(1), ALICE: READING * seconds_of(1)}
+    )
 
 
 def test_nobody_is_left_out_where_steps_take_as_long_with_many_as_with_one() -> None:
@@ -116,7 +132,7 @@ def test_a_scheduler_s_step_has_so_many_rows_of_each_key() -> None:
         s.add(of((ALICE, ALICE, BOB)[order % 3], sequence(order, 4, None, 1000)))
     while not all(each.state is State.DECODING for each in s.running) or s.waiting:
         step(s)
-    plan = s.schedule(100, is_decode_due=True, rows_of_tenant=3)
+    plan = s.schedule(100, is_decode_due=True, portion=Portion(3, None))
     tenants = [s.sequences[row.sequence].request.tenant for row in plan.decodes]
     assert sorted(tenants) == [ALICE] * 3 + [BOB] * 3
     assert len(s.schedule(100, is_decode_due=True).decodes) == 12

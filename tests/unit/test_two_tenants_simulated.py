@@ -101,7 +101,7 @@ class Simulation:
         plan = self.scheduler.schedule(
             CHUNK_TOKENS,
             is_decode_due=self.pace.is_decode_due(crowd),
-            rows_of_tenant=None if portion is None else portion.rows,
+            portion=portion,
         )
         is_done = False
         if plan.decodes:

@@ -232,7 +232,7 @@ class Core:
         plan = self._scheduler.schedule(
             limits.chunk_tokens,
             is_decode_due=limits.is_decode_due,
-            rows_of_tenant=None if limits.portion is None else limits.portion.rows,
+            portion=limits.portion,
         )
         out = self._runner.run(plan, limits)
         emitted = self._events.of_step(plan, out, self._jobs)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gemserve import bounded_jinja
 from gemserve.errors import ConfigError, shown
 
 log = logging.getLogger("gemserve.loading")
@@ -78,8 +79,14 @@ def _check(tokenizer: Any, choice: str) -> None:
     """A template that cannot be used is found before the first request."""
     said = "a message to try the template"
     try:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
+        text = bounded_jinja.render(
+            tokenizer.chat_template,
+            {
+                **tokenizer.special_tokens_map,
+                "messages": [{"role": "user", "content": said}],
+                "add_generation_prompt": True,
+            },
+            lambda: None,
         )
     except Exception as error:  # templates raise whatever their author chose
         raise ConfigError(f"chat_template={choice}: cannot be used: {shown(str(error))}") from error

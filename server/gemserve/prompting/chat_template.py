@@ -7,10 +7,22 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gemserve import bounded_jinja
 from gemserve.errors import RequestError
+from gemserve.prompting.stopping import Stopped, check_stopped
 from gemserve.prompting.tools import Message, Tool
 
 NO_VARIABLES: Mapping[str, Any] = {}
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # the first one is the standard
+
+
+class TemplateTooLarge(RequestError):
+    """The chat template takes too long with these messages, or writes too much."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(
+            f"messages: the model's chat template is stopped: {limit}", param="messages"
+        )
 
 
 def render_chat(
@@ -24,8 +36,9 @@ def render_chat(
     """Messages through the model's chat template, which may read further `variables`.
 
     With `add_generation_prompt` the text goes up to where the answer begins. Pass `tools` only for
-    a template that takes them. Raises `RequestError` if there is no template, or
-    if it refuses the messages.
+    a template that takes them. Templates see messages as transformers shows them. Raises
+    `RequestError` if there is no template, or if it refuses the messages, and `TemplateTooLarge` if
+    it takes too long or writes too much.
     """
     if tokenizer.chat_template is None:
         raise RequestError(
@@ -33,18 +46,33 @@ def render_chat(
             param="messages",
         )
     try:
-        text: str = tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
+        source = tokenizer.get_chat_template(None, list(tools) or None)
+        shown = {
+            **tokenizer.special_tokens_map,
             **variables,
-        )
+            "messages": [_as_shown(message) for message in messages],
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return bounded_jinja.render(source, shown, check_stopped)
+    except bounded_jinja.TemplateLimit as error:
+        raise TemplateTooLarge(str(error)) from error
+    except Stopped:
+        raise
     except Exception as error:  # templates raise whatever their author chose
         raise RequestError(
             f"messages: the model's chat template refuses them: {error}", param="messages"
         ) from error
-    return text
+
+
+def _as_shown(message: Message) -> Message:
+    """A message without what is None, its reasoning by each of the names that templates read."""
+    message = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def find_messages(
@@ -77,6 +105,8 @@ def find_messages(
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )
+    except TemplateTooLarge:
+        raise
     except RequestError:
         return []
     found = list(re.finditer(f"\ue000{nonce}:(\\d+)\ue001", frame))

@@ -13,7 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gemserve.errors import RequestError
-from gemserve.prompting.chat_template import NO_VARIABLES, find_messages, render_chat
+from gemserve.prompting.chat_template import (
+    NO_VARIABLES,
+    TemplateTooLarge,
+    find_messages,
+    render_chat,
+)
 from gemserve.prompting.control_tokens import control_ids, find_tokens, spell_out
 from gemserve.prompting.encoding import encode
 from gemserve.prompting.tools import Message, Tool
@@ -117,6 +122,8 @@ class _Inputs:
                 add_generation_prompt=self._add_generation_prompt,
                 variables=_replaced(self._variables, marked),
             )
+        except TemplateTooLarge:
+            raise
         except RequestError:
             return []
         parts = re.split(f"({start}|{end})", rendered)

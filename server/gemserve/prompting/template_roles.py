@@ -16,7 +16,7 @@ from itertools import combinations, groupby
 from typing import Any
 
 from gemserve.errors import RequestError
-from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
+from gemserve.prompting.chat_template import NO_VARIABLES, TemplateTooLarge, render_chat
 from gemserve.prompting.tools import Message, Tool
 
 _BETWEEN = "\n\n"
@@ -43,6 +43,8 @@ def fit_roles(
     def render(some: Sequence[Message]) -> str | None:
         try:
             return render_chat(tokenizer, some, tools, variables=variables)
+        except TemplateTooLarge:  # however they are changed
+            raise
         except RequestError:
             return None
 

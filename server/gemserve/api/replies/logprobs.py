@@ -16,9 +16,16 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token adds to a text; for a special token, its name."""
+        if token not in self._bytes:
+            self._bytes[token] = self._find_bytes(token)
+        return self._bytes[token]
+
+    def _find_bytes(self, token: int) -> bytes:
         added = self._added.get(token)
         if added is not None:
             return str(added.content).encode()
@@ -46,6 +53,11 @@ class TokenTexts:
 
     def text_of(self, token: int) -> str:
         """A token's text, or "bytes:" and its bytes if they are not whole characters."""
+        if token not in self._texts:
+            self._texts[token] = self._find_text(token)
+        return self._texts[token]
+
+    def _find_text(self, token: int) -> str:
         raw = self.bytes_of(token)
         try:
             return raw.decode()

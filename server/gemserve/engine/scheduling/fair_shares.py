@@ -9,7 +9,7 @@ Where all requests are of one tenant, or the server has no keys, priority and ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 
 from gemserve.engine.sequence.sequence import Sequence
@@ -79,9 +79,14 @@ class SlotShares:
 
 
 class ReadingShares:
-    """For how many seconds each tenant's prompts have been read."""
+    """For how many seconds each tenant's prompts have been read.
+
+    `parts`: for how long they are to be read, compared with each other; equally long if it does not
+    say. A tenant's seconds are divided by its part.
+    """
 
     def __init__(self) -> None:
+        self.parts: Mapping[bytes, float] = {}
         self._read_s: dict[bytes, float] = {}
         self._is_first_next: dict[bytes, bool] = {}
         self._last: bytes | None = None
@@ -114,7 +119,11 @@ class ReadingShares:
     def note(self, sequence: Sequence, seconds: float) -> None:
         """Note that a prompt was read for `seconds`."""
         tenant = self._last = sequence.request.tenant
-        self._read_s[tenant] = self._read_s.get(tenant, 0.0) + seconds
+        self._read_s[tenant] = self._read_s.get(tenant, 0.0) + seconds / self._part(tenant)
+
+    def _part(self, tenant: bytes) -> float:
+        part = self.parts.get(tenant)
+        return 1.0 if part is None else part / max(self.parts.values())
 
     def _place(self, sequence: Sequence) -> tuple[float, bool, tuple[int, int]]:
         tenant = sequence.request.tenant

@@ -36,7 +36,7 @@ from gemserve.engine.reuse.windows import (
     release_windows,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
-from gemserve.engine.scheduling.time_shares import in_turn
+from gemserve.engine.scheduling.time_shares import Portion, in_turn
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
@@ -98,24 +98,25 @@ class Scheduler:
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
     def schedule(
-        self, chunk_tokens: int, *, is_decode_due: bool, rows_of_tenant: int | None = None
+        self, chunk_tokens: int, *, is_decode_due: bool, portion: Portion | None = None
     ) -> StepPlan:
         """Admit what fits, then plan one step.
 
         Decoding sequences advance if that is due or there is nothing to read: all of them, or, if
-        several tenants share the engine, at most `rows_of_tenant` of each, in turn. Otherwise a
+        several tenants share the engine, at most `portion.rows` of each, in turn. Otherwise a
         chunk of at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
+        self._reading.parts = {} if portion is None else portion.reading_of
         taken = self._take_over()
-        self._admit(taken, is_shared=rows_of_tenant is not None)
+        self._admit(taken, is_shared=portion is not None)
         moves = self.pool.take_changes()
         # only now, because compaction for one moves what another takes over
         copies = [source.copy_to(sequence, self._num_layers) for sequence, source in taken]
         decoding = [s for s in self.running if s.state is State.DECODING]
         chunk = None if decoding and is_decode_due else self._next_chunk(chunk_tokens)
-        if chunk is None and rows_of_tenant is not None:
-            decoding = in_turn(decoding, rows_of_tenant, self._turns)
+        if chunk is None and portion is not None:
+            decoding = in_turn(decoding, portion.rows, self._turns)
         rows = tuple(map(_decode_row, decoding)) if chunk is None else ()
         return StepPlan(tuple(moves), tuple(copies), rows, chunk)
 

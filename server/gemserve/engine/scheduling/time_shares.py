@@ -1,10 +1,13 @@
 """How decode steps, and the time between them, are shared between tenants.
 
 All sequences of a decode step wait for its end. So if one tenant decodes hundreds of sequences,
-each token of another tenant's stream takes as long as hundreds. The rule here: of n tenants with
-work, none that decodes gets its tokens slower than at 1/n of the pace that it would have alone.
-That bounds a cycle, which is a decode step and the reading after it. A tenant with more sequences
-than fit leaves some out of the step, in turn; they keep their memory and miss nothing else.
+each token of another tenant's stream takes as long as hundreds. What is divided is a cycle: a
+decode step and the reading after it. The tenant with the least to do has as much of it as it would
+have alone, its own prompts included. Each other tenant has as long, or `_HEAVIER` times as long if
+it has far more to do, for its sequences in the step and its prompts. So of n tenants none that
+decodes gets its tokens slower than at 1/n of the pace that it would have alone. A tenant with more
+sequences than fit leaves some out of the step, in turn; they keep their memory and miss nothing
+else.
 
 How long a step takes with so many sequences is learned. Where it takes hardly longer with many, as
 on a GPU, none are left out. With one tenant, or without keys, nothing here applies.
@@ -16,7 +19,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemserve.engine.sequence.sequence import Sequence
 
@@ -25,8 +28,13 @@ from gemserve.engine.sequence.sequence import Sequence
 SHARED_STEP_S = 0.03
 # A tenant counts as present for so long after its last request has ended.
 PRESENT_S = 10.0
-# The least reading of each cycle, as a part of the least tenant's decode step, so that other
-# tenants' prompts advance whatever a step of all tenants takes.
+# How much time a tenant has for each second of the one with the least to do, if it has more than
+# `_FAR_MORE` times as many sequences. Not all of its work is counted here: texts, the event loop,
+# and caches that are cold after it.
+_HEAVIER = 0.5
+_FAR_MORE = 2
+# The least reading of a tenant in each cycle, as a part of the least tenant's decode step, so that
+# its prompts advance whatever a step of all tenants takes.
 _LEAST_READING = 0.25
 _SMOOTHING = 0.2
 
@@ -37,6 +45,11 @@ class Load:
 
     decoding: int
     unread: int
+    tenant: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return self.decoding + self.unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +58,13 @@ class Portion:
 
     `rows`: most sequences of each tenant in the decode step. `reading_s`: seconds of reading
     prompts for each decode step; None: as for one tenant, because only one has work, or nobody
-    decodes.
+    decodes. `reading_of`: how that is divided among tenants that have prompts: each has so many
+    parts.
     """
 
     rows: int
     reading_s: float | None
+    reading_of: Mapping[bytes, float] = field(default_factory=dict)
 
 
 class StepTimes:
@@ -111,7 +126,8 @@ def loads_of(sequences: Iterable[Sequence], is_decoding: Callable[[Sequence], bo
     unread: Counter[bytes] = Counter()
     for sequence in sequences:
         (decoding if is_decoding(sequence) else unread)[sequence.request.tenant] += 1
-    return [Load(decoding[tenant], unread[tenant]) for tenant in decoding.keys() | unread.keys()]
+    tenants = decoding.keys() | unread.keys()
+    return [Load(decoding[tenant], unread[tenant], tenant) for tenant in sorted(tenants)]
 
 
 def divide(
@@ -125,26 +141,38 @@ def divide(
     counts = [load.decoding for load in loads if load.decoding]
     if not counts:
         return Portion(1, None)
-    num_tenants = len(loads)
-    most_s = max(SHARED_STEP_S, num_tenants * seconds_of(1))
+    most_s = max(SHARED_STEP_S, len(loads) * seconds_of(1))
     most = _level(counts, most_s, seconds_of)
-    if num_tenants == 1:
+    if len(loads) == 1:
         return Portion(most, None)
-    # the tenant that the bound is tightest for, and its reading
-    _, least, reading = min(
-        (seconds_of(rows) * (1 + reading_of(load)), rows, reading_of(load))
-        for load in loads
-        if (rows := min(load.decoding, most))
+
+    def cycle_s(load: Load) -> float:
+        return seconds_of(min(load.decoding, most)) * (1 + reading_of(load))
+
+    decoding = [load for load in loads if load.decoding]
+    least = min(decoding, key=lambda load: (cycle_s(load), load.size))
+    least_s = seconds_of(min(least.decoding, most))
+    others = [load for load in loads if load is not least]
+    most_size = _FAR_MORE * least.size
+    given_s = [cycle_s(least) * (1.0 if each.size <= most_size else _HEAVIER) for each in others]
+    # of what tenants with sequences and prompts have, half is for either
+    for_rows_s = sum(
+        seconds / 2 if each.unread else seconds
+        for each, seconds in zip(others, given_s, strict=True)
+        if each.decoding
     )
-    of_least_s = seconds_of(least)
-    of_others_s = (num_tenants - 1) * of_least_s
-    if not reading and any(load.unread for load in loads):
-        of_others_s /= 2  # the other half is for their prompts
-    rows = max(least, min(most, _level(counts, of_least_s + of_others_s, seconds_of)))
-    taken_s = seconds_of(_num_rows(counts, rows))
-    # a part of what it reads is the tenant's own, which is to have 1/n of its pace, too
-    reading_s = max(reading * taken_s, num_tenants * of_least_s - taken_s)
-    return Portion(rows, max(reading_s, _LEAST_READING * of_least_s))
+    least_rows = min(least.decoding, most)
+    rows = max(least_rows, min(most, _level(counts, least_s + for_rows_s, seconds_of)))
+    step_s = seconds_of(_num_rows(counts, rows))
+    row_s = (step_s - least_s) / max(1, _num_rows(counts, rows) - least_rows)
+    reading = {least.tenant: least_s * reading_of(least)} if least.unread else {}
+    for each, seconds in zip(others, given_s, strict=True):
+        if each.unread:
+            left_s = seconds - row_s * min(each.decoding, rows)
+            if each.decoding:  # it would not read for longer if it were alone
+                left_s = min(left_s, seconds_of(min(each.decoding, rows)) * reading_of(each))
+            reading[each.tenant] = max(left_s, _LEAST_READING * least_s)
+    return Portion(rows, sum(reading.values()), reading)
 
 
 def in_turn(decoding: Items[Sequence], rows: int, numbers: Iterator[int]) -> list[Sequence]:

@@ -43,7 +43,7 @@ def test_two_commands_answer_with_sources(
         *place,
     )
     assert answer.strip()
-    assert "sources:" in said
+    assert "sources, the best first:" in said
     assert f"{notes}/ferry.md:" in said
     (notes / "sub" / "sea.txt").unlink()
     added, _ = run(capsys, "library", "add", "boats", str(notes), *place)

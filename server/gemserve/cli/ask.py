@@ -40,6 +40,8 @@ WHY: dict[FilterReason, str] = {
     "error": "the filter failed",
 }
 
+_SHOWN_SOURCES = 5
+
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("ask", help="answer questions about files, offline")
@@ -158,7 +160,7 @@ def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: An
 
 
 def _show_sources(report: FilterReport) -> None:
-    """Where what was kept comes from, one line for each place."""
+    """Where what was kept comes from, one line for each place, the best first."""
     lines: dict[str, None] = {}
     for source in report.sources or ():
         where = source.file
@@ -168,9 +170,11 @@ def _show_sources(report: FilterReport) -> None:
             first, last = source.pages
             where += f", page {first}" if first == last else f", pages {first} to {last}"
         lines[where + (f" ({source.heading})" if source.heading else "")] = None
-    print("sources:", file=sys.stderr)
-    for text in lines:
+    print("sources, the best first:", file=sys.stderr)
+    for text in [*lines][:_SHOWN_SOURCES]:
         print(f"  {text}", file=sys.stderr)
+    if len(lines) > _SHOWN_SOURCES:
+        print(f"  and {len(lines) - _SHOWN_SOURCES} more", file=sys.stderr)
 
 
 def _show_kept(report: FilterReport, passages: Sequence[Passage]) -> None:

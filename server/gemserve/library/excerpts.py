@@ -35,6 +35,7 @@ def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
                 first_character=each.window.start,
                 pages=each.file.pages,
                 text=text,
+                rank=each.rank,
             )
         )
         at, before = at + len(text), each

@@ -39,13 +39,14 @@ class MessageReport(BaseModel):
 class SearchReport(BaseModel):
     """What was searched for a question: the windows of libraries, with so many tokens.
 
-    `candidates` windows were found, and read. `ms`: of the search.
+    `candidates` windows were found, of which `read` were read. `ms`: of the search.
     """
 
     libraries: list[str]
     windows: int
     tokens: int
     candidates: int
+    read: int
     ms: float
 
 

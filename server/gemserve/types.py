@@ -609,13 +609,15 @@ class SourceReport:
 class SearchReport:
     """What was searched for a question: all windows of these libraries, with so many tokens.
 
-    `candidates`: how many windows were found, and read. `ms`: of the search.
+    `candidates`: how many windows were found, of which `read` were read: fewer if the time was over
+    (`filter.max_seconds`). `ms`: of the search.
     """
 
     libraries: tuple[str, ...]
     windows: int
     tokens: int
     candidates: int
+    read: int
     ms: float
 
 

@@ -224,7 +224,10 @@ def _filtered(
 
 def _is_found(job: Job, coverage: float | None) -> bool | None:
     """Does what a library has answer the question, as far as coverage can say?"""
-    if coverage is None or job.request.searched is None:
+    searched = job.request.searched
+    if searched is not None and not searched.read:
+        return False
+    if coverage is None or searched is None:
         return None
     return coverage >= job.sequence.plan.coverage_bound
 

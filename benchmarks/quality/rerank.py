@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from benchmarks.quality import rerank_cases
 from benchmarks.quality.rerank_cases import Case
 from benchmarks.shared import results
+from gemserve.api.requests.ranking_requests import reading_request
 from gemserve.config import EngineConfig
 from gemserve.filter_plan import FilterPlan, SummaryArrays, Window
 from gemserve.filtering.document_scores import (
@@ -46,7 +47,7 @@ from gemserve.filtering.document_scores import (
 )
 from gemserve.llm import LLM
 from gemserve.prompting.ranked_texts import RankedTexts, having_query, query_ids, ranked_texts
-from gemserve.types import Finished, Request, SamplingParams
+from gemserve.types import Finished
 
 Floats = npt.NDArray[np.float64]
 DEPTHS = (1, 3, 10)
@@ -99,27 +100,14 @@ def read_documents(
     llm: LLM, texts: RankedTexts, tenant: str
 ) -> tuple[FilterPlan, tuple[SummaryArrays, ...]]:
     """What the query looks at in each passage. What the tenant has had read is not read again."""
-    params, plan = llm.core.planner.plan_documents(
-        np.array(texts.ids, dtype=np.int64),
-        texts.ranges,
-        texts.breaks,
-        anchor=texts.anchor,
-        query=texts.query,
-        end=texts.end,
-    )
-    request = Request(
-        request_id="benchmark",
-        prompt_ids=texts.ids,
-        sampling=SamplingParams(max_tokens=1),
-        filter=params,
-        summarizes_only=True,
-        plan=plan,
-        tenant=tenant.encode(),
+    request = reading_request(
+        llm.core.planner, texts, request_id="benchmark", tenant=tenant.encode()
     )
     *_, last = llm.core.run_alone(request)
     if not isinstance(last, Finished) or last.windows_read is None:
         raise RuntimeError(f"the request failed: {last}")
-    return plan, last.windows_read.summaries
+    assert request.plan is not None
+    return request.plan, last.windows_read.summaries
 
 
 def rank(

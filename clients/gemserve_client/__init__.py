@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gemserve_client.replies import Document as Document
     from gemserve_client.replies import FilterReport as FilterReport
     from gemserve_client.replies import Progress as Progress
+    from gemserve_client.replies import Reranked as Reranked
+    from gemserve_client.replies import Scored as Scored
     from gemserve_client.replies import Selection as Selection
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "FilterReport",
     "GemserveClient",
     "Progress",
+    "Reranked",
+    "Scored",
     "Selection",
     "file_part",
 ]

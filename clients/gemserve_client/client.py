@@ -17,10 +17,10 @@ from gemserve_client.address import server_key, server_url
 from gemserve_client.chat import AsyncChat, Chat
 from gemserve_client.completions import AsyncCompletions, Completions
 from gemserve_client.documents import AsyncDocuments, Documents
-from gemserve_client.replies import TYPED, Selection
-from gemserve_client.requests import SelectionRequest
+from gemserve_client.replies import TYPED, Reranked, Scored, Selection
+from gemserve_client.requests import RerankRequest, ScoreRequest, SelectionRequest
 
-_SELECTION_PATH = "/filter"
+_SELECTION_PATH, _RERANK_PATH, _SCORE_PATH = "/filter", "/rerank", "/score"
 
 
 class GemserveClient(OpenAI):
@@ -83,6 +83,27 @@ class GemserveClient(OpenAI):
         """
         return self.post(_SELECTION_PATH, cast_to=Selection, body=request)
 
+    def rerank(self, **request: Unpack[RerankRequest]) -> Reranked:
+        """Order documents by how relevant they are to a query. It generates nothing.
+
+        ```python
+        reranked = client.rerank(query="Who wrote the letter?", documents=passages, top_n=3)
+        for result in reranked.results:
+            print(result.relevance_score, passages[result.index])
+        ```
+        """
+        return self.post(_RERANK_PATH, cast_to=Reranked, body=request)
+
+    def score(self, **request: Unpack[ScoreRequest]) -> Scored:
+        """Return how relevant each document of a pair is to the pair's query.
+
+        ```python
+        scored = client.score(text_1="Who wrote the letter?", text_2=passages)
+        print([pair.score for pair in scored.data])
+        ```
+        """
+        return self.post(_SCORE_PATH, cast_to=Scored, body=request)
+
     def request(
         self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None
     ) -> Any:
@@ -138,6 +159,24 @@ class AsyncGemserveClient(AsyncOpenAI):
         ```
         """
         return await self.post(_SELECTION_PATH, cast_to=Selection, body=request)
+
+    async def rerank(self, **request: Unpack[RerankRequest]) -> Reranked:
+        """Order documents by how relevant they are to a query. It generates nothing.
+
+        ```python
+        reranked = await client.rerank(query="Who wrote the letter?", documents=passages)
+        ```
+        """
+        return await self.post(_RERANK_PATH, cast_to=Reranked, body=request)
+
+    async def score(self, **request: Unpack[ScoreRequest]) -> Scored:
+        """Return how relevant each document of a pair is to the pair's query.
+
+        ```python
+        scored = await client.score(text_1="Who wrote the letter?", text_2=passages)
+        ```
+        """
+        return await self.post(_SCORE_PATH, cast_to=Scored, body=request)
 
     async def request(
         self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None

@@ -28,7 +28,8 @@ class Filter(TypedDict, total=False):
     window in which documents are read, "auto", or "off": the prompt is read as one sequence.
     `lexical` is "auto", or "off": passages do not rank by the question's words, too. `second_look`
     is "auto", or "off": with `keep` "auto" the best passages are not read again.
-    `library` names libraries of which the best windows are read, `candidates` of them.
+    `library` names libraries of which the best windows are read, `candidates` of them, and no more
+    than can be read in `max_seconds`. With `citations` the reply says which files it is from.
     Instead of a `Filter`, a request may give the name of a method alone.
 
     ```python
@@ -47,6 +48,8 @@ class Filter(TypedDict, total=False):
     pooling: Literal["mean", "max"]
     library: str | Sequence[str]
     candidates: int
+    max_seconds: float
+    citations: bool
     protect: Protect
     return_selection: bool
     return_scores: bool | Literal["exact", "heads"]

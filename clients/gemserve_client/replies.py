@@ -39,13 +39,14 @@ class MessageReport(BaseModel):
 class SearchReport(BaseModel):
     """What was searched for a question: the windows of libraries, with so many tokens.
 
-    `candidates` windows were found, and read. `ms`: of the search.
+    `candidates` windows were found, of which `read` were read. `ms`: of the search.
     """
 
     libraries: list[str]
     windows: int
     tokens: int
     candidates: int
+    read: int
     ms: float
 
 
@@ -145,6 +146,57 @@ class Selection(BaseModel):
     filter: FilterReport
     text: str
     usage: types.CompletionUsage
+
+
+class CachedTokens(BaseModel):
+    """`cached_tokens` of the documents were not read again."""
+
+    cached_tokens: int
+
+
+class RankingUsage(BaseModel):
+    """`prompt_tokens`: of all documents, and of the query as often as it was read."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class RankedText(BaseModel):
+    text: str
+
+
+class RankedDocument(BaseModel):
+    """`index`: its place in the request. `relevance_score`: from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class Reranked(BaseModel):
+    """Documents, the most relevant one first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: RankingUsage
+
+
+class PairScore(BaseModel):
+    """`index`: the pair's place in the request. `score`: from 0 to 1."""
+
+    index: int
+    score: float
+
+
+class Scored(BaseModel):
+    """The scores of all pairs, in their order."""
+
+    id: str
+    model: str
+    data: list[PairScore]
+    usage: RankingUsage
 
 
 class Adapter(BaseModel):

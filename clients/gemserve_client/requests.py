@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Required
+from typing import Any, Literal, Required
 
 from openai import Timeout
 from openai.types import chat, completion_create_params
@@ -54,6 +54,34 @@ class SelectionRequest(TypedDict, total=False):
     document: str | None
     messages: Sequence[chat.ChatCompletionMessageParam]
     filter: FilterParam | None
+    adapter: str | None
+
+
+class RerankRequest(TypedDict, total=False):
+    """The fields of a request to order `documents` by the `query`.
+
+    The reply has the `top_n` best ones, or all, with their texts if `return_documents`. No more
+    than `max_tokens_per_doc` of each are read. `lexical` "off": the query's words do not count.
+    """
+
+    query: Required[str]
+    documents: Required[Sequence[str]]
+    model: str
+    top_n: int
+    return_documents: bool
+    max_tokens_per_doc: int
+    lexical: Literal["auto", "off"]
+    adapter: str | None
+
+
+class ScoreRequest(TypedDict, total=False):
+    """The fields of a request for scores of pairs: one of `text_1` with each of `text_2`, or as
+    many of one as of the other.
+    """
+
+    text_1: Required[str | Sequence[str]]
+    text_2: Required[str | Sequence[str]]
+    model: str
     adapter: str | None
 
 

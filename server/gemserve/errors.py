@@ -213,6 +213,7 @@ class LibraryError(GemserveError):
     """A library cannot be opened, read or written. `code` is that of the HTTP reply."""
 
     code = "library_error"
+    retry_after_s: int | None = None
 
 
 class LibraryBusy(LibraryError):

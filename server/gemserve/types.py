@@ -185,7 +185,8 @@ class Excerpt:
 
     `text`: the window's, which begins at the file's `first_line` (from 1) and `first_character`,
     and is part of what `heading` says. `pages`: the first character of each page of the file, if it
-    has pages. `characters`: where each token begins in `text`: [tokens].
+    has pages. `rank`: its place among what the search found, from 0. `characters`: where each token
+    begins in `text`: [tokens].
     """
 
     library: str
@@ -197,6 +198,7 @@ class Excerpt:
     first_character: int
     pages: tuple[int, ...]
     text: str
+    rank: int = 0
     start: int = 0
     stop: int = 0
     characters: TokenArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -607,13 +609,15 @@ class SourceReport:
 class SearchReport:
     """What was searched for a question: all windows of these libraries, with so many tokens.
 
-    `candidates`: how many windows were found, and read. `ms`: of the search.
+    `candidates`: how many windows were found, of which `read` were read: fewer if the time was over
+    (`filter.max_seconds`). `ms`: of the search.
     """
 
     libraries: tuple[str, ...]
     windows: int
     tokens: int
     candidates: int
+    read: int
     ms: float
 
 
@@ -629,7 +633,7 @@ class FilterReport:
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
     or whole. `looked_at`: how many passages all layers read again to rank them. `searched`,
     `sources`: of a question to libraries, what was searched, and where each kept passage comes
-    from. `found`: False if coverage says that nothing there answers; None if nothing says so.
+    from, the best first. `found`: False if coverage says that nothing there answers; None if nothing says so.
     """
 
     method: FilterMethod

@@ -14,6 +14,7 @@ from gemserve.api.serving import build_serving
 from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.core import Core
+from gemserve.library.store import Library
 from tests.library.worlds import paragraphs
 from tests.pdfs import pdf_of
 
@@ -109,6 +110,34 @@ async def test_a_deleted_file_is_gone_from_the_cache(client: httpx.AsyncClient, 
     body = {"path": "boats/notes.md", "text": TEXT}
     await send(client, "POST", "libraries/notes/files?wait=true", json=body)
     assert not (await ask(client))["filter"]["cached_windows"]
+
+
+async def test_another_process_may_write_while_a_server_answers(
+    client: httpx.AsyncClient, core: Core, tmp_path: Path
+) -> None:
+    """`gemserve library` beside a server: who comes second is told, and what is removed is gone."""
+    await fill(client)
+    await ask(client)
+    (folder,) = (tmp_path / "libraries" / ".keys").glob("*/notes")
+    other = Library(folder)
+    body = {"path": "new.md", "text": "The ferry to Oslo leaves at ten."}
+    with other.writing():
+        upload = await send(client, "POST", "libraries/notes/files?wait=true", json=body)
+        assert upload["status"] == "failed"
+        assert "another process is adding or removing files" in upload["error"]
+        for path in ("libraries/notes/files/boats/notes.md", "libraries/notes"):
+            reply = await client.delete(f"/v1/{path}", headers=ALICE)
+            assert reply.status_code == 409
+            assert reply.json()["error"]["code"] == "library_busy"
+            assert reply.headers["retry-after"] == "1"
+        assert (await ask(client))["filter"]["cached_windows"]
+        held = core.cache_state
+        other.remove_files(["boats/notes.md"])
+    other.close()
+    assert (await ask(client))["filter"]["sources"] is None
+    assert core.cache_state != held  # the next search has the cache forget what is gone
+    upload = await send(client, "POST", "libraries/notes/files?wait=true", json=body)
+    assert upload["status"] == "ready"
 
 
 async def test_another_key_sees_nothing(client: httpx.AsyncClient) -> None:

@@ -320,3 +320,31 @@ def test_the_client_needs_none_of_the_servers_libraries() -> None:
     unwanted = "{'torch', 'transformers', 'gemserve', 'fastapi', 'numpy'}"
     code = f"from gemserve_client import *; import sys; assert not {unwanted} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_documents_are_reranked_and_scored(client: GemserveClient) -> None:
+    query, documents = "red boat", ["a blue house", "the red boat", "a boat"]
+    reranked = client.rerank(query=query, documents=documents, top_n=2, return_documents=True)
+    assert isinstance(reranked, replies.Reranked)
+    first, second = reranked.results
+    assert first.index == 1
+    assert first.document is not None
+    assert first.document.text == documents[1]
+    assert 1 >= first.relevance_score >= second.relevance_score >= 0
+    scored = client.score(text_1=query, text_2=documents)
+    assert [pair.index for pair in scored.data] == [0, 1, 2]
+    assert max(scored.data, key=lambda pair: pair.score).index == 1
+    assert scored.usage.prompt_tokens > 0
+
+
+@pytest.mark.anyio
+async def test_they_are_so_without_waiting_too(patient: AsyncGemserveClient) -> None:
+    reranked = await patient.rerank(query="red", documents=["blue", "red"], model="fake")
+    assert reranked.results[0].index == 1
+    scored = await patient.score(text_1=["red"], text_2=["red"])
+    assert len(scored.data) == 1
+
+
+def test_a_wrong_ranking_names_its_field(client: GemserveClient) -> None:
+    with pytest.raises(openai.BadRequestError, match="documents"):
+        client.rerank(query="red", documents=[])

@@ -19,10 +19,11 @@ import httpx
 import pytest
 
 from gemserve.api.serving import build_serving
+from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.model.causal_model import CausalModel
 from tests import adapters, models
-from tests.contract.schemathesis_checks import ADAPTER, FOLDER, MODEL
+from tests.contract.schemathesis_checks import ADAPTER, FILE, FOLDER, LIBRARY, MODEL
 from tests.cores import core_over
 from tests.described import Described
 from tests.fakes import CHAT, COMPLETIONS, live_server
@@ -34,13 +35,13 @@ RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
 MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
-DOCUMENTS = "/v1/documents"
+DOCUMENTS, LIBRARIES = "/v1/documents", "/v1/libraries"
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def url(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A random model with so short a context that no request takes long."""
+    """A random model with so short a context that no request takes long, and with a library."""
     model = models.build("llama")
     model.config.max_position_embeddings = 96
     config = EngineConfig(
@@ -52,7 +53,11 @@ def url(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         max_queue=1000,
     )
     core = core_over(
-        model=CausalModel(model), tokenizer=tokenizer, config=config, eos_ids=frozenset({2})
+        model=CausalModel(model),
+        tokenizer=tokenizer,
+        config=config,
+        eos_ids=frozenset({2}),
+        calibration=Calibration(layer=1, heads=((1, 0),)),
     )
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys"
@@ -66,8 +71,16 @@ def url(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         max_documents=100_000,
         max_pinned_documents=100_000,
         document_memory_bytes=1 << 30,
+        library_dir=str(folder / "libraries"),
+        max_libraries=10_000,
     )
     with live_server(build_serving(core, model_name=MODEL, config=server)) as address:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with httpx.Client(base_url=address, headers=headers, timeout=60) as opened:
+            opened.post(LIBRARIES, json={"name": LIBRARY}).raise_for_status()
+            body = {"path": FILE, "text": "The river runs."}
+            added = opened.post(f"{LIBRARIES}/{LIBRARY}/files?wait=true", json=body)
+            assert added.json()["status"] == "ready", added.text
         yield address
 
 
@@ -104,6 +117,7 @@ AGENT_TOOLS = [
         "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{1,3}"},
     }
 ]
+FROM_LIBRARY = {"library": LIBRARY, "candidates": 1}
 ASKED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "Hi"}),
     (COMPLETIONS, {"prompt": ["Hi", "Ho"], "n": 2, "seed": 1}),
@@ -159,6 +173,13 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (COUNTED, {"messages": MESSAGES, "tools": FINDER}),
     (SELECTION, {"prompt": "one two " * 14, "filter": {"return_selection": True}}),
     (SELECTION, {"messages": MESSAGES}),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 3, "filter": FROM_LIBRARY}),
+    (COMPLETIONS, {"prompt": "Where?", "max_tokens": 3, "filter": FROM_LIBRARY}),
+    (RESPONSES, {"input": "Where?", "max_output_tokens": 3, "filter": FROM_LIBRARY}),
+    (MESSAGED, {"messages": MESSAGES, "max_tokens": 3, "filter": FROM_LIBRARY}),
+    (OLLAMA_CHAT, {"messages": MESSAGES, "filter": FROM_LIBRARY}),
+    (OLLAMA_GENERATE, {"prompt": "Where?", "filter": FROM_LIBRARY}),
+    (SELECTION, {"messages": MESSAGES, "filter": FROM_LIBRARY}),
     (RERANK, {"query": "Where?", "documents": ["one two", {"text": "here"}], "top_n": 1}),
     ("/v2/rerank", {"query": "Where?", "documents": ["one", ""], "max_tokens_per_doc": 1}),
     ("/rerank", {"query": "Where?", "documents": ["one"], "adapter": ADAPTER, "lexical": "off"}),
@@ -241,6 +262,37 @@ def test_replies_about_documents_are_as_described(
         described.check(gone, f"{DOCUMENTS}/{{document_id}}")
 
 
+def test_replies_about_libraries_are_as_described(
+    client: httpx.Client, described: Described
+) -> None:
+    one, files = f"{LIBRARIES}/{{library}}", f"{LIBRARIES}/{{library}}/files"
+    made = client.post(LIBRARIES, json={"name": "other"})
+    assert made.status_code == 200
+    described.check(made)
+    described.check(client.post(LIBRARIES, json={"name": "other"}))  # 400
+    path = f"{LIBRARIES}/other/files?wait=true"
+    for sent in (
+        client.post(path, json={"path": "a/b.md", "text": "The river runs."}),
+        client.post(path, files={"file": ("c.txt", b"It runs.")}, data={"path": "c.txt"}),
+        client.post(path, files={"file": ("no.txt", b"\0")}),  # fails
+        client.post(path.removesuffix("?wait=true"), json={"path": "d", "text": "It rests."}),
+    ):
+        assert sent.status_code == 200, sent.text
+        described.check(sent, files)
+    assert sent.json()["status"] == "reading"
+    listed = client.get(f"{LIBRARIES}/other/files")
+    assert {file["id"] for file in listed.json()["data"]} >= {"a/b.md", "c.txt", "no.txt"}
+    described.check(listed, files)
+    for status in (200, 404):
+        gone = client.delete(f"{LIBRARIES}/other/files/a/b.md")
+        assert gone.status_code == status
+        described.check(gone, f"{files}/{{path}}")
+    for status in (200, 404):
+        gone = client.delete(f"{LIBRARIES}/other")
+        assert gone.status_code == status
+        described.check(gone, one)
+
+
 def test_replies_to_get_are_as_described(
     client: httpx.Client, described: Described, document_id: str
 ) -> None:
@@ -248,10 +300,9 @@ def test_replies_to_get_are_as_described(
         path for path, operations in described.document["paths"].items() if "get" in operations
     ]
     for path in paths:
-        names = {"name": MODEL, "document_id": document_id, "library": "manuals", "path": "a.md"}
+        names = {"name": MODEL, "document_id": document_id, "library": LIBRARY, "path": FILE}
         reply = client.get(path.format(**names))
-        # this server has no libraries
-        assert reply.status_code == (404 if path.startswith("/v1/libraries") else 200)
+        assert reply.status_code == 200
         described.check(reply, path)
 
 

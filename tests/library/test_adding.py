@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from gemserve.errors import LibraryError
+from gemserve.library import file_text
 from gemserve.library.adding import Source
 from gemserve.library.cutting import cut_file, sections
 from gemserve.library.file_text import FileText
@@ -116,13 +118,50 @@ def test_a_killed_process_leaves_a_whole_library(tmp_path: Path, tokenizer: Any)
 
 
 def test_tiny_files_are_read_together(tmp_path: Path, tokenizer: Any) -> None:
-    """10,000 files of a line each must not take 10,000 passes and transactions."""
-    library, reader = open_library(tmp_path / "a"), FakeReader()
-    sources = [text_source(str(i), f"The code of locker {i} is {i * 7919}.") for i in range(600)]
-    done = add(library, tokenizer, sources, reader)
-    assert done.files == 600
-    assert reader.num_requests < 10
-    assert len(library.index().ids) == 600
+    """10,000 files of a line each must not take 10,000 passes and transactions, or much disk."""
+    folder, library, reader = tmp_path / "f", open_library(tmp_path / "a"), FakeReader()
+    folder.mkdir()
+    for i in range(2000):
+        (folder / f"{i:05}").write_text(f"The code of locker {i} is {i * 7919}.")
+    writes: list[str] = []
+    library._connection.set_trace_callback(writes.append)
+    done = add(library, tokenizer, map(Source.of_file, find_files([str(folder)])), reader)
+    library._connection.set_trace_callback(None)
+    assert done.files == 2000
+    assert reader.num_requests < 20
+    assert sum(each.startswith("COMMIT") for each in writes) < 60
+    assert len(library.index().ids) == 2000
+    assert library.num_bytes < 2000 * 4096
+    again = add(library, tokenizer, map(Source.of_file, find_files([str(folder)])), reader)
+    assert (again.files, again.unchanged) == (0, 2000)
+
+
+def test_a_long_file_takes_memory_in_proportion(tmp_path: Path, tokenizer: Any) -> None:
+    """Bug: a file's tokens were all held at once; one of 100 MB needs 6 bytes for each of its."""
+    path, library = tmp_path / "long.txt", open_library(tmp_path / "a")
+    size = path.write_text(paragraphs(10_000))
+    tracemalloc.start()
+    try:
+        done = add(library, tokenizer, [Source.of_file(path)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert done.files == 1
+    assert peak < 12 * size + (24 << 20)  # 24 MiB: of a group of windows and of a section
+
+
+def test_a_file_above_the_limit_is_left_out_unopened(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_text, "MOST_BYTES", 1000)
+    (tmp_path / "long.txt").write_text(paragraphs(20))
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(paragraphs(20).encode()))
+    sources = [Source.of_file(tmp_path / name) for name in ("long.txt", "packed.gz")]
+    done = add(open_library(tmp_path / "a"), tokenizer, [*sources, text_source("x", "A ferry.")])
+    reasons = [reason for _, reason in done.skipped]
+    assert reasons[0].endswith("bytes, the limit is 1,000; split it")
+    assert reasons[1] == "unpacks to more than 1,000 bytes, the limit"
+    assert done.files == 1
 
 
 def test_what_is_no_text_is_left_out_and_said(tmp_path: Path, tokenizer: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,7 @@ def test_two_commands_answer_with_sources(
         *place,
     )
     assert answer.strip()
-    assert "sources:" in said
+    assert "sources, the best first:" in said
     assert f"{notes}/ferry.md:" in said
     (notes / "sub" / "sea.txt").unlink()
     added, _ = run(capsys, "library", "add", "boats", str(notes), *place)
@@ -65,13 +67,48 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for arguments, message in (
         (("library", "add", "../x", str(tmp_path)), "library '../x': a name has"),
         (("library", "add", "x", str(tmp_path / "none")), "there is no such file or folder"),
-        (("library", "list", "none"), "library none: there is no library"),
+        (
+            ("library", "add", "x", str(tmp_path / "other"), str(tmp_path / "none")),
+            "there is no such file or folder",
+        ),
+        (("library", "list", "none"), f"library none: {tmp_path} has none of this name; it has: "),
+        (("ask", "--library", "none", "Why?"), "it has: other"),
+        (
+            ("library", "list", "none", "--library-dir", str(tmp_path / "nowhere")),
+            "gemserve library add none PATH… makes one",
+        ),
         (("library", "remove", "other", "none"), "the library other has no such file"),
         (
             ("ask", "--library", "other", "Why?"),
             f"was read by {IDENTITY.shown}, and this is builtin",
         ),
-        (("ask", "Why?"), "give files to ask about, or --library NAME"),
+        (("ask",), "there is no QUESTION: gemserve ask FILE…"),
+        (("ask", "Why?"), "there is no FILE to ask 'Why?' about: gemserve ask FILE…"),
+        (("ask", __file__), f"there is no QUESTION about the file {__file__}"),
     ):
-        _, said = run(capsys, *arguments, *place, status=2)
+        where = () if "--library-dir" in arguments else place
+        _, said = run(capsys, *arguments, *where, status=2)
         assert message in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("library", "add", "x", __file__, "/no/such/file"),
+        ("ask", "/no/such/file", "Why?"),
+        ("ask", "--library", "nosuch", "Why?"),
+    ],
+)
+def test_a_mistyped_name_is_told_before_a_model_is_loaded(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Bug: torch was imported and the model loaded first, which took 3.6 s and more."""
+    code = (
+        "import sys; from gemserve.cli.main import main; status = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *arguments, "--library-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "no" in done.stderr
+    assert not any(tmp_path.iterdir())

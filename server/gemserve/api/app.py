@@ -142,6 +142,7 @@ def _all_routes(
         traces=traces,
         sharing=sharing,
         shelf=shelf,
+        has_cache=serving.engine_config.cache_memory > 0,
     )
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
     return [

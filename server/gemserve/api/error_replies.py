@@ -92,7 +92,8 @@ def error_response(error: GemserveError) -> JSONResponse:
         is_conflict = isinstance(error, (LibraryBusy, OtherModel))
         kind: ErrorKind = "invalid_request_error" if is_conflict else "server_error"
         body = error_body(str(error), kind=kind, code=error.code)
-        return JSONResponse(body, status_code=409 if is_conflict else 500)
+        headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else {}
+        return JSONResponse(body, status_code=409 if is_conflict else 500, headers=headers)
     if isinstance(error, EngineDead):
         return JSONResponse(
             error_body(str(error), kind="server_error", code="engine_dead"), status_code=503

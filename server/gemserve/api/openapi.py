@@ -25,7 +25,7 @@ from gemserve.api.replies.token_counts import (
     MAX_TOKENS_HEADER,
     PROMPT_TOKENS_HEADER,
 )
-from gemserve.api.requests.base_bodies import GenerationBody
+from gemserve.api.requests.base_bodies import FilteringBody, GenerationBody
 from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FORM
@@ -174,6 +174,10 @@ class _Writer:
         if _names_model(operation) or "{" in path or is_of_libraries:
             said = "There is no such model, adapter, document or library."
             yield 404, self._error(operation, said)
+        has_libraries = self._config.library_dir is not None
+        if has_libraries and (is_of_libraries or _has_filter(operation)):
+            said = "Another process changes the library, or another model has read it."
+            yield 409, self._error(operation, said, {"Retry-After": _optional(_SECONDS)})
         if not is_open:
             yield (
                 401,
@@ -281,6 +285,10 @@ def _id_of(method: str, path: str) -> str:
 
 def _names_model(operation: Operation) -> bool:
     return operation.body is not None and "model" in operation.body.model_fields
+
+
+def _has_filter(operation: Operation) -> bool:
+    return operation.body is not None and issubclass(operation.body, FilteringBody)
 
 
 def _model_schema(config: ServerConfig, name: str) -> Json:

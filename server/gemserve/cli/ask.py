@@ -20,9 +20,9 @@ from gemserve.cli.options import (
 )
 from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.errors import AdapterError, GemserveError, RequestError
+from gemserve.errors import AdapterError, GemserveError, RequestError, shown
 from gemserve.filter_plan import FilterReason
-from gemserve.library.folders import folder_of
+from gemserve.library.folders import existing_folder
 from gemserve.types import CANDIDATES, MOST_CANDIDATES, FilterReport
 
 if TYPE_CHECKING:
@@ -40,11 +40,22 @@ WHY: dict[FilterReason, str] = {
     "error": "the filter failed",
 }
 
+_SHOWN_SOURCES = 5
+
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("ask", help="answer questions about files, offline")
-    parser.add_argument("files", nargs="*", metavar="FILE", help="text files; - is standard input")
-    parser.add_argument("question", metavar="QUESTION")
+    parser = commands.add_parser(
+        "ask",
+        help="answer questions about files, offline",
+        usage="%(prog)s [OPTION …] [FILE …] QUESTION",
+    )
+    # one list, so that a missing FILE or QUESTION is told by `_split`
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[FILE …] QUESTION",
+        help="text files (- is standard input), and what is asked about them",
+    )
     parser.add_argument(
         "--also",
         metavar="QUESTION",
@@ -81,28 +92,26 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.llm import LLM
-
+    files, question = _split(arguments.words, has_libraries=bool(arguments.libraries))
     if arguments.max_tokens < 1:
         raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
-    if arguments.interactive and "-" in arguments.files:
+    if arguments.interactive and "-" in files:
         raise RequestError(
             "--interactive: reads questions from standard input, so no FILE can be -", param=None
         )
-    if not arguments.files and not arguments.libraries:
-        raise RequestError("FILE: give files to ask about, or --library NAME", param=None)
-    document = "\n\n".join(_read(name) for name in arguments.files)
-    questions = [arguments.question, *arguments.also]
+    folders = [existing_folder(name, arguments.library_dir) for name in arguments.libraries]
+    document = "\n\n".join(_read(name) for name in files)
+    questions = [question, *arguments.also]
     for name, text in (("FILE", document), *(("QUESTION", question) for question in questions)):
-        if not text.strip() and (name == "QUESTION" or arguments.files):
+        if not text.strip() and (name == "QUESTION" or files):
             raise RequestError(f"{name}: must not be empty", param=None)
+    from gemserve.llm import LLM  # takes seconds: what is wrong above is told at once
+
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     llm = LLM(model, engine)
     adapter = None if arguments.adapters is None else _load(arguments.adapters, llm.core.model)
-    libraries = [
-        llm.library(folder_of(name, arguments.library_dir)) for name in arguments.libraries
-    ]
+    libraries = [llm.library(folder) for folder in folders]
     for question in chain(questions, _read_questions() if arguments.interactive else ()):
         text = f"{document}\n\n{question}" if document else question
         text = text if llm.has_chat_template else f"{text}\nAnswer:"
@@ -112,6 +121,19 @@ def run(arguments: argparse.Namespace) -> int:
             prompt = llm.prompt(text)
         _answer(llm, prompt, arguments, adapter)
     return 0
+
+
+def _split(words: Sequence[str], *, has_libraries: bool) -> tuple[Sequence[str], str]:
+    """The files and the question. Raises `RequestError` if one is missing."""
+    how = 'gemserve ask FILE… "QUESTION", or gemserve ask --library NAME "QUESTION"'
+    if not words:
+        raise RequestError(f"there is no QUESTION: {how}", param=None)
+    *files, question = words
+    if files or has_libraries:
+        return files, question
+    if Path(question).is_file():
+        raise RequestError(f"there is no QUESTION about the file {question}: {how}", param=None)
+    raise RequestError(f"there is no FILE to ask {shown(question)} about: {how}", param=None)
 
 
 def _read_questions() -> Iterator[str]:
@@ -158,7 +180,7 @@ def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: An
 
 
 def _show_sources(report: FilterReport) -> None:
-    """Where what was kept comes from, one line for each place."""
+    """Where what was kept comes from, one line for each place, the best first."""
     lines: dict[str, None] = {}
     for source in report.sources or ():
         where = source.file
@@ -168,9 +190,11 @@ def _show_sources(report: FilterReport) -> None:
             first, last = source.pages
             where += f", page {first}" if first == last else f", pages {first} to {last}"
         lines[where + (f" ({source.heading})" if source.heading else "")] = None
-    print("sources:", file=sys.stderr)
-    for text in lines:
+    print("sources, the best first:", file=sys.stderr)
+    for text in [*lines][:_SHOWN_SOURCES]:
         print(f"  {text}", file=sys.stderr)
+    if len(lines) > _SHOWN_SOURCES:
+        print(f"  and {len(lines) - _SHOWN_SOURCES} more", file=sys.stderr)
 
 
 def _show_kept(report: FilterReport, passages: Sequence[Passage]) -> None:

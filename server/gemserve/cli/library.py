@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gemserve.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, add_options, read_options
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import LibraryError
-from gemserve.library.folders import default_folder, folder_of, names_in
+from gemserve.library.folders import default_folder, existing_folder, folder_of, names_in
 
 if TYPE_CHECKING:
     from gemserve.library.adding import Added
@@ -60,7 +60,7 @@ def run_add(arguments: argparse.Namespace) -> int:
     from gemserve.library.finding import find_files
     from gemserve.library.store import DATABASE, Library
 
-    for _ in find_files(arguments.paths):  # before a model is loaded
+    for _ in find_files(arguments.paths):  # all paths are looked at before a model is loaded
         break
     else:
         raise LibraryError(f"{', '.join(arguments.paths)}: there are no files")
@@ -135,7 +135,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
     parent = arguments.library_dir
     if arguments.name is not None:
-        library = Library(folder_of(arguments.name, parent))
+        library = Library(existing_folder(arguments.name, parent))
         print(describe(library))
         for file in library.files():
             print(f"{file.num_tokens:>10,}  {file.path}")
@@ -154,7 +154,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 def run_remove(arguments: argparse.Namespace) -> int:
     from gemserve.library.store import Library
 
-    library = Library(folder_of(arguments.name, arguments.library_dir))
+    library = Library(existing_folder(arguments.name, arguments.library_dir))
     if not arguments.paths:
         library.delete()
         print(f"{arguments.name}: removed")

@@ -116,6 +116,7 @@ class EventMaker:
             kept.scores,
             num_added=len(kept.added),
             looked_at=kept.looked_at,
+            best=kept.best,
         )
         if job.request.selects_only:
             return [replace(filtered, ids=kept.ids), self.finished(job, "stop", 0)]
@@ -181,6 +182,7 @@ def _filtered(
     scores: FilterScores | None = None,
     num_added: int = 0,
     looked_at: int = 0,
+    best: Ids[tuple[int, int]] = (),
 ) -> Filtered:
     """The filter's report.
 
@@ -213,7 +215,7 @@ def _filtered(
         cached_windows=None if windows is None else windows.num_cached,
         looked_at=looked_at,
         searched=job.request.searched,
-        sources=None if sequence.evicts else report_sources(job.request, kept),
+        sources=None if sequence.evicts else report_sources(job.request, kept, best),
         found=_is_found(job, coverage),
         scores=scores,
     )
@@ -222,7 +224,10 @@ def _filtered(
 
 def _is_found(job: Job, coverage: float | None) -> bool | None:
     """Does what a library has answer the question, as far as coverage can say?"""
-    if coverage is None or job.request.searched is None:
+    searched = job.request.searched
+    if searched is not None and not searched.read:
+        return False
+    if coverage is None or searched is None:
         return None
     return coverage >= job.sequence.plan.coverage_bound
 

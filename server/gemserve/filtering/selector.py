@@ -146,7 +146,8 @@ class Choice:
     `coverage`: the share, 0 to 1, of the question's attention to the document that its best
     sixteenth gets; None if the method does not measure it. `is_diffuse`: coverage was below the
     bound, so more was kept. `scores`: [tokens], float32, what the method chose by. `look_at`: the
-    half-open ranges of passages that must be read again first; nothing is chosen yet.
+    half-open ranges of passages that must be read again first; nothing is chosen yet. `best`: those
+    of the passages that are kept, the best first, if whole passages are.
     """
 
     positions: torch.Tensor
@@ -154,6 +155,7 @@ class Choice:
     is_diffuse: bool = False
     scores: torch.Tensor | None = None
     look_at: tuple[TokenRange, ...] = ()
+    best: tuple[TokenRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,9 +181,11 @@ class Sieve(Selector):
             passages, most = passages.with_first(alike), max(most, budget.several)
             enough = max(enough, passages.num_free[alike].sum())
         kept = KeptRanges(as_ranges(sorted(reserved.positions)), evidence.gaps.num_between)
-        passages.fill(kept, most, evidence.breaks, enough)
+        best = passages.fill(kept, most, evidence.breaks, enough)
         positions = torch.from_numpy(np.flatnonzero(kept.is_kept(num_tokens))).to(scores.device)
-        return Choice(positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw)
+        return Choice(
+            positions=positions, coverage=coverage, is_diffuse=is_diffuse, scores=raw, best=best
+        )
 
     def details(
         self, scores: torch.Tensor, evidence: PromptEvidence, budget: Budget, params: FilterParams

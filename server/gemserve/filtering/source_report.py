@@ -11,22 +11,28 @@ from gemserve.ranges import as_ranges
 from gemserve.types import Excerpt, Request, SourceReport
 
 
-def report_sources(request: Request, kept: Sequence[int] | None) -> tuple[SourceReport, ...] | None:
-    """The sources of the kept positions, ascending, each passage on its own.
+def report_sources(
+    request: Request, kept: Sequence[int] | None, best: Sequence[tuple[int, int]] = ()
+) -> tuple[SourceReport, ...] | None:
+    """The sources of the kept positions, each passage on its own, the best first.
 
-    `kept` None: everything is kept. Returns None if the prompt has nothing of a library.
+    `kept`: ascending; None: everything is kept. `best`: half-open ranges of the passages that were
+    chosen, the best first. What is in none of these follows in the order in which its window was
+    found. Returns None if the prompt has nothing of a library.
     """
     if not request.excerpts:
         return None
     positions = np.arange(len(request.prompt_ids)) if kept is None else np.asarray(kept)
-    sources = []
+    sources: list[tuple[int, int, SourceReport]] = []
     for excerpt in request.excerpts:
         low, high = positions.searchsorted([excerpt.start, excerpt.stop])
         for start, stop in as_ranges(positions[low:high].tolist()):
             source = _source(request, excerpt, start, stop)
             if source is not None:
-                sources.append(source)
-    return tuple(sources)
+                places = (i for i, (low, high) in enumerate(best) if low < stop and start < high)
+                sources.append((next(places, len(best)), excerpt.rank, source))
+    sources.sort(key=lambda found: found[:2])
+    return tuple(source for *_, source in sources)
 
 
 def _source(request: Request, excerpt: Excerpt, start: int, stop: int) -> SourceReport | None:

@@ -105,25 +105,29 @@ class RankedPassages:
         most: int,
         breaks: TextBreaks = NO_BREAKS,
         enough: int | None = None,
-    ) -> None:
+    ) -> tuple[tuple[int, int], ...]:
         """Add the best passages to what is kept, while it has `most` tokens at most.
 
         Each has the indentation of its first line, not that of the line behind it, and comes with
         the lines that enclose its beginning, if they fit, too. The rest of the room stays empty
-        after `_SKIPPED` passages that did not fit. `enough`: so many tokens are.
+        after `_SKIPPED` passages that did not fit. `enough`: so many tokens are. Returns the added
+        passages, the best first.
         """
+        added: list[tuple[int, int]] = []
         skipped, chosen = 0, 0
         for index in self.order.tolist():
             start, stop = int(self.starts[index]), int(self.stops[index])
             start -= breaks.is_with_line_end(start - 1)
             stop -= breaks.is_with_line_end(stop - 1)
             if kept.add_within(most, [(start, max(start + 1, stop))]):
+                added.append((start, stop))
                 chosen += int(self.num_free[index])
                 kept.add_within(most, breaks.enclosing.around(start))
             else:
                 skipped += 1
             if kept.size >= most or skipped > _SKIPPED or (enough is not None and chosen >= enough):
-                return
+                break
+        return tuple(added)
 
 
 def word_scores(

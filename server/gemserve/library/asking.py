@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gemserve.library.excerpts import join
+from gemserve.library.excerpts import BETWEEN, join
 from gemserve.library.search import search
 from gemserve.library.store import Library
 from gemserve.library.vectors import VectorRequests, queries_of
 from gemserve.prompting.encoding import decode
 from gemserve.prompting.excerpt_tokens import Excerpts
-from gemserve.types import CANDIDATES, Finished, Request, SearchReport
+from gemserve.types import CANDIDATES, Excerpt, Finished, Request, SearchReport
 
 # Tags say where the documents end, so that what stands beside them is always read.
 _OPENING, _CLOSING = "<documents>\n", "\n</documents>\n\n"
@@ -34,6 +34,24 @@ class Answerable:
     def file_ids(self) -> tuple[str, ...]:
         """The files that the excerpts are of, each once."""
         return tuple(dict.fromkeys(part.file_id for part in self.excerpts.parts))
+
+    def only(self, ranks: Collection[int]) -> Answerable:
+        """What is left if only these excerpts were read."""
+        excerpts = self.excerpts
+        texts, places, parts = list[str](), list[tuple[int, int]](), list[Excerpt]()
+        at = end = 0
+        for (low, high), part in zip(excerpts.places, excerpts.parts, strict=True):
+            if part.rank not in ranks:
+                continue
+            if parts and low != end:  # it does not go on where the last one has ended
+                texts.append(BETWEEN)
+                at += len(BETWEEN)
+            texts.append(excerpts.text[low:high])
+            places.append((at, at + high - low))
+            parts.append(part)
+            at, end = at + high - low, high
+        left = Excerpts(text="".join(texts), places=tuple(places), parts=tuple(parts))
+        return replace(self, excerpts=left, searched=replace(self.searched, read=len(parts)))
 
     def in_front_of(self, text: str) -> str:
         """A user's text behind the excerpts."""
@@ -79,6 +97,7 @@ def find_excerpts(
         windows=found.num_windows,
         tokens=found.num_tokens,
         candidates=len(excerpts.parts),
+        read=len(excerpts.parts),
         ms=(time.monotonic() - started_s) * 1e3,
     )
     window = requests.identity.window

@@ -8,7 +8,7 @@ from gemserve.library.search import Candidate
 from gemserve.prompting.excerpt_tokens import Excerpts
 from gemserve.types import Excerpt
 
-_BETWEEN = "\n\n"
+BETWEEN = "\n\n"  # excerpts that are not neighbours
 
 
 def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
@@ -19,8 +19,8 @@ def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
     at, before = 0, None
     for each in candidates:
         if before is not None and not _follows(before, each):
-            texts.append(_BETWEEN)
-            at += len(_BETWEEN)
+            texts.append(BETWEEN)
+            at += len(BETWEEN)
         text = each.window.text
         texts.append(text)
         places.append((at, at + len(text)))
@@ -35,6 +35,7 @@ def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
                 first_character=each.window.start,
                 pages=each.file.pages,
                 text=text,
+                rank=each.rank,
             )
         )
         at, before = at + len(text), each

@@ -49,7 +49,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
-            raise NoText(f"has {size:,} bytes, the limit is {MOST_BYTES:,}")
+            raise NoText(f"has {size:,} bytes, the limit is {MOST_BYTES:,}; split it")
         return path.read_bytes()
     except OSError as error:
         raise NoText(f"cannot be read ({error.strerror or error})") from error

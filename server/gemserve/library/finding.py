@@ -24,19 +24,29 @@ def find_files(given: Sequence[str]) -> Iterator[Path]:
     """All files that these paths and patterns name, absolute, each once.
 
     Of a folder in a git repository only files that git tracks, and else all but hidden ones.
-    Raises `LibraryError` if a path names nothing.
+    Raises `LibraryError` if a path names nothing, before the first file.
     """
     seen: set[Path] = set()
+    for path in check_paths(given):
+        for file in _within(path.absolute()) if path.is_dir() else [path.absolute()]:
+            if file not in seen:
+                seen.add(file)
+                yield file
+
+
+def check_paths(given: Sequence[str]) -> list[Path]:
+    """The files and folders that are named, with patterns resolved. Looks into no folder.
+
+    Raises `LibraryError` if a path or a pattern names nothing.
+    """
+    found: list[Path] = []
     for each in given:
         is_pattern = glob.has_magic(each) and not Path(each).exists()
         paths = sorted(glob.glob(each, recursive=True)) if is_pattern else [each]
         if not paths or not all(Path(path).exists() for path in paths):
             raise LibraryError(f"{each}: there is no such file or folder")
-        for path in map(Path, paths):
-            for file in _within(path.absolute()) if path.is_dir() else [path.absolute()]:
-                if file not in seen:
-                    seen.add(file)
-                    yield file
+        found += map(Path, paths)
+    return found
 
 
 def _within(folder: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from gemserve.library.store import DATABASE
 from gemserve.types import LIBRARY_NAME
 
 _NAME = re.compile(LIBRARY_NAME)
+_LISTED = 20  # libraries in a message
 
 
 def default_folder() -> Path:
@@ -27,6 +28,21 @@ def folder_of(name: str, parent: Path) -> Path:
             "underscores, and begins with a letter or a digit"
         )
     return parent / name
+
+
+def existing_folder(name: str, parent: Path) -> Path:
+    """The folder of a library that is there. Raises `LibraryError`, which names those that are."""
+    folder = folder_of(name, parent)
+    if (folder / DATABASE).is_file():
+        return folder
+    others = names_in(parent)
+    if not others:
+        raise LibraryError(
+            f"library {name}: there are no libraries in {parent}; gemserve library add {name} "
+            "PATH… makes one"
+        )
+    listed = ", ".join(others[:_LISTED]) + (", …" if len(others) > _LISTED else "")
+    raise LibraryError(f"library {name}: {parent} has none of this name; it has: {listed}")
 
 
 def names_in(parent: Path) -> list[str]:

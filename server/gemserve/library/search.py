@@ -24,12 +24,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A window that a question should be asked behind. `library`: the number of its library."""
+    """A window that a question should be asked behind. `library`: the number of its library.
+
+    `rank`: its place among those that were found, from 0.
+    """
 
     library: int
     file: StoredFile
     window: StoredWindow
     number: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +69,18 @@ class Scores:
         order = order[costs.cumsum() <= max(num_candidates, float(costs[:1].sum()))]
         found: list[Candidate] = []
         for number, library in enumerate(self.libraries):
-            chosen = ids[order[of_library[order] == number]].tolist()
+            is_here = of_library[order] == number
+            windows = ids[order[is_here]].tolist()
+            ranks = dict(zip(windows, np.flatnonzero(is_here).tolist(), strict=True))
             found += [
-                Candidate(library=number, file=file, window=window, number=window_id)
-                for window_id, (file, window) in library.windows(chosen).items()
+                Candidate(
+                    library=number,
+                    file=file,
+                    window=window,
+                    number=window_id,
+                    rank=ranks[window_id],
+                )
+                for window_id, (file, window) in library.windows(windows).items()
             ]
         found.sort(key=lambda each: (each.library, each.file.path, each.window.start))
         return Found(candidates=tuple(found), num_windows=sum(sizes), num_tokens=int(tokens.sum()))

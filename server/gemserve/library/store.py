@@ -222,6 +222,12 @@ class Library:
             rows = self._connection.execute(f"SELECT {_FILE_FIELDS} FROM files ORDER BY path")
             return [_file_of(row) for row in rows]
 
+    def file_ids(self) -> frozenset[str]:
+        """The `id` of each file."""
+        with self._told():
+            rows = self._connection.execute("SELECT version FROM files")
+            return frozenset(number for (number,) in rows)
+
     def find_file(self, path: str) -> StoredFile | None:
         with self._told():
             found = self._connection.execute(

@@ -99,7 +99,9 @@ def identity_of(
             "library: no heads of this model are known to find facts; run gemserve calibrate first",
             param="filter.library",
         )
-    window = min(calibration.window or USUAL_WINDOW, planner.context_tokens - 512)
+    context = planner.context_tokens
+    # of a short context half is left for the question and the answer
+    window = min(calibration.window or USUAL_WINDOW, max(context - 512, context // 2))
     return Identity(
         model=model,
         weights=weights,

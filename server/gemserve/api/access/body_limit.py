@@ -74,7 +74,9 @@ class BodyLimit:
         return JSONResponse(body, status_code=503, headers=headers)
 
     def _too_large(self, size: int) -> Any:
-        message = f"The body has {size} bytes or more, the limit is {self._max_bytes}."
+        message = (
+            f"The body has {size} bytes or more, the limit is {self._max_bytes} (--max-body-bytes)."
+        )
         body = error_body(message, kind="invalid_request_error", code="body_too_large")
         return JSONResponse(body, status_code=413)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gemserve.api.replies.citations import CitedDocument
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.chat_form import plain_message
@@ -17,7 +18,7 @@ from gemserve.errors import RequestError
 
 _REASONS = dict.fromkeys(("image", "document", "search_result"), TEXT_ONLY)
 _STORED_ONLY = "is not read: store the text with POST /v1/documents, and send its file_id"
-_SOURCES = dict.fromkeys(("base64", "text", "url", "content"), _STORED_ONLY)
+_SOURCES = dict.fromkeys(("base64", "url", "content"), _STORED_ONLY)
 _OTHER_BLOCKS = "is not served: this server runs no tools, and reads texts and results of tools"
 # Claude Code's first line, for Anthropic's accounts. It differs from conversation to conversation,
 # so no two would begin alike, and the document cache would find nothing of one for another.
@@ -42,15 +43,39 @@ class FileSource(HistoryItem):
     file_id: DocumentReference
 
 
+class TextSource(HistoryItem):
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: Annotated[str, Field(min_length=1)]
+
+
+class CitationsWish(HistoryItem):
+    enabled: bool | None = None
+
+
 class DocumentBlock(Block):
-    """A stored document in place of its text."""
+    """A document: a stored one in place of its text, or a text.
+
+    `title` and `context` stand in front of it. `citations`: the answer says what of it was kept.
+    """
 
     type: Literal["document"]
-    source: Annotated[FileSource, refuse_others(("file",), _SOURCES)]
+    source: Annotated[
+        Annotated[FileSource | TextSource, Field(discriminator="type")],
+        refuse_others(("file", "text"), _SOURCES),
+    ]
+    title: str | None = None
+    context: str | None = None
+    citations: CitationsWish | None = None
 
     @property
     def text(self) -> str:
-        return self.source.file_id.text
+        return _BETWEEN_BLOCKS.join(filter(None, (self.title, self.context, self.document_text)))
+
+    @property
+    def document_text(self) -> str:
+        source = self.source
+        return source.file_id.text if isinstance(source, FileSource) else source.data
 
 
 class ToolUse(Block):
@@ -139,6 +164,31 @@ def chat_messages(
             param=field,
         )
     return messages
+
+
+def cited_documents(said: Sequence[ConversationMessage]) -> list[CitedDocument]:
+    """The documents of which the answer should say what was kept."""
+    blocks = (
+        block
+        for message in said
+        if not isinstance(message.content, str)
+        for block in message.content
+        if isinstance(block, DocumentBlock)
+    )
+    cited = []
+    for index, block in enumerate(blocks):
+        if block.citations is None or not block.citations.enabled:
+            continue
+        stored = block.source.file_id if isinstance(block.source, FileSource) else None
+        cited.append(
+            CitedDocument(
+                index=index,
+                text=block.document_text,
+                title=block.title or (None if stored is None else stored.name),
+                file_id=None if stored is None else stored.id,
+            )
+        )
+    return cited
 
 
 def _without_attribution(text: str) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gemserve.api.anthropic.blocks import ConversationMessage, Texts, chat_messages
+from gemserve.api.anthropic.blocks import (
+    ConversationMessage,
+    Texts,
+    chat_messages,
+    cited_documents,
+)
 from gemserve.api.anthropic.fields_without_effect import FieldsWithoutEffect
 from gemserve.api.anthropic.tools import (
     OutputConfig,
@@ -15,10 +20,12 @@ from gemserve.api.anthropic.tools import (
     ServedTool,
     ToolChoice,
 )
+from gemserve.api.replies.citations import CitedDocument
 from gemserve.api.requests.base_bodies import (
     MAX_STOP_CHARS,
     MAX_STOPS,
     Body,
+    FilterBody,
     FilteringBody,
 )
 from gemserve.api.requests.chat_body import MAX_TOOLS
@@ -50,6 +57,7 @@ class MessageStreamOptions(Body):
 class CountedBody(FilteringBody, FieldsWithoutEffect):
     """What the prompt is made of. `metadata` has no effect."""
 
+    can_cite = True
     messages: Annotated[list[ConversationMessage], Field(min_length=1, fail_fast=True)]
     system: Texts | None = None
     tools: Annotated[list[ServedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -104,6 +112,18 @@ class AnthropicBody(CountedBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Natural | None = None
+
+    @cached_property
+    def cited_documents(self) -> list[CitedDocument]:
+        """The documents of which the answer should say what was kept."""
+        return cited_documents(self.messages)
+
+    @model_validator(mode="after")
+    def _need_selection(self) -> Self:
+        if self.cited_documents:
+            self.filter = self.filter or FilterBody()
+            self.filter.need_selection()
+        return self
 
     @property
     def has_progress(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
+from anyio import to_thread
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
@@ -21,6 +24,7 @@ from gemserve.api.anthropic.reply_types import (
 )
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
 from gemserve.api.replies.call_arguments import parse_arguments
+from gemserve.api.replies.citations import Citation, char_locations, citations_of
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import (
     ABORTED,
@@ -43,14 +47,20 @@ _PING = named_event({"type": "ping"})
 
 
 async def anthropic_reply(
-    body: AnthropicBody, reader: EventReader, rules: ToolCallRules | None, request_id: str
+    body: AnthropicBody,
+    reader: EventReader,
+    rules: ToolCallRules | None,
+    request_id: str,
+    decode: Callable[[Sequence[int]], str],
 ) -> Response:
+    """`decode`: the text of tokens, to find what was kept of documents."""
     (stream,) = reader.streams
     answer = _MessageInProgress(body, stream.request, rules)
+    find_citations = partial(answer.find_citations, decode)
     if body.stream:
         progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
         return await event_stream_with(
-            _events(reader, answer, request_id, progress),
+            _events(reader, answer, request_id, progress, find_citations),
             answer.headers,
             lambda: _failure_event(NOT_BUILT, request_id),
             reader.count_unbuilt,
@@ -59,6 +69,8 @@ async def anthropic_reply(
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
         return failure_response(finished)
+    if answer.cites:
+        await to_thread.run_sync(find_citations)
     return JSONResponse(answer.message, headers=answer.headers())
 
 
@@ -71,6 +83,10 @@ class _MessageInProgress:
         self._id = new_id("msg").replace("-", "_")
         self._model, self._request = body.model, request
         self.has_context_management = body.context_management is not None
+        self._documents = body.cited_documents
+        self._cites_libraries = body.filter is not None and body.filter.citations
+        self._shows_selection = body.filter is not None and body.filter.return_selection
+        self.citations: list[Citation] = []
         self._parts = AnswerParts(rules)
 
     def add(self, event: Event) -> list[AnswerChange]:
@@ -83,6 +99,28 @@ class _MessageInProgress:
             self.finished = event
             return self._parts.finish()
         return []
+
+    @property
+    def cites(self) -> bool:
+        """Does the message say where it comes from?"""
+        return self._cites_libraries or bool(self._documents)
+
+    def find_citations(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """Find what the message cites, once its report is there. Runs off the event loop."""
+        report = self.report
+        if report is None or not self.cites:
+            return
+        ids, kept = self._request.prompt_ids, report.selection or ()
+        locations = char_locations(self._documents, ids, kept, decode) if self._documents else ()
+        sources = report.sources if self._cites_libraries else None
+        self.citations = [*citations_of(sources, locations)]
+
+    def block(self, part: Part, *, is_open: bool = False) -> ContentBlock:
+        """A part as a block of the content. An open block is as it was when it was opened."""
+        block = _block(part, is_open=is_open)
+        if self.cites and block["type"] == "text":
+            block["citations"] = [] if is_open else self.citations
+        return block
 
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known."""
@@ -97,7 +135,7 @@ class _MessageInProgress:
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": [_block(part) for part in self._parts.parts] if finished else [],
+            "content": [self.block(part) for part in self._parts.parts] if finished else [],
             "stop_reason": self.stop_reason if finished else None,
             "stop_sequence": self.stop_sequence,
             "usage": self.usage,
@@ -106,7 +144,10 @@ class _MessageInProgress:
         if self.has_context_management:
             message["context_management"] = {"applied_edits": []}
         if self.report is not None:
-            message["filter"] = filter_object(self.report)
+            shown = self.report
+            if not self._shows_selection:
+                shown = replace(shown, selection=None)
+            message["filter"] = filter_object(shown)
         return message
 
     @property
@@ -140,6 +181,7 @@ async def _events(
     answer: _MessageInProgress,
     request_id: str,
     progress: ProgressReader | None,
+    find_citations: Callable[[], None],
 ) -> AsyncGenerator[str]:
     """Server-sent events. The last one is message_stop or error."""
     find_pause_s = None if progress is None else progress.find_pause_s
@@ -153,6 +195,8 @@ async def _events(
             if progress is not None and isinstance(event, TextDelta):
                 progress.stop()
             changes = answer.add(event)
+            if isinstance(event, Filtered) and answer.cites:
+                await to_thread.run_sync(find_citations)
             if isinstance(event, Finished) and is_failure(event):
                 yield _failure_event(event, request_id)
                 return
@@ -183,7 +227,14 @@ def _written(
     if isinstance(event, Filtered):
         yield {"type": "message_start", "message": answer.message}
     for change in changes:
-        yield _of_change(change)
+        if change.kind == "closed" and not change.part.is_call:
+            for citation in answer.citations:
+                yield {
+                    "type": "content_block_delta",
+                    "index": change.part.index,
+                    "delta": {"type": "citations_delta", "citation": citation},
+                }
+        yield _of_change(change, answer)
     if isinstance(event, Finished):
         delta: MessageDelta = {
             "type": "message_delta",
@@ -196,13 +247,13 @@ def _written(
         yield {"type": "message_stop"}
 
 
-def _of_change(change: AnswerChange) -> AnyEvent:
+def _of_change(change: AnswerChange, answer: _MessageInProgress) -> AnyEvent:
     index = change.part.index
     if change.kind == "opened":
         return {
             "type": "content_block_start",
             "index": index,
-            "content_block": _block(change.part, is_open=True),
+            "content_block": answer.block(change.part, is_open=True),
         }
     if change.kind == "closed":
         return {"type": "content_block_stop", "index": index}
@@ -219,8 +270,7 @@ def _of_change(change: AnswerChange) -> AnyEvent:
     }
 
 
-def _block(part: Part, *, is_open: bool = False) -> ContentBlock:
-    """A part as a block of the content. An open block is as it was when it was opened."""
+def _block(part: Part, *, is_open: bool) -> ContentBlock:
     if not part.is_call:
         return {"type": "text", "text": "" if is_open else part.text}
     return {

@@ -8,14 +8,18 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gemserve.api.anthropic.errors import AnthropicError
+from gemserve.api.replies.citations import Citation
 from gemserve.api.replies.reply_types import FilterObject, NonNegative, ProgressObject
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class Text(TypedDict):
+    """`citations`: if they were asked for. In a stream they follow the text."""
+
     type: Literal["text"]
     text: str
+    citations: NotRequired[list[Citation]]
 
 
 class ToolUse(TypedDict):
@@ -91,10 +95,15 @@ class InputDelta(TypedDict):
     partial_json: Annotated[str, Field(min_length=1)]
 
 
+class CitationsDelta(TypedDict):
+    type: Literal["citations_delta"]
+    citation: Citation
+
+
 class BlockDelta(TypedDict):
     type: Literal["content_block_delta"]
     index: NonNegative
-    delta: TextDelta | InputDelta
+    delta: TextDelta | InputDelta | CitationsDelta
 
 
 class BlockStop(TypedDict):

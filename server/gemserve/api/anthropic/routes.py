@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import Request, Response
 
 from gemserve.api.access.request_id import request_id_of
@@ -15,6 +17,7 @@ from gemserve.api.routes.completions import EXAMPLE_MESSAGES
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter
 from gemserve.api.routes.token_counting import count_tokens
+from gemserve.prompting import encoding
 
 ANSWER = Operation(
     summary="Answer messages, in Anthropic's form",
@@ -41,7 +44,10 @@ def anthropic_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     async def post_message(http: Request) -> Response:
         submission = await submitter.submit(http, AnthropicBody, builder.build_as_chat)
         rules = chat_call_rules(submission.body.form.chat)
-        return await anthropic_reply(submission.body, submission.reader, rules, request_id_of(http))
+        decode = partial(encoding.decode, builder.tokenizer)
+        return await anthropic_reply(
+            submission.body, submission.reader, rules, request_id_of(http), decode
+        )
 
     @routes.add("POST", "/v1/messages/count_tokens", COUNT)
     async def post_count(http: Request) -> message_types.TokenCount:

@@ -18,7 +18,7 @@ from gemserve.config import ServerConfig
 from gemserve.errors import LibraryError, LibraryNotFound, OtherModel, RequestError
 from gemserve.library.asking import Answerable, find_excerpts
 from gemserve.library.folders import folder_of, names_in
-from gemserve.library.store import DATABASE, Library
+from gemserve.library.store import DATABASE, Index, Library
 from gemserve.library.vectors import VectorRequests
 from gemserve.types import Finished, Request
 
@@ -27,11 +27,25 @@ _OF_KEYS = ".keys"  # a name that no library can have
 
 @dataclass(slots=True, eq=False)
 class OpenLibrary:
-    """A library for searches, one at a time. `is_gone`: it was deleted."""
+    """A library for searches, one at a time. `is_gone`: it was deleted.
+
+    `index`: what was searched last, of the files with the `file_ids`.
+    """
 
     library: Library
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_gone: bool = False
+    index: Index | None = None
+    file_ids: frozenset[str] = frozenset()
+
+    def gone_files(self) -> list[str]:
+        """The files that were there at the last search, and are no more."""
+        index = self.library.index()
+        if index is self.index:
+            return []
+        before, self.file_ids = self.file_ids, self.library.file_ids()
+        self.index = index
+        return list(before - self.file_ids)
 
 
 class Shelf:
@@ -172,6 +186,8 @@ class Shelf:
                 if each.is_gone:
                     raise LibraryNotFound(name, param="filter.library")
             libraries = [each.library for each in opened]
+            for each in opened:  # another process may have removed files
+                self.forget_files(each.gone_files())
             return find_excerpts(
                 libraries, names, request, finished, self.requests, self.tokenizer, candidates
             )

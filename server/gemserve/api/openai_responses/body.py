@@ -60,6 +60,7 @@ class ResponseStreamOptions(Body):
 class InputBody(FilteringBody):
     """What the prompt is made of."""
 
+    can_cite = True
     input: TextOr[Annotated[list[Item], Field(min_length=1, fail_fast=True)]]
     instructions: str | None = None
     text: TextOptions | None = None

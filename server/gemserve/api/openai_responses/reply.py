@@ -173,6 +173,14 @@ def _closed(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> I
         yield from _closed_call(part, answer, numbers)
     else:
         text = answer.text_of(part)
+        for index, annotation in enumerate(text["annotations"]):
+            yield {
+                "type": "response.output_text.annotation.added",
+                "sequence_number": next(numbers),
+                **_place(part, answer),
+                "annotation_index": index,
+                "annotation": annotation,
+            }
         yield {
             "type": "response.output_text.done",
             "sequence_number": next(numbers),

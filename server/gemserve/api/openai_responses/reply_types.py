@@ -7,16 +7,16 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from gemserve.api.replies.citations import FileCitation
 from gemserve.api.replies.reply_types import FilterObject, NonNegative, ProgressObject, ScoredToken
 
-EmptyList = Annotated[list[Any], Field(max_length=0)]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
-    annotations: EmptyList
+    annotations: Annotated[list[FileCitation], Field(description="With `filter.citations`.")]
     logprobs: list[ScoredToken]
 
 
@@ -211,6 +211,12 @@ class TextEvent(Event, Place):
     logprobs: list[ScoredToken]
 
 
+class AnnotationEvent(Event, Place):
+    type: Literal["response.output_text.annotation.added"]
+    annotation_index: NonNegative
+    annotation: FileCitation
+
+
 class CallPlace(TypedDict):
     item_id: str
     output_index: NonNegative
@@ -241,6 +247,7 @@ class CustomInputEvent(Event, CallPlace):
 AnyEvent = (
     ResponseEvent
     | ItemEvent
+    | AnnotationEvent
     | PartEvent
     | DeltaEvent
     | TextEvent

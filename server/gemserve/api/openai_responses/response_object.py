@@ -17,6 +17,7 @@ from gemserve.api.openai_responses.reply_types import (
     Status,
 )
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
+from gemserve.api.replies.citations import FileCitation, file_citations
 from gemserve.api.replies.failures import failure_body
 from gemserve.api.replies.logprobs import TokenTexts, chat_logprobs
 from gemserve.api.replies.reply_types import ScoredToken
@@ -77,11 +78,18 @@ class ResponseInProgress:
     def item_id(self, part: Part) -> str:
         return self._item_ids[part.index]
 
+    def annotations_of(self, part: Part) -> list[FileCitation]:
+        """Of a text that is whole; of one that has not begun there are none."""
+        wanted = self._body.filter
+        if self.report is None or wanted is None or not wanted.citations or not part.text:
+            return []
+        return file_citations(self.report.sources or (), part.text)
+
     def text_of(self, part: Part) -> OutputText:
         return {
             "type": "output_text",
             "text": part.text,
-            "annotations": [],
+            "annotations": self.annotations_of(part),
             "logprobs": self.scored(part.logprobs),
         }
 

@@ -13,6 +13,7 @@ from gemserve.api.replies.reply_types import (
     ChatChunk,
     ChatFinishReason,
     ChatLogprobs,
+    ChatMessage,
     ChatPart,
     ChunkExtras,
     Delta,
@@ -55,9 +56,12 @@ class ChatFormat:
         return {**head, "object": "chat.completion.chunk", "choices": parts, **extras, **prompt}
 
     def choice(self, choice: Choice, finished: Finished) -> ChatChoice:
+        message: ChatMessage = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.cites:
+            message["annotations"] = choice.annotations
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": finish_reason(finished),
             **attention_of(finished),
@@ -75,7 +79,8 @@ class ChatFormat:
         return {**part, **choice.id_extras(delta.token_ids)}
 
     def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
-        part = self._part(choice, {}, reason=finish_reason(finished))
+        delta: Delta = {"annotations": choice.annotations} if choice.cites else {}
+        part = self._part(choice, delta, reason=finish_reason(finished))
         return {**part, **attention_of(finished)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:

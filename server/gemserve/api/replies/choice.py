@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol, TypeVar
 
+from gemserve.api.replies.citations import url_citations
 from gemserve.api.replies.large_replies import CHARS_PER_SCORED
 from gemserve.api.replies.reply_types import (
     AttentionExtras,
@@ -18,6 +19,7 @@ from gemserve.api.replies.reply_types import (
     PromptIds,
     ReplyHead,
     TokenIds,
+    UrlCitation,
     Usage,
 )
 from gemserve.types import (
@@ -39,13 +41,15 @@ PartT = TypeVar("PartT")
 class Choice:
     """What is known of a choice so far.
 
-    `echo`: the text it begins with. `returns_ids`: the reply has the ids of its tokens.
+    `echo`: the text it begins with. `returns_ids`: the reply has the ids of its tokens. `cites`: it
+    says where it comes from.
     """
 
     index: int
     echo: str
     prompt_ids: Sequence[int]
     returns_ids: bool = False
+    cites: bool = False
     texts: list[str] = field(default_factory=list)
     scored: PromptScored | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -76,6 +80,12 @@ class Choice:
 
     def id_extras(self, token_ids: Sequence[int]) -> TokenIds:
         return {"token_ids": list(token_ids)} if self.returns_ids else {}
+
+    @property
+    def annotations(self) -> list[UrlCitation]:
+        """Of a finished answer."""
+        sources = None if self.report is None else self.report.sources
+        return url_citations(sources or (), self.text)
 
     def add(self, event: Event) -> None:
         if isinstance(event, Filtered):

@@ -55,6 +55,7 @@ async def choices_reply(
                 echo=requests.echo_of(index),
                 prompt_ids=stream.request.prompt_ids,
                 returns_ids=requests.returns_ids,
+                cites=body.filter is not None and body.filter.citations,
             )
             for index, stream in enumerate(reader.streams)
         ],

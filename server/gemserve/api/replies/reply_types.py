@@ -192,10 +192,29 @@ class ToolCall(TypedDict):
     function: CalledFunction
 
 
+class UrlPlace(TypedDict):
+    """`url`: of the file on this server. `start_index`, `end_index`: the answer's characters."""
+
+    url: str
+    title: str
+    start_index: NonNegative
+    end_index: NonNegative
+
+
+class UrlCitation(TypedDict):
+    """Of chats, whose clients know no other kind."""
+
+    type: Literal["url_citation"]
+    url_citation: UrlPlace
+
+
 class ChatMessage(TypedDict):
+    """`annotations`: with `filter.citations`."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    annotations: NotRequired[list[UrlCitation]]
     tool_calls: NotRequired[Annotated[list[ToolCall], Field(min_length=1)]]
 
 
@@ -231,6 +250,7 @@ class Delta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
     tool_calls: NotRequired[Annotated[list[CallPart], Field(min_length=1)]]
+    annotations: NotRequired[list[UrlCitation]]
 
 
 class ChatPart(AttentionExtras, TokenIds):

@@ -32,6 +32,8 @@ class ToolCallFormat(ChatFormat):
         if reader.calls:
             message["content"] = None
             message["tool_calls"] = [call.content for call in reader.calls]
+        elif choice.cites:
+            message["annotations"] = choice.annotations
         return {
             **super().choice(choice, finished),
             "message": message,
@@ -49,5 +51,7 @@ class ToolCallFormat(ChatFormat):
     def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
         reader = self._readers[choice.index]
         rest = reader.finish()
+        if choice.cites and not reader.calls:
+            rest["annotations"] = choice.annotations
         part = self._part(choice, rest, reason=reader.finish_reason(finish_reason(finished)))
         return {**part, **attention_of(finished)}

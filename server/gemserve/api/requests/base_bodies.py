@@ -6,7 +6,7 @@ An unknown field is an error, and so is a known one that would not do what its s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
     GetPydanticSchema,
     PrivateAttr,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -64,6 +65,9 @@ ServedMethod = Annotated[
     str, GetPydanticSchema(lambda *_: core_schema.literal_schema([*SERVED_METHODS]))
 ]
 LibraryName = Annotated[str, Field(pattern=f"^{LIBRARY_NAME}$")]
+MaxSeconds = Annotated[
+    float, Field(gt=0, le=86400, description="For the search in libraries and for reading.")
+]
 NumCandidates = Annotated[int, Field(ge=1, le=MOST_CANDIDATES), INTEGRAL]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 T = TypeVar("T")
@@ -119,10 +123,13 @@ class FilterBody(Body):
     protect: ProtectBody | None = None
     library: LibraryNames | None = None
     candidates: NumCandidates | None = None
+    max_seconds: MaxSeconds | None = None
+    citations: bool = False
     return_selection: bool = False
     return_scores: bool | Literal["exact", "heads"] = False
     # what libraries have of the question, once that was looked for
     _answerable: Answerable | None = PrivateAttr(default=None)
+    _needs_selection: bool = PrivateAttr(default=False)
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -134,9 +141,27 @@ class FilterBody(Body):
     def answerable(self) -> Answerable | None:
         return self._answerable
 
+    def need_selection(self) -> None:
+        """Have the report say what was kept, although the reply does not show it."""
+        self._needs_selection = True
+
     def found(self, answerable: Answerable) -> None:
         """Note what libraries have of the question. The request is then built anew."""
         self._answerable = answerable
+
+    @field_validator("max_seconds")
+    @classmethod
+    def _check_max_seconds(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("library") is None:
+            raise ValueError("only with filter.library, whose candidates are read in this time")
+        return value
+
+    @field_validator("citations")
+    @classmethod
+    def _check_citations(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("library") is None:
+            raise ValueError("only with filter.library, whose files are cited")
+        return value
 
     @field_validator("keep")
     @classmethod
@@ -156,7 +181,9 @@ class FilterBody(Body):
     @property
     def options(self) -> FilterOptions:
         """The filter's options as the engine takes them."""
-        fields = self.model_dump(exclude={"layer", "protect", "library", "candidates"})
+        of_libraries = {"library", "candidates", "max_seconds", "citations"}
+        fields = self.model_dump(exclude={"layer", "protect", *of_libraries})
+        fields["return_selection"] = self.return_selection or self._needs_selection
         return FilterOptions(
             layer=None if self.layer == "auto" else self.layer,
             protect=NO_PROTECT if self.protect is None else self.protect.options,
@@ -210,9 +237,20 @@ class ModelBody(FieldsWithoutEffect):
 
 
 class FilteringBody(ModelBody):
-    """The fields of every endpoint that filters."""
+    """The fields of every endpoint that filters. `can_cite`: its replies may have citations."""
 
+    can_cite: ClassVar[bool] = False
     filter: FilterBody | None = None  # null: the server's default filter, as if omitted
+
+    @field_validator("filter")
+    @classmethod
+    def _check_can_cite(cls, value: FilterBody | None) -> FilterBody | None:
+        if value is not None and value.citations and not cls.can_cite:
+            raise ValueError(
+                "citations: replies of this endpoint have no place for them; filter.sources of the "
+                "reply says the same"
+            )
+        return value
 
     @field_validator(
         "filter", mode="before", json_schema_input_type=ServedMethod | FilterBody | None

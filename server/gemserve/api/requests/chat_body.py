@@ -218,6 +218,7 @@ class NamedTool(Body):
 
 
 class ChatBody(GuidedBody, ChatFieldsWithoutEffect):
+    can_cite = True
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None

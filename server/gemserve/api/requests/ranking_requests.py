@@ -12,6 +12,7 @@ from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.ranking_bodies import WHOLE, RankingBody, RerankBody, ScoreBody
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.errors import PromptTooLong, RequestError
+from gemserve.filtering.planner import FilterPlanner
 from gemserve.prompting.encoding import TokenLimit
 from gemserve.prompting.ranked_texts import RankedTexts, query_ids, ranked_texts
 from gemserve.types import LoadedAdapter, Request, SamplingParams
@@ -151,25 +152,13 @@ class RankingBuilder:
     ) -> RankingRequests:
         requests: list[Request] = []
         for number, ranking in enumerate(rankings):
-            texts = ranking.texts
-            params, plan = self.builder.planner.plan_documents(
-                np.array(texts.ids, dtype=np.int64),
-                texts.ranges,
-                texts.breaks,
-                anchor=texts.anchor,
-                query=texts.query,
-                end=texts.end,
-                field=fields[0],
-            )
-            request = Request(
+            request = reading_request(
+                self.builder.planner,
+                ranking.texts,
                 request_id=request_id if len(rankings) == 1 else f"{request_id}-{number}",
-                prompt_ids=texts.ids,
-                sampling=SamplingParams(max_tokens=1),
-                filter=params,
                 priority=body.priority or 0,
-                summarizes_only=True,
                 adapter=adapter,
-                plan=plan,
+                field=fields[0],
             )
             requests.append(request)
         made = RankingRequests(
@@ -179,6 +168,42 @@ class RankingBuilder:
         if made.num_tokens > limit:
             raise PromptTooLong(tokens=made.num_tokens, limit=limit, param=fields[1], note=_AS_READ)
         return made
+
+
+def reading_request(
+    planner: FilterPlanner,
+    texts: RankedTexts,
+    *,
+    request_id: str,
+    priority: int = 0,
+    adapter: LoadedAdapter | None = None,
+    tenant: bytes = b"",
+    field: str = "query",
+) -> Request:
+    """The request that reads documents, each with the query behind it, and ends then.
+
+    Raises `RequestError`, naming `field` if the query is too long.
+    """
+    params, plan = planner.plan_documents(
+        np.array(texts.ids, dtype=np.int64),
+        texts.ranges,
+        texts.breaks,
+        anchor=texts.anchor,
+        query=texts.query,
+        end=texts.end,
+        field=field,
+    )
+    return Request(
+        request_id=request_id,
+        prompt_ids=texts.ids,
+        sampling=SamplingParams(max_tokens=1),
+        filter=params,
+        priority=priority,
+        summarizes_only=True,
+        adapter=adapter,
+        plan=plan,
+        tenant=tenant,
+    )
 
 
 _AS_READ = ", counted with a query behind each document"

@@ -22,6 +22,7 @@ from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.libraries.shelf import Shelf
+from gemserve.api.libraries.timed_reading import read_in_time
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
 from gemserve.api.requests.engine_requests import EngineRequests
@@ -111,6 +112,7 @@ class Submitter:
     traces: Traces | None = None
     sharing: WindowSharing | None = None
     shelf: Shelf | None = None
+    has_cache: bool = True
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
     turns: TextTurns = field(default_factory=TextTurns)
@@ -209,6 +211,13 @@ class Submitter:
                 param="filter.library",
                 code="no_libraries",
             )
+        if wanted.max_seconds is not None and not self.has_cache:
+            raise RequestError(
+                "filter.max_seconds: needs the document cache, which this server has not; start it "
+                "with a --cache-memory above 0",
+                param="filter.max_seconds",
+            )
+        began_s = time.monotonic()
         names, tenant = wanted.libraries, tenant_of(http)
         await to_thread.run_sync(self.shelf.check_names, tenant, names)
         request = replace(alone.requests[0], tenant=tenant)
@@ -224,6 +233,14 @@ class Submitter:
         found = await to_thread.run_sync(find)
         wanted.found(found)
         length = num_bytes(found.excerpts.text)
+        built = await self.turns.run(http, tenant, length, again)
+        if wanted.max_seconds is None or not found.excerpts.parts:
+            return built
+        whole = replace(built.requests[0], tenant=tenant)
+        read = await read_in_time(whole, self.engine.submit, began_s + wanted.max_seconds)
+        if len(read) == len(found.excerpts.parts):
+            return built
+        wanted.found(found.only(read))
         return await self.turns.run(http, tenant, length, again)
 
     def _submit_all(

@@ -157,6 +157,7 @@ def _chosen(
         is_diffuse=choice.is_diffuse,
         scores=scores,
         looked_at=len(evidence.likelihoods),
+        best=choice.best,
     )
 
 

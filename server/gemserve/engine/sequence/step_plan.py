@@ -128,6 +128,7 @@ class Kept:
     between them, by their indexes in `ids`. `has_failed`: all of the prompt's, because the filter
     failed. `scores`: what the reply shows of
     them, if the request asks for it. `looked_at`: how many passages were read again to rank them.
+    `best`: the kept passages, the best first.
     """
 
     positions: Ids[int]
@@ -138,6 +139,7 @@ class Kept:
     has_failed: bool = False
     scores: FilterScores | None = None
     looked_at: int = 0
+    best: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,87 @@
+"""Reads what a search has found, the best first, until a time is over.
+
+Each candidate is read by a request of its own, which leaves it in the document cache. So the
+request that answers finds all that were read there, and reads none of them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gemserve.engine.stream import Stream
+from gemserve.errors import GemserveError, RequestError
+from gemserve.filter_plan import Window
+from gemserve.types import Excerpt, Finished, Request
+
+_FIELD = "filter.max_seconds"
+
+
+async def read_in_time(
+    request: Request, submit: Callable[[Request], Stream], ends_s: float
+) -> frozenset[int]:
+    """The ranks of the excerpts that could be read until `ends_s`, of `time.monotonic()`.
+
+    `request`: planned, with all that was found. If that is short enough to be read at once, none is
+    left out. Raises `RequestError` if it is not read in windows, and `GemserveError` if the engine
+    fails or takes no more.
+    """
+    ranks = frozenset(excerpt.rank for excerpt in request.excerpts)
+    plan = request.plan
+    assert plan is not None, "the builder has planned it"
+    if plan.windows is None:
+        if plan.reason == "short_prompt" or len(ranks) == 1:
+            return ranks
+        raise RequestError(
+            f"{_FIELD}: only where documents are read in windows; this request would read what was "
+            "found as one text",
+            param=_FIELD,
+        )
+    read = set[int]()
+    for excerpt in sorted(request.excerpts, key=lambda each: each.rank):
+        windows = [window for window in plan.windows.windows if _is_within(window, excerpt)]
+        if windows and not await _is_read(_part(request, excerpt, windows), submit, ends_s):
+            break
+        read.add(excerpt.rank)
+    return frozenset(read)
+
+
+def _is_within(window: Window, excerpt: Excerpt) -> bool:
+    return excerpt.start <= window.start and window.stop <= excerpt.stop
+
+
+def _part(request: Request, excerpt: Excerpt, windows: list[Window]) -> Request:
+    """A request that reads these windows of another one, and ends."""
+    assert request.plan is not None
+    assert request.plan.windows is not None
+    reading = replace(request.plan.windows, windows=tuple(windows))
+    return replace(
+        request,
+        request_id=f"{request.request_id}-read{excerpt.rank}",
+        documents=(excerpt.file_id,),
+        summarizes_only=True,
+        grammar=None,
+        prompt_logprobs=None,
+        notes=None,
+        plan=request.plan.having(windows=reading, look=None),
+    )
+
+
+async def _is_read(part: Request, submit: Callable[[Request], Stream], ends_s: float) -> bool:
+    """Could it be read until `ends_s`? If not, the engine is told to stop."""
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        return False
+    stream = submit(part)
+    try:
+        async with asyncio.timeout(left_s):
+            async for event in stream:
+                if isinstance(event, Finished) and event.windows_read is None:
+                    raise GemserveError(f"a candidate could not be read: {event.error}")
+    except TimeoutError:
+        return False
+    finally:
+        stream.cancel()
+    return True

@@ -44,6 +44,9 @@ def find_places(text: str, excerpts: str, places: Ranges) -> Ranges:
 
     Templates may cut blanks at the ends. Empty: they are not there.
     """
+    at = text.rfind(excerpts) if excerpts else -1
+    if at >= 0:  # whole, so the first and the last part have the tokens that they had when read
+        return tuple((at + low, at + high) for low, high in places)
     inner = excerpts.strip()
     at = text.rfind(inner)
     if not inner or at < 0:

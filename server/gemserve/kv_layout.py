@@ -34,11 +34,11 @@ class Saved(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """`count` tokens from `slot` on, in the room for recent tokens or in that for saved ones."""
+    """So many tokens from `slot` on, in the room for recent tokens or in that for saved ones."""
 
     is_recent: bool
     slot: int
-    count: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class WindowRoom:
         found = source._find(self.first(count), count)
         assert found is not None, "no window is kept there"
         start, piece = found
-        copies = [(piece, Piece(True, start - self.first(count), piece.count))]
+        copies = [(piece, Piece(True, start - self.first(count), piece.num_tokens))]
         if self.has_all:
             return replace(self, saved=(Saved(start, _ALL, start),)), copies
         saved: list[Saved] = []
@@ -113,7 +113,7 @@ class WindowRoom:
             if start < planned.stop:
                 saved.append(Saved(start, planned.stop, slot))
             if found is not None:
-                copies.append((found[1], Piece(False, slot, found[1].count)))
+                copies.append((found[1], Piece(False, slot, found[1].num_tokens)))
         return replace(self, saved=tuple(saved)), copies
 
     def left(self, num_tokens: int) -> WindowRoom:

@@ -73,7 +73,7 @@ def core_of(family: str, *, cache_memory: float = 0.0, cpu_step: Any = "auto", *
 
 
 def built(family: str) -> Any:
-    changes = {"max_position_embeddings": 4096} if family != "phi3" else {}
+    changes: dict[str, Any] = {"max_position_embeddings": 4096} if family != "phi3" else {}
     return families.build(family, **changes)
 
 

@@ -94,13 +94,13 @@ class FakeMemory:
                 units[move.target : move.target + move.size] = part
         for copy in plan.copies:
             for row in range(copy.token_units):
-                source = [units[at] for part in copy.source for at in _tokens(part, row)]
-                target = copy.target.start + row * copy.target.capacity
-                units[target : target + len(source)] = source
+                taken = [units[at] for part in copy.source for at in _tokens(part, row)]
+                start = copy.target.start + row * copy.target.capacity
+                units[start : start + len(taken)] = taken
             for of, into in copy.windows:
                 for row in range(copy.window_units):
-                    for source, target in zip(_tokens(of, row), _tokens(into, row), strict=True):
-                        units[target] = units[source]
+                    for at, to in zip(_tokens(of, row), _tokens(into, row), strict=True):
+                        units[to] = units[at]
 
     def read(self, s: Sequence, start: int, count: int) -> None:
         """A pass over some tokens: what it finds of those before must be right."""

@@ -41,12 +41,12 @@ class FakeSequence:
 
     def piece(self, piece: Piece) -> list[int | None]:
         area = self.recent if piece.is_recent else self.saved
-        return area[piece.slot : piece.slot + piece.count]
+        return area[piece.slot : piece.slot + piece.num_tokens]
 
     def put(self, piece: Piece, tokens: list[int | None]) -> None:
         area = self.recent if piece.is_recent else self.saved
-        assert len(tokens) == piece.count
-        area[piece.slot : piece.slot + piece.count] = tokens
+        assert len(tokens) == piece.num_tokens
+        area[piece.slot : piece.slot + piece.num_tokens] = tokens
 
 
 def room_of(layout: KVLayout, *arguments: object) -> WindowRoom:
@@ -90,7 +90,7 @@ def test_what_goes_on_from_another_prompt_finds_its_window(window: int) -> None:
     num_going_on = 0
     for _ in range(25):
         sizes = [rng.randrange(300, 3000) for _ in range(3)]
-        sequence = None
+        sequence: FakeSequence | None = None
         for size in sizes:
             boundaries = (rng.randrange(256, size),) if rng.random() < 0.5 else ()
             planned = room_of(layout, size + 140, size, boundaries)

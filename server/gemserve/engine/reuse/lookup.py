@@ -84,9 +84,9 @@ def _segment(place: KVPlace, piece: Piece, layout: KVLayout) -> Segment:
     assert place.room is not None
     start = place.start + 2 * layout.growing * place.capacity
     if not piece.is_recent:
-        return Segment(start, place.room.num_saved, piece.count, piece.slot)
+        return Segment(start, place.room.num_saved, piece.num_tokens, piece.slot)
     start += 2 * layout.windowed * place.room.num_saved
-    return Segment(start, place.room.recent, piece.count, piece.slot)
+    return Segment(start, place.room.recent, piece.num_tokens, piece.slot)
 
 
 def find_source(

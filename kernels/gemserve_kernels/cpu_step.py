@@ -63,7 +63,7 @@ class _Experts(ctypes.Structure):
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in (*_NORMS, "sinks")),
-        *((name, _Int) for name in ("window", "rope")),
+        *((name, _Int) for name in ("window", "place", "rope")),
         ("experts", _Pointer),
         *((name, _Matrix) for name in MATRICES),
     )
@@ -85,7 +85,8 @@ class _Model(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _Int) for name in ("rows", "threads")),
-        *((name, _Pointer) for name in ("table", "memory", "hidden", "cos", "sin", "logits")),
+        *((name, _Pointer) for name in ("table", "window_table", "memory")),
+        *((name, _Pointer) for name in ("hidden", "cos", "sin", "logits")),
         ("terms", _Pointer),
     )
 
@@ -285,7 +286,11 @@ class CpuStep:
         _check_sizes(sizes, layers, lanes.value, dtype)
         self._kept: list[object] = []
         self._known: set[tuple[int, ...]] = set()  # shapes of packed weights whose layout is known
-        self._layers = (_Layer * len(layers))(*(self._layer(layer, sizes) for layer in layers))
+        places = _places(layers)
+        self._layers = (_Layer * len(layers))(
+            *(self._layer(*pair, sizes) for pair in zip(layers, places, strict=True))
+        )
+        self._has_windows = any(layer.window for layer in layers)
         self._model = _Model(
             layers=len(layers),
             is_half=dtype == torch.bfloat16,
@@ -312,12 +317,16 @@ class CpuStep:
         cos: torch.Tensor,
         sin: torch.Tensor,
         terms: Sequence[PreparedTerms | None],
+        windows: KVTable | None = None,
     ) -> torch.Tensor:
         """The logits [rows, vocab], float32, of rows with these embeddings [rows, hidden].
+
+        `kv`: in the layers without a sliding window. `windows`: in those that have one.
 
         `cos`, `sin`: [rotations, rows, rotated]. `terms`: what each row's adapter adds. The rows'
         keys and values are stored at the ends of their sequences, which have at least one token.
         """
+        assert windows is not None or not self._has_windows
         rows = hidden.clone() if hidden.dtype == torch.float32 else hidden.float()
         cos, sin = (given.float().contiguous() for given in (cos, sin))
         logits = torch.empty(len(rows), self._vocab_size)
@@ -326,6 +335,7 @@ class CpuStep:
             rows=len(rows),
             threads=torch.get_num_threads(),
             table=kv.table.data_ptr(),
+            window_table=None if windows is None else windows.table.data_ptr(),
             memory=kv.rows.data_ptr(),
             hidden=rows.data_ptr(),
             cos=cos.data_ptr(),
@@ -336,12 +346,13 @@ class CpuStep:
         self._library.gemserve_step(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
-    def _layer(self, layer: LayerWeights, sizes: StepSizes) -> _Layer:
+    def _layer(self, layer: LayerWeights, place: int, sizes: StepSizes) -> _Layer:
         attended = sizes.heads * sizes.head_dim
         ins = {"out": attended, "down": sizes.inner}
         matrices = {name: getattr(layer, name) for name in MATRICES}
         return _Layer(
             window=layer.window or 0,
+            place=place,
             rope=-1 if layer.rope is None else layer.rope,
             experts=None if layer.experts is None else self._experts(layer.experts, sizes.hidden),
             **{name: self._vector(getattr(layer, name)) for name in (*_NORMS, "sinks")},
@@ -416,6 +427,12 @@ class CpuStep:
         wide = values.detach().float().contiguous()
         self._kept.append(wide)
         return wide.data_ptr()
+
+
+def _places(layers: Sequence[LayerWeights]) -> list[int]:
+    """Each layer's place in its table: among those with a sliding window, or those without."""
+    are_windowed = [bool(layer.window) for layer in layers]
+    return [are_windowed[:index].count(kind) for index, kind in enumerate(are_windowed)]
 
 
 def _check_sizes(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gemserve.errors import ConfigError
+from gemserve.kv_layout import KVLayout
 
 
 def filter_units(kv_index: int) -> int:
@@ -37,6 +38,8 @@ class ModelShape:
     size of one K or V number in the cache; `kv_layers`: the layers with keys and values, ascending;
     None: all. `limits`: the most tokens that a token sees in each layer, itself included, where
     None means all; 0: the layer has no attention. None: all layers see all tokens.
+    `windowed_layers`: those with a sliding window, ascending, which need not keep what is before
+    it.
     """
 
     num_layers: int
@@ -51,14 +54,18 @@ class ModelShape:
     is_padded: bool = False
     kv_layers: tuple[int, ...] | None = None
     limits: tuple[int | None, ...] | None = None
+    windowed_layers: tuple[int, ...] = ()
 
-    def with_limits(self, limits: Sequence[int | None]) -> ModelShape:
+    def with_limits(
+        self, limits: Sequence[int | None], windowed_layers: Iterable[int] = ()
+    ) -> ModelShape:
         """The same shape with layers that see so much."""
         having = tuple(layer for layer, limit in enumerate(limits) if limit != 0)
         return replace(
             self,
             kv_layers=None if len(having) == len(limits) else having,
             limits=None if set(limits) == {None} else tuple(limits),
+            windowed_layers=tuple(windowed_layers),
         )
 
     @property
@@ -79,6 +86,23 @@ class ModelShape:
     def kv_index(self, layer: int) -> int:
         """How many layers below `layer` have keys and values: its own place among these."""
         return layer if self.kv_layers is None else bisect_left(self.kv_layers, layer)
+
+    def kv_layout(self, *, saves: bool = False) -> KVLayout:
+        """How sequences have their keys and values. `saves`: see `KVLayout`."""
+        windowed = self.windowed_layers
+        return KVLayout(
+            growing=self.num_kv_layers - len(windowed),
+            windowed=len(windowed),
+            window=max((self.seen[layer] or 0 for layer in windowed), default=0),
+            saves=saves and bool(windowed),
+        )
+
+    def kv_place(self, layer: int) -> tuple[bool, int]:
+        """Whether the layer has a sliding window, and its place among those that are alike."""
+        before = bisect_left(self.windowed_layers, layer)
+        if before < len(self.windowed_layers) and self.windowed_layers[before] == layer:
+            return True, before
+        return False, self.kv_index(layer) - before
 
     @property
     def unit_bytes(self) -> int:
@@ -133,9 +157,18 @@ class ModelShape:
         """Bytes held while filtering: see `filter_units`."""
         return num_tokens * filter_units(self.kv_index(layer)) * self.unit_bytes
 
-    def kept_bytes(self, num_tokens: int) -> int:
-        """Bytes held while decoding: K and V of `num_tokens` tokens in all layers."""
+    def whole_bytes(self, num_tokens: int) -> int:
+        """Bytes of K and V of `num_tokens` tokens in all layers, whatever these see."""
         return 2 * self.num_kv_layers * num_tokens * self.unit_bytes
+
+    def kept_bytes(self, num_tokens: int, num_prompt: int = 0) -> int:
+        """Bytes held while decoding: K and V of `num_tokens` tokens, or of the last ones in layers
+        with a window.
+
+        `num_prompt`: tokens of which these layers save ranges for other prompts.
+        """
+        layout = self.kv_layout(saves=num_prompt > 0)
+        return layout.units(num_tokens, layout.room(num_tokens, num_prompt)) * self.unit_bytes
 
 
 @lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from gemserve_kernels import merge, raw_scores
 from gemserve_kernels.attention import reference_attention, sink_part
 from tests.architectures import families
 
-LENGTH, CHUNKS = 201, ((0, 50), (50, 130), (130, 190))  # the last tokens are decoded
+LENGTH, CHUNKS = 201, ((0, 50), (50, 130), (130, 183))  # the last tokens are decoded
 NEIGHBOUR = 90  # how many tokens shorter the other sequence of a batch is
 KEPT = 16  # tokens that a filter keeps
 LIMIT = 2e-3  # of log-probabilities in float32
@@ -123,7 +123,10 @@ def _read(
     places = model.new_states(2)
     states = [places.take(), places.take()] if model.has_states else []
     state, beside_state = states or (None, None)
-    kv, other = (memory.kv(at, num_layers=model.num_layers, capacity=LENGTH) for at in (0, units))
+    kv, other = (
+        memory.kv(at, num_layers=model.num_layers, capacity=LENGTH, is_sliding=True)
+        for at in (0, units)
+    )
     outs: list[torch.Tensor] = []
     for low, high in chunks:
         out = model.prefill_chunk(
@@ -145,6 +148,7 @@ def _read(
         )
     for slot in range(begin, LENGTH):
         slots = [slot, slot - NEIGHBOUR]
+        kv.make_room(slot)
         batch = DecodeBatch(memory, [kv, other], slots=slots, positions=slots, states=states)
         both = model.decode([ids[s] for s in slots], batch, [LENGTH] * 2)
         outs.append(both[:1])

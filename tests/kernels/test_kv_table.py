@@ -37,9 +37,8 @@ def memory_of(seed: int) -> tuple[Memory, list[KVSpan]]:
 
 
 def spans_of(memory: Memory, spans: list[KVSpan], lengths: tuple[int, ...] = LENGTHS) -> KVTable:
-    table = [
-        [*span.rows_of(0, memory.rows), length] for span, length in zip(spans, lengths, strict=True)
-    ]
+    pairs = zip(spans, lengths, strict=True)
+    table = [span.rows_of(length - 1, memory.rows) for span, length in pairs]
     return KVTable(
         rows=memory.rows, table=torch.tensor(table), kv_heads=KV_HEADS, longest=max(lengths)
     )

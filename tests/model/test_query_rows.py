@@ -19,6 +19,7 @@ from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.snapkv import SnapKV
+from gemserve.kv_layout import KVLayout
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.prompting.prompt import Prompt
@@ -255,7 +256,7 @@ def test_what_is_read_is_the_prompt_and_then_the_question() -> None:
     one = Sequence(request=planned, order=0)
     everything = [*range(20, 31), 7, 8, 9]
     assert one.num_read == len(everything)
-    assert one.reading_units(4) == 3 * len(everything)
+    assert one.reading_units(KVLayout(growing=4)) == 3 * len(everything)
     for start in range(len(everything)):
         for count in range(1, len(everything) - start + 1):
             assert list(planned.read_ids(start, count)) == everything[start : start + count]

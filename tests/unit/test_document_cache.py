@@ -12,15 +12,17 @@ import pytest
 
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS
-from gemserve.engine.memory import MemoryPool, Repack, Segment, Wipe
+from gemserve.engine.memory import KVPlace, MemoryPool, Repack, Segment, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
 from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.kv_layout import KVLayout
 from gemserve.types import FilterParams, Request, SamplingParams
 from tests.unit.test_scheduler import kept_of
 
 LAYERS = 8
+ALL_GROW = KVLayout(growing=LAYERS)
 
 
 class FakeAdapter:
@@ -72,8 +74,8 @@ def fingerprints(s: Sequence) -> list[int]:
 
 
 class FakeMemory:
-    def __init__(self, size: int) -> None:
-        self.units = [0] * size
+    def __init__(self, size: int, layout: KVLayout = ALL_GROW) -> None:
+        self.units, self.layout = [0] * size, layout
         self._fingerprints: dict[tuple[int, bool], list[int]] = {}
 
     def move_and_copy(self, plan: StepPlan) -> None:
@@ -85,21 +87,29 @@ class FakeMemory:
                 for row in range(move.num_rows):
                     source, target = (move.start + row * size for size in (move.old, move.new))
                     units[target : target + move.new] = units[source : source + move.new]
+                source, target = (move.start + move.num_rows * n for n in (move.old, move.new))
+                units[target : target + move.tail] = units[source : source + move.tail]
             else:
                 part = units[move.source : move.source + move.size]
                 units[move.target : move.target + move.size] = part
         for copy in plan.copies:
             for row in range(copy.token_units):
-                source = [units[at] for part in copy.source for at in _tokens(part, row)]
-                target = copy.target.start + row * copy.target.capacity
-                units[target : target + len(source)] = source
+                taken = [units[at] for part in copy.source for at in _tokens(part, row)]
+                start = copy.target.start + row * copy.target.capacity
+                units[start : start + len(taken)] = taken
+            for of, into in copy.windows:
+                for row in range(copy.window_units):
+                    for at, to in zip(_tokens(of, row), _tokens(into, row), strict=True):
+                        units[to] = units[at]
 
     def read(self, s: Sequence, start: int, count: int) -> None:
         """A pass over some tokens: what it finds of those before must be right."""
         expected = self._fingerprints.get((s.order, s.is_whole)) or fingerprints(s)
         self._fingerprints[s.order, s.is_whole] = expected
-        for row in (0, 2 * LAYERS - 1 if s.is_whole else 2 * (s.filter_layer or 0)):
-            place = s.place
+        place, growing = s.place, 2 * self.layout.growing - 1
+        if place.room is not None:
+            self._read_windows(place, expected, start, start + count)
+        for row in (0, growing if s.is_whole else 2 * (s.filter_layer or 0)):
             own = Segment(place.start, place.capacity, place.capacity)
             at = [unit for part in (*place.shared, own) for unit in _tokens(part, row)]
             found = [self.units[unit] for unit in at[:start]]
@@ -108,10 +118,36 @@ class FakeMemory:
             for unit, value in zip(at[start : start + count], expected[start:], strict=False):
                 self.units[unit] = value
 
+    def _read_windows(
+        self, place: KVPlace, expected: list[int], start: int, stop: int, *, sees: bool = True
+    ) -> None:
+        """The same in layers with a sliding window, which move on and save ranges."""
+        room, windowed = place.room, self.layout.windowed
+        assert room is not None
+        assert room.window == self.layout.window
+        saved = place.start + 2 * self.layout.growing * place.capacity
+        recent = saved + 2 * windowed * room.num_saved
+        before, first = room.first(start), room.first(stop)
+        for row in (0, 2 * windowed - 1):
+            at = recent + row * room.recent
+            found = {t: self.units[at + t - before] for t in range(before, start)}
+            for t in range(max(0, start - room.window), start):
+                assert found[t] == expected[t] or not sees, "not this prompt's window"
+            found |= {t: expected[t] for t in range(start, stop)}
+            for t in range(first, stop):
+                self.units[at + t - first] = found[t]
+            for some in () if room.has_all else room.saved:
+                at = saved + row * room.num_saved + some.at - some.first
+                for t in range(max(start, some.first), min(stop, some.stop)):
+                    self.units[at + t] = expected[t]
+
     def write_answer(self, s: Sequence) -> None:
         """A decode step of a prompt that was read whole."""
-        for row in (0, 2 * LAYERS - 1):
-            self.units[s.memory.start + row * s.capacity + s.next_slot] = -2
+        slot = s.next_slot
+        if s.place.room is not None:
+            self._read_windows(s.place, [-2] * (slot + 1), slot, slot + 1, sees=False)
+        for row in (0, 2 * self.layout.growing - 1):
+            self.units[s.memory.start + row * s.capacity + slot] = -2
 
     def overwrite(self, s: Sequence) -> None:
         """Generation uses all memory that the sequence has left."""
@@ -121,7 +157,7 @@ class FakeMemory:
 
 def _tokens(segment: Segment, row: int) -> range:
     """Where a segment's tokens have their unit of that row."""
-    start = segment.start + row * segment.capacity
+    start = segment.start + row * segment.capacity + segment.first
     return range(start, start + segment.count)
 
 

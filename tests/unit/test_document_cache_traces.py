@@ -7,10 +7,22 @@ from random import Random
 
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
-from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, perform, sequence
+from gemserve.kv_layout import KVLayout
+from tests.unit.test_document_cache import (
+    ALL_GROW,
+    LAYERS,
+    FakeAdapter,
+    FakeMemory,
+    perform,
+    sequence,
+)
 
 _MOST = 600, 5000  # tokens that a filter may keep
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "80"))
+
+
+def _windowed(window: int, saves: bool) -> KVLayout:
+    return KVLayout(growing=3, windowed=LAYERS - 3, window=window, saves=saves)
 
 
 def run_trace(seed: int) -> tuple[int, int, int]:
@@ -18,14 +30,16 @@ def run_trace(seed: int) -> tuple[int, int, int]:
     documents = [[d] * rng.randrange(300, 1200) for d in (1, 2, 3)]
     tenants, layers = rng.choice(((b"",), (b"a", b"b"))), rng.choice(((2,), (2, 3)))
     adapters = rng.choice(((None,), (None, FakeAdapter("x", "1"), FakeAdapter("x", "2"))))
-    capacity = rng.randrange(10_000, 60_000)
+    capacity, share = rng.randrange(10_000, 60_000), rng.choice((0.0, 0.2, 0.5, 1.0))
+    layout = rng.choice((ALL_GROW, *(_windowed(window, share > 0) for window in (24, 48, 300))))
     s = Scheduler(
         MemoryPool(capacity),
         num_layers=LAYERS,
         max_running=rng.choice((1, 4, 64)),
-        cache_units=int(capacity * rng.choice((0.0, 0.2, 0.5, 1.0))),
+        cache_units=int(capacity * share),
+        layout=layout,
     )
-    memory = FakeMemory(capacity)
+    memory = FakeMemory(capacity, layout)
     everyone = []
     whole_share, num_whole_hits = rng.choice((0.0, 0.3, 1.0)), 0
     for order in range(rng.randrange(2, 14)):
@@ -52,7 +66,7 @@ def run_trace(seed: int) -> tuple[int, int, int]:
         plan = s.schedule(rng.choice((64, 300)), is_decode_due=rng.random() < 0.5)
         s.check_integrity()
         assert not plan.is_empty or s.is_idle, "work waits and nothing is planned"
-        num_whole_hits += sum(copy.token_units == 2 * LAYERS for copy in plan.copies)
+        num_whole_hits += sum(copy.token_units == 2 * layout.growing for copy in plan.copies)
         s.commit(plan, perform(s, plan, memory, rng))
         s.check_integrity()
         if s.is_idle and not pending:

@@ -11,7 +11,14 @@ from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import StepOutput
-from tests.unit.test_document_cache import LAYERS, FakeAdapter, FakeMemory, finish, perform
+from tests.unit.test_document_cache import (
+    ALL_GROW,
+    LAYERS,
+    FakeAdapter,
+    FakeMemory,
+    finish,
+    perform,
+)
 from tests.unit.test_document_cache import sequence as filtered
 from tests.unit.test_document_cache_pins import stored
 from tests.unit.test_document_cache_waiting import step
@@ -243,7 +250,7 @@ def test_a_copy_is_made_from_where_compaction_has_put_its_document() -> None:
     finish(s, memory)
     s.pool.release(gap)
     s.add(copying := sequence(1, DOCUMENT + [1] * 10))
-    free = s.pool.free - copying.reserved_units(LAYERS)
+    free = s.pool.free - copying.reserved_units(ALL_GROW)
     s.add(moving := sequence(2, [9] * (free // UNITS - 7)))
     plan = s.schedule(256, is_decode_due=True)
     assert (s.running, len(plan.copies)) == ([copying, moving], 1)

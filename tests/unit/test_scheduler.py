@@ -241,9 +241,19 @@ def test_a_repacked_span_keeps_the_beginning_of_each_row() -> None:
     pool = MemoryPool(100)
     span = pool.allocate(40)
     assert span is not None
-    pool.repack(span, 4, 7)
+    pool.repack(span, [(4, 10, 7)])
     assert (span.size, pool.used) == (28, 28)
     assert pool.take_changes() == [Repack(0, 4, 10, 7)]
+    pool.check_integrity()
+
+
+def test_what_lies_behind_repacked_rows_follows_them() -> None:
+    pool = MemoryPool(100)
+    span = pool.allocate(40)
+    assert span is not None
+    pool.repack(span, [(2, 10, 7), (3, 4, 4), (2, 4, 1)])
+    assert pool.take_changes() == [Repack(0, 2, 10, 7, 20), Repack(26, 2, 4, 1, 0)]
+    assert (span.size, pool.used) == (28, 28)
     pool.check_integrity()
 
 

@@ -31,6 +31,7 @@ struct Layer {
     const float *fed_norm;                 // of what it adds
     const float *sinks;                    // [heads]
     int64_t window;                        // 0: none
+    int64_t place;                         // in the table of layers with a window, or without
     int64_t rope;                          // which of the rotations; −1: none
     const Experts *experts;                // in place of gate, up and down
     Matrix of[SLOTS];
@@ -42,11 +43,12 @@ struct Model {
     const float *norm;
     Matrix head;
 };
-// `table`: as in `KVTable`. `hidden`: [rows, hidden], overwritten. `cos`, `sin`: [rotations, rows,
-// rotated]. `terms`: of each row; null if it has no adapter.
+// `table`: as in `KVTable`; `window_table`: that of the layers with a window. `hidden`: [rows,
+// hidden], overwritten. `cos`, `sin`: [rotations, rows, rotated]. `terms`: of each row; null if it
+// has no adapter.
 struct Step {
     int64_t rows, threads;
-    const int64_t *table;
+    const int64_t *table, *window_table;
     void *memory;
     float *hidden;
     const float *cos, *sin;
@@ -348,7 +350,7 @@ template <typename T> class Runner {
         Tasks &listed = tasks_by_window[window];
         for (int64_t row = 0; row < s.rows; row++)
             for (int64_t h = 0; h < m.kv_heads; h++) {
-                const int64_t length = s.table[5 * row + 4];
+                const int64_t length = (window ? s.window_table : s.table)[5 * row + 4];
                 const int64_t start = window ? std::max<int64_t>(0, length - window) : 0;
                 const int64_t prefix = s.terms[row] ? s.terms[row]->prefix : 0;
                 listed.first.push_back(int64_t(listed.all.size()));
@@ -379,9 +381,10 @@ template <typename T> class Runner {
 
     void attend_task(const Layer &layer, int64_t index, const Task &task, float *out) {
         const int64_t dim = m.head_dim, group = m.heads / m.kv_heads, h = task.kv_head;
-        const int64_t *place = s.table + 5 * task.row;
+        const int64_t *place = (layer.window ? s.window_table : s.table) + 5 * task.row;
         const float *given = &qkv[task.row * (queries + 2 * keys)];
-        T *key = static_cast<T *>(s.memory) + (place[0] + index * place[3] + h * place[1]) * dim;
+        const int64_t first = place[0] + layer.place * place[3] + h * place[1];
+        T *key = static_cast<T *>(s.memory) + first * dim;
         T *value = key + place[2] * dim;
         std::vector<float> query(group * dim), turned(dim);
         for (int64_t g = 0; g < group; g++)

@@ -89,9 +89,12 @@ class Core:
         self.calibration = calibration or Calibration(layer=config.filter_layer)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         self.num_units = config.kv_memory_bytes // model.shape.unit_bytes
-        num_layers = model.shape.num_kv_layers
+        cache_units = int(config.cache_memory * self.num_units)
+        if not model.has_reusable_beginnings:
+            cache_units = 0
+        self._layout = model.shape.kv_layout(saves=cache_units > 0)
         # the longest sequence, prompt and completion, that fits if it is read whole
-        self.longest_sequence = min(self.num_units // (2 * num_layers), model.context_tokens)
+        self.longest_sequence = self._layout.longest(self.num_units, model.context_tokens)
         self.planner = FilterPlanner(
             method=config.filter_method,
             keep=config.filter_keep,
@@ -118,14 +121,13 @@ class Core:
         )
         self._scheduler = Scheduler(
             self._pool,
-            num_layers=num_layers,
+            num_layers=self._layout.num_layers,
             max_running=config.max_running,
-            cache_units=int(config.cache_memory * self.num_units)
-            if model.has_reusable_beginnings
-            else 0,
+            cache_units=cache_units,
             shape=model.shape,
+            layout=self._layout,
         )
-        self._idle = IdleReading(self._scheduler.cache, num_layers)
+        self._idle = IdleReading(self._scheduler.cache, self._layout)
         self._idle_job: Job | None = None
         self._pace = pace = Pace(target_s=config.step_target_s)
         self._disk = open_disk_cache(
@@ -138,7 +140,7 @@ class Core:
         self._salt = secrets.token_bytes(32) if self._disk is None else self._disk.folder.key
         if self._disk is not None:
             self._scheduler.begin_load = self._disk.begin_load
-        self._events = EventMaker(model.shape, eos_ids)
+        self._events = EventMaker(model.shape, self._layout, eos_ids)
         self._jobs: dict[int, Job] = {}
         self._present = Presence()
         self._internal_errors = dict.fromkeys(_CAUGHT, 0)
@@ -275,7 +277,7 @@ class Core:
                 param="prompt",
             )
         sequence = Sequence(request=request, order=0)
-        check_capacity(sequence, self.num_units, self.model.shape)
+        check_capacity(sequence, self.num_units, self._layout, self.model.shape.unit_bytes)
         if request.pin:
             check_pin(sequence, self._scheduler.cache, self.model.shape)
 

@@ -14,6 +14,7 @@ from gemserve.engine.sequence.step_plan import DrawnToken, Kept, RunOutput, Step
 from gemserve.filter_plan import SummaryArrays
 from gemserve.filtering.message_report import report_messages
 from gemserve.filtering.source_report import report_sources
+from gemserve.kv_layout import KVLayout
 from gemserve.ranges import as_ranges
 from gemserve.scores import FilterScores
 from gemserve.types import (
@@ -32,8 +33,8 @@ from gemserve.types import (
 class EventMaker:
     """Makes the events of one model's requests. A `Finished` event ends a request."""
 
-    def __init__(self, shape: ModelShape, eos_ids: frozenset[int]) -> None:
-        self._shape = shape
+    def __init__(self, shape: ModelShape, layout: KVLayout, eos_ids: frozenset[int]) -> None:
+        self._shape, self._layout = shape, layout
         self._eos_ids = eos_ids
 
     def of_step(self, plan: StepPlan, out: RunOutput, jobs: Mapping[int, Job]) -> Emitted:
@@ -76,13 +77,13 @@ class EventMaker:
         self, job: Job, reason: FinishReason, count: int, error: str | None = None
     ) -> Finished:
         """The last event of a request that has drawn `count` tokens."""
-        unit, layers = self._shape.unit_bytes, self._shape.num_kv_layers
+        unit = self._shape.unit_bytes
         is_generating = bool(job.sequence.generated)
         return Finished(
             reason=reason,
             completion_tokens=count,
             peak_kv_bytes=job.sequence.most_held * unit,
-            decode_kv_bytes=job.sequence.kept_units(layers) * unit if is_generating else 0,
+            decode_kv_bytes=job.sequence.kept_units(self._layout) * unit if is_generating else 0,
             error=error,
             stop=job.text.stopped_by,
         )

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from gemserve.kv_layout import WindowRoom
+
 
 @dataclass(slots=True, order=True)
 class Span:
@@ -31,13 +33,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Where some tokens of a pass are: the first `count` of `capacity` tokens, from unit `start`
-    on.
+    """Where some tokens of a pass are: `count` of `capacity` tokens, from unit `start` on.
+
+    They begin with the token at slot `first`.
     """
 
     start: int
     capacity: int
     count: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +49,27 @@ class KVPlace:
     """Where the keys and values of a pass are, as numbers.
 
     `shared`: its first tokens, which other passes have computed. The others are in room of its own
-    for `capacity` tokens, from unit `start` on.
+    for `capacity` tokens, from unit `start` on. `room`: that of layers with a sliding window, if
+    the model has any and the pass goes through all layers.
     """
 
     start: int
     capacity: int
     shared: tuple[Segment, ...] = ()
+    room: WindowRoom | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
     """The first `count` of the `capacity` tokens that `span` has room for.
 
-    Whoever has a share is one of the span's owners: see `MemoryPool.retain`.
+    Whoever has a share is one of the span's owners: see `MemoryPool.retain`. `room`: see `KVPlace`.
     """
 
     span: Span
     capacity: int
     count: int
+    room: WindowRoom | None = None
 
     @property
     def segment(self) -> Segment:
@@ -101,13 +108,15 @@ class Wipe:
 class Repack:
     """Lay out `num_rows` rows of `old` units each, from `start` on, with `new` units each.
 
-    The first `new` units of every row stay. The rows lie one behind the other before and after.
+    The first `new` units of every row stay. The rows lie one behind the other before and after, and
+    behind them `tail` units.
     """
 
     start: int
     num_rows: int
     old: int
     new: int
+    tail: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +181,19 @@ class MemoryPool:
         """Fill `span` with a copy of the units from `start` on."""
         self._changes.append(Copied(start, span.start, span.size))
 
-    def repack(self, span: Span, num_rows: int, new: int) -> None:
-        """Keep the first `new` units of each of the `num_rows` rows that `span` consists of."""
-        old = span.size // num_rows
-        assert old * num_rows == span.size, (span, num_rows)
-        if new < old:
-            self._changes.append(Repack(span.start, num_rows, old, new))
-        self.shrink(span, num_rows * new)
+    def repack(self, span: Span, areas: Iterable[tuple[int, int, int]]) -> None:
+        """Keep the first units of each row of a span, which consists of areas of equal rows.
+
+        An area is how many rows it has, how many units each of them, and how many of these stay.
+        """
+        start, left = span.start, span.size
+        for num_rows, old, new in areas:
+            left -= num_rows * old
+            if num_rows and new < old:
+                self._changes.append(Repack(start, num_rows, old, new, left))
+            start += num_rows * new
+        assert left == 0, (span, left)
+        self.shrink(span, start - span.start)
 
     def retain(self, span: Span) -> None:
         """Add an owner."""

@@ -57,8 +57,16 @@ def reading_bytes(
         size = max(window, min(GROUP_TOKENS, num_tokens))
         return shape.filter_bytes(size + ceil(size / window) * MAX_QUESTION_TOKENS, layer)
     if METHODS[method].evictor is not None:
-        return shape.kept_bytes(num_tokens)
+        return shape.whole_bytes(num_tokens)
     return shape.filter_bytes(num_tokens, layer) if METHODS[method].has_layer else 0
+
+
+def _decoding_bytes(shape: ModelShape, method: FilterMethod, num_kept: int, max_tokens: int) -> int:
+    """Bytes held while an answer is generated from `num_kept` tokens."""
+    if METHODS[method].evictor is not None:
+        return shape.whole_bytes(num_kept + max_tokens)
+    is_whole = METHODS[method].keeps_everything  # and other prompts may begin like it
+    return shape.kept_bytes(num_kept + max_tokens, num_kept if is_whole else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +113,7 @@ def plan_methods(
     for method, size in ways:
         is_filtered = not METHODS[method].keeps_everything and num_tokens > keep
         flops = prompt_flops(shape, method, num_tokens, keep, layer, size)
-        decode = shape.kept_bytes((keep if is_filtered else num_tokens) + max_tokens)
+        decode = _decoding_bytes(shape, method, keep if is_filtered else num_tokens, max_tokens)
         filtering = reading_bytes(shape, method, num_tokens, layer, size) if is_filtered else 0
         rows.append(
             MethodPlan(

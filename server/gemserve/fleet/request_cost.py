@@ -129,7 +129,7 @@ def request_cost(
     products_s = (2.0 * shape.num_layers * shape.layer_params + shape.head()) / device.flops
     if speeds.decode is not None:
         step_s, sequence_s, products_s = 1 / speeds.decode, 0.0, 0.0
-    decoding = shape.kept_bytes(kept + max_tokens)
+    decoding = shape.kept_bytes(kept + max_tokens, kept if is_whole else 0)
     held = (
         decoding
         if is_whole

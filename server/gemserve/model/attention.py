@@ -71,9 +71,9 @@ def _never() -> None:
     """Do not pause."""
 
 
-def _same(layer: int) -> int:
-    """All layers have keys and values."""
-    return layer
+def _growing(layer: int) -> tuple[bool, int]:
+    """All layers have keys and values of all tokens."""
+    return False, layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,12 @@ class ForwardContext:
     `reaches`: how far back each layer attends. `groups`: the pass's rows by adapter. `query_tap`
     records queries in its layers. `filter_tap` does too, and ends a chunk's pass at its layer.
     `pause` is called before each layer's attention and, within it, after every `piece` query-key
-    pairs. The pass may pause there. `kv_index`: a layer's place among those with keys and values.
+    pairs. The pass may pause there. `windowed_rows`: the newest tokens in layers with a sliding
+    window, if the model has any; see `ModelShape.kv_place` for a layer's place in its table.
     """
 
     rows: ChunkRows | ChunksOfOnePass | KVTable
+    windowed_rows: KVTable | None = None
     backend: Backend
     reaches: Sequence[Reach]
     groups: Sequence[Group] = PLAIN
@@ -117,7 +119,7 @@ class ForwardContext:
     filter_tap: FilterTap | None = None
     pause: Callable[[], None] = field(default=_never)
     piece: int | None = None
-    kv_index: Callable[[int], int] = field(default=_same)
+    kv_place: Callable[[int], tuple[bool, int]] = field(default=_growing)
 
     @property
     def head_sizes(self) -> tuple[int, int]:
@@ -164,7 +166,7 @@ def attention(
     value_dim = value.shape[-1]
     q, k, v = fit(_rows(query), _rows(key), _rows(value), *context.head_sizes)
     if isinstance(context.rows, KVTable):
-        out = _decode(context, context.rows, layer, q, k, v, options)
+        out = _decode(context, layer, q, k, v, options)
         out = out[..., :value_dim].contiguous()
         return out.unflatten(0, (query.shape[0], query.shape[2])), None
     start, chunks, count = context.rows.start, context.rows.chunks, context.rows.count or q.shape[1]
@@ -200,7 +202,6 @@ def _rows(numbers: torch.Tensor) -> torch.Tensor:
 
 def _decode(
     context: ForwardContext,
-    spans: KVTable,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -208,13 +209,15 @@ def _decode(
     options: AttentionOptions,
 ) -> torch.Tensor:
     """Attention of one token of each sequence: [sequences, heads, head_dim]."""
-    backend, kv_index = context.backend, context.kv_index(layer)
-    backend.write(spans, key, value, layer=kv_index)
+    backend, (is_windowed, index) = context.backend, context.kv_place(layer)
+    spans = context.windowed_rows if is_windowed else context.rows
+    assert isinstance(spans, KVTable)
+    backend.write(spans, key, value, layer=index)
     reach = options.reach
     part = backend.decode(
         query.transpose(0, 1),
         spans if reach.chunk is None else spans.newest_chunks(reach.chunk),
-        layer=kv_index,
+        layer=index,
         scale=options.scale,
         softcap=options.softcap,
         window=reach.window,
@@ -241,10 +244,10 @@ def _attend(
 ) -> torch.Tensor:
     """Attention of a chunk: [heads, tokens, head_dim]."""
     start, stop = chunk.start, chunk.start + query.shape[1]
-    chunk.kv.write(layer, start, key, value)
     limit = options.reach.limit
     if options.softcap is not None or (limit is not None and stop > limit):
-        return _dense(context, chunk, layer, query, options)
+        return _dense(context, chunk, layer, query, key, value, options)
+    chunk.kv.write(layer, start, key, value)
     step = start if context.piece is None else max(_FEWEST_KEYS, context.piece // query.shape[1])
     parts: list[Partial] = []
     for past_k, past_v in chunk.kv.parts(layer, start):
@@ -274,6 +277,8 @@ def _dense(
     chunk: ChunkRows,
     layer: int,
     query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """Attention of a chunk in a soft-capped layer or one that does not see all tokens.
@@ -282,7 +287,7 @@ def _dense(
     """
     reach, start, stop = options.reach, chunk.start, chunk.start + query.shape[1]
     seen: int = reach.first(start)  # the first token that any row sees
-    key, value = chunk.kv.read(layer, stop, seen)
+    key, value = chunk.kv.extend(layer, start, key, value, seen)
     outs: list[torch.Tensor] = []
     pairs = 1 << 22 if context.piece is None else min(1 << 22, context.piece)
     block = max(_FEWEST_ROWS, pairs // stop)

@@ -31,7 +31,7 @@ from gemserve.model.offload import HostLayers
 from gemserve.model.prepared_layers import prepare
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.rank_shard import RankShard
-from gemserve.model.reach import Reach, find_reaches
+from gemserve.model.reach import Reach, find_reaches, windowed_layers
 from gemserve.model.recurrent_state import (
     PassStates,
     SequenceState,
@@ -112,9 +112,9 @@ class CausalModel:
         self._local_shape = self.shape if shard is None else shard.local(self.shape)
         self.states = StateLayout({}) if reaches is not None else find_states(model)
         self.reaches = reaches or find_reaches(model, self._local_shape, self.states.layers)
-        limits = [reach.limit for reach in self.reaches]
-        self.shape = self.shape.with_limits(limits)
-        self._local_shape = self._local_shape.with_limits(limits)
+        seen = [reach.limit for reach in self.reaches], windowed_layers(self.reaches)
+        self.shape = self.shape.with_limits(*seen)
+        self._local_shape = self._local_shape.with_limits(*seen)
         self.backend = select_backend(
             self.device,
             name=attention_backend,
@@ -406,11 +406,13 @@ class CausalModel:
     ) -> QueryTap:
         """The queries in `layers` of tokens start… that were read before. Nothing is stored.
 
-        `kv` has the keys and values up to them. `length`: of the whole sequence at its longest.
+        `kv` has the keys and values of these and of no later tokens. `length`: of the whole
+        sequence at its longest.
         """
         queries = self.new_query_tap(layers, range(start, start + len(ids)))
         tap = FilterTap(layer=max(layers), queries=queries, num_tokens=length)
-        self.filter_chunk(ids, start=start, kv=ReadOnlyKV(kv), tap=tap, adapter=adapter)
+        read_only = ReadOnlyKV(kv, start + len(ids))
+        self.filter_chunk(ids, start=start, kv=read_only, tap=tap, adapter=adapter)
         return queries
 
     @torch.inference_mode()
@@ -525,10 +527,11 @@ class CausalModel:
             **self._arguments(ids, positions, states),
             context=ForwardContext(
                 rows=step.spans,
+                windowed_rows=step.window_spans,
                 backend=self.backend,
                 reaches=self.reaches,
                 groups=groups,
-                kv_index=self.shape.kv_index,
+                kv_place=self.shape.kv_place,
             ),
         )
         logits: torch.Tensor = out.logits.flatten(0, 1)

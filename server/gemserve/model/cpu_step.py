@@ -110,7 +110,7 @@ class ModelStep:
         cos, sin = (torch.cat(numbers) for numbers in zip(*pairs, strict=True))
         if weights.family.has_half_angles:
             cos, sin = (torch.cat([half, half], dim=-1) for half in (cos, sin))
-        logits = self._step(hidden[0], step.spans, cos, sin, terms)
+        logits = self._step(hidden[0], step.spans, cos, sin, terms, step.window_spans)
         if weights.logits != 1.0:
             logits.div_(weights.logits)
         cap = weights.cap

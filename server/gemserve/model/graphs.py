@@ -13,7 +13,7 @@ import torch
 
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import NUMBERS, DecodeBatch, DecodeStep, Memory
+from gemserve.model.kv import DecodeBatch, DecodeStep, Memory
 from gemserve.model.transfer import on_host
 from gemserve.types import Switch
 
@@ -45,7 +45,8 @@ class DecodeGraphs:
         self._steps: dict[tuple[int, int], Step] = {}
         self._is_broken = False
         # all sizes share these, because one step runs at a time
-        self._numbers = torch.zeros(most * NUMBERS, dtype=torch.long, device=model.device)
+        count = most * memory.sequence_numbers
+        self._numbers = torch.zeros(count, dtype=torch.long, device=model.device)
         self._logits = torch.zeros(most, model.vocab_size, device=model.device)
 
     def takes(self, num_sequences: int) -> bool:
@@ -70,7 +71,8 @@ class DecodeGraphs:
 
     def _recorded(self, size: int, longest: int) -> Step:
         def run() -> None:
-            step = DecodeStep.over(self._numbers[: size * NUMBERS], self._memory, longest)
+            numbers = self._numbers[: size * self._memory.sequence_numbers]
+            step = DecodeStep.over(numbers, self._memory, longest)
             self._logits[:size].copy_(self._model.step_logits(step))
 
         try:

@@ -24,6 +24,7 @@ from gemserve.model.reach import (
     TOKENWISE_LAYERS,
     Reach,
     reach_of_mask,
+    windowed_layers,
 )
 from gemserve.model.shape import decoder_path, follow, layers_of, list_name, shape_of
 from gemserve.model.shared_tree import replaced
@@ -39,7 +40,8 @@ def planned_shape(model: Any, dtype: torch.dtype) -> ModelShape:
     """
     shape = shape_of(model, dtype)
     try:
-        return shape.with_limits([reach.limit for reach in planned_reaches(model)])
+        reaches = planned_reaches(model)
+        return shape.with_limits([reach.limit for reach in reaches], windowed_layers(reaches))
     except ModelError as error:
         log.warning("%s; all layers count as seeing all tokens", error)
         return shape

@@ -7,7 +7,7 @@ a layer's mask, it gets a `Reach` instead, which the layer hands to its attentio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,14 @@ class Reach:
 
 ALL = Reach()
 NOTHING = Reach(window=0)  # of a layer without attention
+
+
+def windowed_layers(reaches: Sequence[Reach]) -> list[int]:
+    """The layers with a sliding window, which need nothing of what is before it.
+
+    Chunks are not among them: where one begins depends on a token's position.
+    """
+    return [layer for layer, reach in enumerate(reaches) if reach.limit and reach.chunk is None]
 
 
 class _OtherMask:

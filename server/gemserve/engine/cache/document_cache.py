@@ -25,6 +25,7 @@ from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, num_common
 from gemserve.engine.cache.state import CacheCounts, StoredDocument
 from gemserve.engine.memory import MemoryPool, Share, Span
+from gemserve.kv_layout import KVLayout
 from gemserve.types import CacheEntry
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
@@ -48,9 +49,12 @@ class CacheKey:
     adapter: tuple[str, str] | None
     layer: int | None
 
-    def token_units(self, num_layers: int) -> int:
-        """Units of one token: K and V of each layer, but only the keys of a filter layer."""
-        return 2 * num_layers if self.layer is None else filter_units(self.layer)
+    def token_units(self, layout: KVLayout) -> int:
+        """Units of one token, but those in layers with a window if all layers have read it.
+
+        They are K and V of each layer, but only the keys of a filter layer.
+        """
+        return 2 * layout.growing if self.layer is None else filter_units(self.layer)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +84,11 @@ class CachedDocument:
     @property
     def spans(self) -> list[Span]:
         return [share.span for share in self.shares]
+
+    def usable(self, count: int) -> int:
+        """The most of its first `count` tokens behind which another pass may go on."""
+        room = self.shares[-1].room
+        return count if room is None else room.usable(count)
 
     @property
     def units(self) -> int:
@@ -188,7 +197,7 @@ class DocumentCache:
         best, most = None, FEWEST_TOKENS - 1
         for document in self._documents:
             if document.key == key and document.name is None:
-                count = min(limit, num_common(document.tokens, tokens))
+                count = document.usable(min(limit, num_common(document.tokens, tokens)))
                 if count > most:
                     best, most = document, count
         return (None, 0) if best is None else (best, most)

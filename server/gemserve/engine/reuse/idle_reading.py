@@ -13,6 +13,7 @@ from gemserve.engine.cache.common_tokens import num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, DocumentCache
 from gemserve.engine.sequence.sequence import LAST, Sequence
 from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.kv_layout import KVLayout
 from gemserve.types import FilterParams, Request, SamplingParams
 
 _MOST_REMEMBERED = 16  # prompts
@@ -29,8 +30,8 @@ class Asked:
 class IdleReading:
     """Remembers the last prompts that were filtered, and what of them is to be read whole."""
 
-    def __init__(self, cache: DocumentCache, num_layers: int) -> None:
-        self._cache, self._num_layers = cache, num_layers
+    def __init__(self, cache: DocumentCache, layout: KVLayout) -> None:
+        self._cache, self._layout = cache, layout
         self._asked: OrderedDict[int, Asked] = OrderedDict()
 
     @property
@@ -60,10 +61,9 @@ class IdleReading:
         for asked in reversed(self._asked.values()):
             count, asked.num_common = asked.num_common, 0
             request = asked.request
-            units = 2 * self._num_layers * count
             if not count or self._cache.has_forgotten(request.documents):
                 continue
-            if not self._cache.has_room(units):
+            if not self._cache.has_room(self._layout.left_units(count)):
                 continue
             return replace(
                 request,

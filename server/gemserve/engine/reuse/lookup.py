@@ -4,13 +4,14 @@ A filter pass shares the keys and values of a cached document: it reads them whe
 own memory has room for the other tokens only. It copies a beginning that is less than half of what
 lies there together. A decode step reads one place for each sequence. So
 what a prompt that is read whole takes over is copied into its own memory: from a cached prompt, or
-from a request whose answer has not ended.
+from a request whose answer has not ended. If layers have a sliding window, it goes on where a whole
+window before it is kept: see `kv_layout`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.common_tokens import Tokens
@@ -20,10 +21,11 @@ from gemserve.engine.cache.document_cache import (
     CacheKey,
     DocumentCache,
 )
-from gemserve.engine.memory import MemoryPool, Share, first_tokens
+from gemserve.engine.memory import KVPlace, MemoryPool, Segment, Share, first_tokens
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.errors import RequestError
+from gemserve.kv_layout import KVLayout, Piece, WindowRoom
 from gemserve.types import HeldPart
 
 # Once this many later requests have overtaken a waiting request, no further one may.
@@ -53,12 +55,38 @@ class Source:
     def is_private(self) -> bool:
         return any(share.span.is_private for share in self.shares)
 
-    def copy_to(self, sequence: Sequence, num_layers: int) -> Copy:
+    def room_of(self, planned: WindowRoom) -> WindowRoom:
+        """The room of a sequence that takes this over, with what is saved of it."""
+        assert self.shares[-1].room is not None
+        return planned.going_on_from(self.shares[-1].room, self.count)[0]
+
+    def copy_to(self, sequence: Sequence, layout: KVLayout) -> Copy:
         """The copy to an admitted sequence's memory."""
         key = sequence.cache_key
         assert key is not None
-        source = tuple(share.segment for share in self.shares)
-        return Copy(sequence.order, source, sequence.place, key.token_units(num_layers))
+        source, target = tuple(share.segment for share in self.shares), sequence.place
+        copy = Copy(sequence.order, source, target, key.token_units(layout))
+        planned = sequence.new_room(layout)
+        if key.layer is not None or planned is None:
+            return copy
+        (share,) = self.shares
+        assert share.room is not None
+        of_share = KVPlace(share.span.start, share.capacity, room=share.room)
+        windows = tuple(
+            (_segment(of_share, source, layout), _segment(target, into, layout))
+            for source, into in planned.going_on_from(share.room, self.count)[1]
+        )
+        return replace(copy, windows=windows, window_units=2 * layout.windowed)
+
+
+def _segment(place: KVPlace, piece: Piece, layout: KVLayout) -> Segment:
+    """Where a piece of the layers with a sliding window is."""
+    assert place.room is not None
+    start = place.start + 2 * layout.growing * place.capacity
+    if not piece.is_recent:
+        return Segment(start, place.room.num_saved, piece.num_tokens, piece.slot)
+    start += 2 * layout.windowed * place.room.num_saved
+    return Segment(start, place.room.recent, piece.num_tokens, piece.slot)
 
 
 def find_source(
@@ -68,7 +96,7 @@ def find_source(
     document, count = find_cached(cache, sequence)
     other, other_count = find_answering(cache, sequence, running)
     if other is not None and other_count > count:
-        share = Share(other.memory, other.capacity, other_count)
+        share = Share(other.memory, other.capacity, other_count, other.room)
         return Source((share,), other_count, None)
     if document is None:
         return None
@@ -92,7 +120,7 @@ def find_cached(cache: DocumentCache, sequence: Sequence) -> tuple[CachedDocumen
 
 
 def awaits_leader(
-    cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence], num_layers: int
+    cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence], layout: KVLayout
 ) -> bool:
     """Is a pass under way that will leave enough of this prompt?"""
     key = sequence.cache_key
@@ -100,7 +128,7 @@ def awaits_leader(
         return False
     reading = State.PREFILLING if key.layer is None else State.FILTERING
     passes = (s for s in running if s.state is reading and s.cache_key == key)
-    return any(_is_worth_waiting(cache, sequence, leader, num_layers) for leader in passes)
+    return any(_is_worth_waiting(cache, sequence, leader, layout) for leader in passes)
 
 
 def find_answering(
@@ -157,12 +185,13 @@ def leave_filter_pass(
 
 
 def leave_whole_prompt(
-    cache: DocumentCache, pool: MemoryPool, sequence: Sequence, num_layers: int
+    cache: DocumentCache, pool: MemoryPool, sequence: Sequence, layout: KVLayout
 ) -> None:
     """Let the cache have the memory of an answered prompt that all layers read, if it wants it.
 
     It keeps the prompt's keys and values alone. Those of the answer were computed token by token,
-    and may differ in the last digit from what reading them as a prompt gives.
+    and may differ in the last digit from what reading them as a prompt gives. In layers with a
+    sliding window it keeps what was saved.
     """
     key, tokens = sequence.cache_key, sequence.tokens
     if key is None or key.layer is not None:
@@ -170,12 +199,19 @@ def leave_whole_prompt(
     if sequence.state is State.PREFILLING:  # as far as it is read
         tokens = tokens[: sequence.done]
     ids, is_pinned = sequence.request.documents, sequence.request.pin
-    size = len(tokens) * key.token_units(num_layers)
-    if not cache.wants(key, tokens, size, ids, is_pinned):
+    count, room = len(tokens), sequence.room
+    left = None if room is None else room.left(count)
+    if left is not None and not left.saved:
+        return
+    if not cache.wants(key, tokens, layout.units(count, left), ids, is_pinned):
         return
     span, sequence.span = sequence.memory, None
-    pool.repack(span, key.token_units(num_layers), len(tokens))
-    share = Share(span, len(tokens), len(tokens))
+    areas = [(2 * layout.growing, sequence.capacity, count)]
+    if room is not None and left is not None:
+        windowed = 2 * layout.windowed
+        areas += [(windowed, room.num_saved, left.num_saved), (windowed, room.recent, left.recent)]
+    pool.repack(span, areas)
+    share = Share(span, count, count, left)
     num_stable = sequence.plan.num_stable if sequence.begins_alike else 0
     cache.add(key, tokens, (share,), ids, is_pinned, num_stable=num_stable)
 
@@ -193,7 +229,7 @@ def note_held(cache: DocumentCache, sequence: Sequence, key: CacheKey, tokens: T
 def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> None:
     """Raise `RequestError` if what is kept of a prompt could never be pinned."""
     unit, limit = shape.unit_bytes, cache.pin_limit
-    size = sequence.reading_units(shape.num_kv_layers)
+    size = sequence.reading_units(shape.kv_layout())
     if sequence.filter_layer is not None and size > limit:
         raise RequestError(
             f"pin: {sequence.num_read} tokens take {size * unit:,} bytes; pinned documents may "
@@ -203,14 +239,14 @@ def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> No
 
 
 def _is_worth_waiting(
-    cache: DocumentCache, sequence: Sequence, leader: Sequence, num_layers: int
+    cache: DocumentCache, sequence: Sequence, leader: Sequence, layout: KVLayout
 ) -> bool:
     """Will the leader's pass end before the two, side by side, have read what both begin with?
 
     One of lower priority may take any time. One that adds little will not be kept.
     """
     is_later = leader.request.priority > sequence.request.priority
-    if is_later or not cache.has_room(leader.document_units(num_layers)):
+    if is_later or not cache.has_room(leader.document_units(layout)):
         return False
     gain = sequence.num_common_with(leader) - find_cached(cache, sequence)[1]
     return gain >= FEWEST_TOKENS and leader.remaining <= 2 * gain

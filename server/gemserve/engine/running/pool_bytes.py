@@ -21,21 +21,36 @@ def apply_changes(changes: Iterable[Change], memory: Memory) -> None:
         elif isinstance(change, Copied):
             memory.copy(change.source, change.target, change.size)
         elif isinstance(change, Repack):
-            memory.repack(change.start, change.num_rows, change.old, change.new)
+            _repack(change, memory)
         else:
             memory.wipe(change.start, change.size)
+
+
+def _repack(change: Repack, memory: Memory) -> None:
+    """Some rows may stay in part, or none; what lies behind them follows."""
+    rows, start = change.num_rows, change.start
+    if change.new:
+        memory.repack(start, rows, change.old, change.new)
+    if change.tail:
+        memory.move(start + rows * change.old, start + rows * change.new, change.tail)
 
 
 def tokens_of(segment: Segment, num_units: int, memory: Memory) -> torch.Tensor:
     """A view of a segment's tokens: [num_units, kv_heads, tokens, head_dim]."""
     rows = memory.layers(segment.start, num_units=num_units, capacity=segment.capacity)
-    return rows[:, :, : segment.count]
+    return rows[:, :, segment.first : segment.first + segment.count]
 
 
 def pass_kv(place: KVPlace, num_units: int, memory: Memory) -> KVSpan:
     """The keys and values of a pass with `num_units` of each token, the shared ones first."""
     shared = [tokens_of(segment, num_units, memory) for segment in place.shared]
-    return memory.pass_kv(place.start, num_units=num_units, capacity=place.capacity, shared=shared)
+    return memory.pass_kv(
+        place.start,
+        num_units=num_units,
+        capacity=place.capacity,
+        shared=shared,
+        room=place.room,
+    )
 
 
 def copy_tokens(copy: Copy, memory: Memory) -> None:
@@ -46,6 +61,10 @@ def copy_tokens(copy: Copy, memory: Memory) -> None:
     for segment in copy.source:
         room[:, :, done : done + segment.count] = tokens_of(segment, units, memory)
         done += segment.count
+    for source, into in copy.windows:
+        tokens_of(into, copy.window_units, memory).copy_(
+            tokens_of(source, copy.window_units, memory)
+        )
 
 
 class PoolCopies:

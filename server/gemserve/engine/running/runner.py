@@ -226,6 +226,8 @@ class Runner:
 
     def _decode(self, rows: Ids[DecodeRow], logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
+        for row in rows:  # once, whatever is tried again
+            self._kept_kv(self._states[row.sequence], row.place).make_room(row.slot)
         together: dict[tuple[CausalModel, bool], list[DecodeRow]] = {}
         for row in rows:
             together.setdefault(self._decoder_of(row), []).append(row)

@@ -40,6 +40,7 @@ from gemserve.engine.scheduling.time_shares import Portion, in_turn
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
+from gemserve.kv_layout import KVLayout
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
@@ -62,9 +63,11 @@ class Scheduler:
         max_running: int,
         cache_units: int = 0,
         shape: ModelShape | None = None,
+        layout: KVLayout | None = None,
     ) -> None:
         """`num_layers`: those with keys and values. `cache_units`: how much of the pool the
-        document cache may hold.
+        document cache may hold. `layout`: how sequences have their keys and values; None: as those
+        do that keep all tokens in all layers.
 
         `shape`: the model's, by which the costs of reading a prompt whole and of filtering it are
         compared; None: they are not.
@@ -73,7 +76,7 @@ class Scheduler:
         self.cache = DocumentCache(pool, cache_units)
         # looks for more of an admitted sequence on the disk: see `DiskCache.begin_load`
         self.begin_load: Callable[[Sequence, int], object] = lambda sequence, num_cached: None
-        self._num_layers, self._shape = num_layers, shape
+        self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running = max_running
         self._awaits_compaction = False
         self._turns = itertools.count()
@@ -88,7 +91,7 @@ class Scheduler:
 
     def fits_ever(self, sequence: Sequence) -> bool:
         """Could this sequence run if it were alone?"""
-        return sequence.reserved_units(self._num_layers) <= self.pool.capacity
+        return sequence.reserved_units(self._layout) <= self.pool.capacity
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.state is State.WAITING
@@ -112,7 +115,7 @@ class Scheduler:
         self._admit(taken, is_shared=portion is not None)
         moves = self.pool.take_changes()
         # only now, because compaction for one moves what another takes over
-        copies = [source.copy_to(sequence, self._num_layers) for sequence, source in taken]
+        copies = [source.copy_to(sequence, self._layout) for sequence, source in taken]
         decoding = [s for s in self.running if s.state is State.DECODING]
         chunk = None if decoding and is_decode_due else self._next_chunk(chunk_tokens)
         if chunk is None and portion is not None:
@@ -146,7 +149,7 @@ class Scheduler:
             return
         is_read = sequence.state is State.DECODING or self._is_idle_reading(sequence)
         if is_read and not has_failed:
-            leave_whole_prompt(self.cache, self.pool, sequence, self._num_layers)
+            leave_whole_prompt(self.cache, self.pool, sequence, self._layout)
             is_prompt = sequence.filter_layer is None or sequence.is_read_from_cache
             key = sequence.cache_key
             if is_prompt and key is not None and key.layer is None:
@@ -175,9 +178,9 @@ class Scheduler:
             assert not sequence.shared or sequence.state is State.FILTERING
             owned += [sequence.memory, *(share.span for share in sequence.shared)]
             owned += [share.span for share in found_windows(sequence)]
-            needed = sequence.kept_units(self._num_layers)
+            needed = sequence.kept_units(self._layout)
             if sequence.is_reading:
-                needed = sequence.reserved_units(self._num_layers, sequence.num_shared)
+                needed = sequence.reserved_units(self._layout, sequence.num_shared)
             assert sequence.memory.size == needed, (sequence.memory, needed)
             assert 0 <= sequence.done <= sequence.pass_length
             assert len(sequence.generated) <= sequence.request.sampling.max_tokens
@@ -261,7 +264,7 @@ class Scheduler:
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
         """Is another's pass under way that will leave what this one needs?"""
-        if awaits_leader(self.cache, sequence, self.running, self._num_layers):
+        if awaits_leader(self.cache, sequence, self.running, self._layout):
             return True
         return awaits_windows(self.cache, sequence, self.running)
 
@@ -293,12 +296,12 @@ class Scheduler:
         """
         source = find_source(self.cache, sequence, self.running)
         if source is not None:
-            size = sequence.reserved_units(self._num_layers, source.num_shared)
+            size = sequence.reserved_units(self._layout, source.num_shared)
             if source.document is None or not can_evict:
                 return source, size
             if size <= self._available(size, source, copied, can_evict):
                 return source, size
-        return None, sequence.reserved_units(self._num_layers)
+        return None, sequence.reserved_units(self._layout)
 
     def _available(
         self, size: int, source: Source | None, copied: list[CachedDocument], can_evict: bool
@@ -322,9 +325,16 @@ class Scheduler:
             self.cache.use(document, len(sequence.tokens), count)
         if sequence.filter_layer is None or sequence.chosen is not None:
             sequence.state, sequence.num_reused = State.PREFILLING, count
+            self._place_windows(sequence, source)
             return
         sequence.state, sequence.num_cached = State.FILTERING, count
         self.begin_load(sequence, count)
+
+    def _place_windows(self, sequence: Sequence, source: Source | None = None) -> None:
+        """Say where a sequence's layers with a sliding window have their tokens from now on."""
+        planned = sequence.new_room(self._layout)
+        is_going_on = planned is not None and source is not None
+        sequence.room = source.room_of(planned) if is_going_on else planned
 
     def _make_room(self, sequence: Sequence, size: int, spared: list[CachedDocument]) -> None:
         """Evict documents until the sequence fits."""
@@ -397,7 +407,7 @@ class Scheduler:
             sequence.state = State.DECODING
             if sequence.evicts:
                 sequence.done = sequence.num_kept
-                self.pool.shrink(sequence.memory, sequence.kept_units(self._num_layers))
+                self.pool.shrink(sequence.memory, sequence.kept_units(self._layout))
 
     def _keep(self, sequence: Sequence, kept: Kept, is_complete: bool) -> None:
         """Continue with the positions that a filter chose. Wait if they need more than is reserved.
@@ -413,10 +423,10 @@ class Scheduler:
         sequence.chosen, sequence.ids = kept.positions, kept.ids
         sequence.num_kept = len(kept.ids)
         sequence.done = 0
-        needed = sequence.kept_units(self._num_layers)
+        needed = sequence.kept_units(self._layout)
         is_fitting = needed <= sequence.memory.size
         if is_complete and key is not None:
-            pass_units = sequence.reading_units(self._num_layers, sequence.num_shared)
+            pass_units = sequence.reading_units(self._layout, sequence.num_shared)
             leave_filter_pass(
                 self.cache,
                 self.pool,
@@ -430,6 +440,7 @@ class Scheduler:
         if is_fitting:
             self._release_shared(sequence)
             sequence.state = State.PREFILLING
+            self._place_windows(sequence)
             self.pool.shrink(sequence.memory, needed)
             sequence.found, sequence.awaits_source = None, sequence.cache_key is not None
             return
@@ -448,7 +459,7 @@ class Scheduler:
         release_windows(self.pool, sequence)
         if sequence.span is not None:
             self.pool.release(sequence.span)
-            sequence.span = None
+            sequence.span = sequence.room = None
 
     def _release_shared(self, sequence: Sequence) -> None:
         """Give up what a filter pass shares with others."""

@@ -10,13 +10,14 @@ from enum import Enum
 
 import numpy as np
 
-from gemserve.cost import ModelShape, filter_units
+from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
 from gemserve.engine.memory import KVPlace, Share, Span
 from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
+from gemserve.kv_layout import KVLayout, WindowRoom
 from gemserve.types import Request
 
 LAST = 1 << 30  # the priority of what is read in idle time: after everybody's
@@ -38,7 +39,8 @@ class Sequence:
     `done`: tokens that the current pass (filter or prefill) has run. `ids`: what the prefill pass
     reads: the prompt, or the tokens chosen from it and what separates them. `span`: its memory,
     from admission to its end. `shared`: the first tokens of its filter pass, which others have
-    computed. `order` is its number, too, by which plans mean it.
+    computed. `room`: what it has in layers with a sliding window, if its pass goes through all
+    layers. `order` is its number, too, by which plans mean it.
     """
 
     request: Request
@@ -53,6 +55,7 @@ class Sequence:
     chosen: Ids[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
     span: Span | None = None
     shared: tuple[Share, ...] = ()
+    room: WindowRoom | None = None
     is_loading: bool = False  # its filter pass waits for what the disk has of it
     num_cached: int = 0  # tokens of its filter pass that the document cache had
     num_reused: int = 0  # tokens of its prefill pass that were taken over
@@ -213,7 +216,7 @@ class Sequence:
         if count is None:
             count = min(self.most_cached, num_common(self.tokens, other.tokens))
             self._in_common[memo] = count
-        return count
+        return count if other.room is None else other.room.usable(count)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -239,7 +242,7 @@ class Sequence:
     def place(self) -> KVPlace:
         """Where the keys and values of its current pass are."""
         shared = tuple(share.segment for share in self.shared)
-        return KVPlace(self.memory.start, self.capacity, shared)
+        return KVPlace(self.memory.start, self.capacity, shared, self.room)
 
     @property
     def is_reading(self) -> bool:
@@ -280,52 +283,67 @@ class Sequence:
         """The slot for the newest token's keys and values, which the next step computes."""
         return self.num_kept + len(self.generated) - 1
 
-    def reading_units(self, num_layers: int, num_shared: int = 0) -> int:
+    def new_room(self, layout: KVLayout) -> WindowRoom | None:
+        """What the pass that reads its answer's prompt needs in layers with a sliding window.
+
+        Saved is what the document cache may keep, see `cache_key`; before a filter has chosen, what
+        it may keep then. No model with such layers evicts keys: see `FilterPlanner`.
+        """
+        assert not (self.evicts and layout.windowed)
+        is_open = self.filter_layer is not None and self.chosen is None
+        may_stay = is_open or self.is_whole or self.begins_alike
+        boundaries = (self.plan.num_stable,) if self.plan.num_stable else ()
+        return layout.room(self.max_length, self.num_kept if may_stay else 0, boundaries)
+
+    def reading_units(self, layout: KVLayout, num_shared: int = 0) -> int:
         """Memory of a pass over the whole prompt, if only a part is kept.
 
         A pass before eviction holds K and V of all layers; for a filter pass, see `filter_units`.
-        `num_layers`: those with keys and values. `num_shared`: tokens that the filter pass shares
-        with others.
+        `num_shared`: tokens that the filter pass shares with others.
         """
         if self.evicts:
-            return 2 * num_layers * self.num_prompt
+            return 2 * layout.num_layers * self.num_prompt
         if self.filter_layer is None:
             return 0
         if self.window_pass is not None:
             return self.window_pass.scratch_units
         return (self.num_read - num_shared) * filter_units(self.plan.num_below)
 
-    def kept_units(self, num_layers: int) -> int:
+    def kept_units(self, layout: KVLayout) -> int:
         """Memory of generation: K and V of all layers."""
-        return 2 * num_layers * self.max_length
+        return layout.units(self.max_length, self.new_room(layout))
 
-    def document_units(self, num_layers: int) -> int:
+    def document_units(self, layout: KVLayout) -> int:
         """Memory of what the document cache would keep of the current pass alone; 0: nothing."""
         key = self.cache_key
         if key is None:
             return 0
-        return key.token_units(num_layers) * (len(self.tokens) - self.num_shared)
+        count = len(self.tokens) - self.num_shared
+        if key.layer is not None:
+            return key.token_units(layout) * count
+        room = self.new_room(layout)
+        return layout.units(count, None if room is None else room.left(count))
 
-    def reserved_units(self, num_layers: int, num_shared: int = 0) -> int:
+    def reserved_units(self, layout: KVLayout, num_shared: int = 0) -> int:
         """The memory that admission reserves: the most that it needs from here on.
 
         Generation reuses the memory of reading. `num_shared`: see `reading_units`.
         """
         if self.chosen is not None:
-            return self.kept_units(num_layers)
+            return self.kept_units(layout)
         if self.request.ends_when_read:
-            return self.reading_units(num_layers, num_shared)
-        return max(self.reading_units(num_layers, num_shared), self.kept_units(num_layers))
+            return self.reading_units(layout, num_shared)
+        return max(self.reading_units(layout, num_shared), self.kept_units(layout))
 
 
-def check_capacity(sequence: Sequence, num_units: int, shape: ModelShape) -> None:
+def check_capacity(sequence: Sequence, num_units: int, layout: KVLayout, unit_bytes: int) -> None:
     """Raise `CapacityExceeded` if a new sequence needs more than all of the KV memory."""
-    needed_units = sequence.reserved_units(shape.num_kv_layers)
+    needed_units = sequence.reserved_units(layout)
     if needed_units > num_units:
         raise CapacityExceeded(
             tokens=sequence.num_prompt,
             kept=sequence.num_kept,
             max_tokens=sequence.request.sampling.max_tokens,
-            needed_bytes=needed_units * shape.unit_bytes,
-            limit_bytes=num_units * shape.unit_bytes,
+            needed_bytes=needed_units * unit_bytes,
+            limit_bytes=num_units * unit_bytes,
         )

@@ -77,13 +77,16 @@ class DecodeRow(NamedTuple):
 class Copy:
     """Copy the tokens in `source` to the beginning of a sequence's own room, `target`.
 
-    `token_units`: units of each token, as in `CacheKey.token_units`.
+    `token_units`: units of each token there. `windows`: what is copied from where to where in
+    layers with a sliding window, which have `window_units` units of each token.
     """
 
     sequence: int
     source: tuple[Segment, ...]
     target: KVPlace
     token_units: int
+    windows: tuple[tuple[Segment, Segment], ...] = ()
+    window_units: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,21 +49,27 @@ def test_it_works_beside_settings_of_another_server_and_without_a_compiler(tmp_p
 
 
 @pytest.mark.slow
-def test_sigterm_leaves_no_server_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["at once", "while the server starts"])
+def test_sigterm_leaves_no_server_behind(tmp_path: Path, after_s: float) -> None:
     """The demo's server used to live on, without anybody who would end it."""
     command = [sys.executable, "-u", "-m", "gemserve.cli.main", "demo", "--model", "builtin"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        started = next(line for line in demo.stdout if line.startswith("$ gemserve serve"))
-        port = int(started.split()[-1])
-        demo.send_signal(signal.SIGTERM)
-        assert demo.wait(timeout=60) == 130
-        servers = [
-            path
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if f"--port\0{port}\0" in read_if_there(path)
-        ]
-        assert servers == []
+        try:
+            assert demo.stdout is not None
+            started = next(line for line in demo.stdout if line.startswith("$ gemserve serve"))
+            port = int(started.split()[-1])
+            time.sleep(after_s)
+            demo.send_signal(signal.SIGTERM)
+            assert demo.wait(timeout=60) == 128 + signal.SIGTERM
+        finally:
+            demo.kill()
+    assert servers_at(port) == []
+
+
+def servers_at(port: int) -> list[Path]:
+    """The processes that were told this port."""
+    found = Path("/proc").glob("[0-9]*/cmdline")
+    return [path for path in found if f"--port\0{port}\0" in read_if_there(path)]
 
 
 def read_if_there(path: Path) -> str:

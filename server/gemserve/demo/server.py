@@ -68,14 +68,16 @@ class Server:
             raise SystemExit(f"the server did not start:\n{self._log.read_text()}")
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Idempotent. A second signal cannot come before the server has been told to end."""
         if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        with ending_signals_held():
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def ask(self, content: str, method: str | None, max_tokens: int) -> Result:
         """Stream one greedy answer, printing it on one line."""

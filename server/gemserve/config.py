@@ -49,19 +49,22 @@ KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
 }
 
 
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model is served, and how it is loaded and run.
 
     `model`: "builtin", "smollm2", a GGUF file, a directory or a hub id. `dtype` auto: the
     checkpoint's own, but on a CPU float32 unless the checkpoint has bfloat16 and the CPU multiplies
-    it fast (AMX). `attention_backend`: one of `ATTENTION_BACKENDS`. `chat_template`: a file, a
+    that faster (`model.bfloat16_speed`). `attention_backend`: one of `ATTENTION_BACKENDS`. `chat_template`: a file, a
     name, or "none"; None: the checkpoint's own. See `model.chosen_chat_template`.
     """
 
     model: str = "builtin"
     device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: DtypeName = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
     attention_backend: str = "auto"

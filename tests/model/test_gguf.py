@@ -163,7 +163,7 @@ def test_plan_reads_no_weights(
 
 
 @pytest.mark.parametrize(
-    ("own", "has_amx", "device", "expected"),
+    ("own", "is_faster", "device", "expected"),
     [
         (torch.bfloat16, False, "cpu", torch.float32),
         (torch.bfloat16, True, "cpu", torch.bfloat16),
@@ -175,13 +175,13 @@ def test_plan_reads_no_weights(
 )
 def test_dtype_auto(
     own: torch.dtype | None,
-    has_amx: bool,
+    is_faster: bool,
     device: str,
     expected: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    monkeypatch.setattr(loader, "is_bfloat16_faster", lambda: is_faster)
     saved = models.config("llama")
     saved.dtype = own
     saved.save_pretrained(tmp_path)

@@ -166,7 +166,7 @@ MODEL_OPTIONS: tuple[Option, ...] = (
         "--dtype",
         "dtype",
         choice("auto", "float32", "bfloat16", "float16"),
-        "auto: the checkpoint's own; on a CPU without AMX float32",
+        "auto: the checkpoint's own; float32 on a CPU that is slower in bfloat16",
     ),
     Option("--revision", "revision", str, "revision of a hub id"),
     Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from typing import Any
 
 import torch
 
-from gemserve.config import ModelConfig
+from gemserve.config import DtypeName, ModelConfig
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, GemserveError, ModelError, shown
 from gemserve.model.base_model import hash_weights
+from gemserve.model.bfloat16_speed import is_bfloat16_faster
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
 from gemserve.model.checkpoint import GgufCheckpoint, open_checkpoint
@@ -33,7 +35,11 @@ from gemserve_kernels import select_backend
 
 log = logging.getLogger("gemserve.loading")
 _MOST_CHARS = 600  # of a message of transformers
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: dict[DtypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,17 +242,23 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
-    """The dtype of that name. "auto": the checkpoint's, or float32 on a CPU without AMX."""
+def with_dtype(config: ModelConfig) -> ModelConfig:
+    """`config` with the name of the dtype that "auto" means here, for processes that must agree.
+
+    Only the checkpoint's config is read. Raises `ConfigError` or `ModelError`.
+    """
+    with _load_errors(f"cannot read the config of model {config.model!r}"):
+        stored = open_checkpoint(config).config
+    dtype = _resolve_dtype(config.dtype, stored, resolve_device(config.device))
+    (name,) = (name for name, known in _DTYPES.items() if known == dtype)
+    return dataclasses.replace(config, dtype=name)
+
+
+def _resolve_dtype(name: DtypeName, hf_config: Any, device: torch.device) -> torch.dtype:
+    """The dtype of that name. "auto": the checkpoint's, or float32 on a CPU slower in bfloat16."""
     if name != "auto":
         return _DTYPES[name]
     stored: torch.dtype = getattr(hf_config, "dtype", None) or torch.bfloat16
-    if device.type != "cpu" or (stored == torch.bfloat16 and _is_bfloat16_fast()):
+    if device.type != "cpu" or (stored == torch.bfloat16 and is_bfloat16_faster()):
         return stored
     return torch.float32
-
-
-def _is_bfloat16_fast() -> bool:
-    # AVX-512's bfloat16 instructions alone are not enough: with them matrix products took almost
-    # twice as long as in float32
-    return bool(torch.cpu._is_amx_tile_supported())

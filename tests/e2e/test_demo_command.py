@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,37 @@ def test_it_works_beside_settings_of_another_server_and_without_a_compiler(tmp_p
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["filter:", "none", "right"] in [words[:3] for words in lines]
     assert ["the", "default", "filter", "right"] in [words[:4] for words in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["at once", "while the server starts"])
+def test_sigterm_leaves_no_server_behind(tmp_path: Path, after_s: float) -> None:
+    """The demo's server used to live on, without anybody who would end it."""
+    command = [sys.executable, "-u", "-m", "gemserve.cli.main", "demo", "--model", "builtin"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as demo:
+        try:
+            assert demo.stdout is not None
+            started = next(line for line in demo.stdout if line.startswith("$ gemserve serve"))
+            port = int(started.split()[-1])
+            time.sleep(after_s)
+            demo.send_signal(signal.SIGTERM)
+            assert demo.wait(timeout=60) == 128 + signal.SIGTERM
+        finally:
+            demo.kill()
+    assert servers_at(port) == []
+
+
+def servers_at(port: int) -> list[Path]:
+    """The processes that were told this port."""
+    found = Path("/proc").glob("[0-9]*/cmdline")
+    return [path for path in found if f"--port\0{port}\0" in read_if_there(path)]
+
+
+def read_if_there(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def test_the_models_are_those_that_can_be_shown() -> None:

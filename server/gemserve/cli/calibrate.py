@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gemserve.cli.ending_signals import ending_signals_raised
 from gemserve.cli.eval_batches import read_lengths
 from gemserve.cli.options import (
     MEMORY_OPTIONS,
@@ -21,6 +20,7 @@ from gemserve.cli.options import (
 )
 from gemserve.cli.tables import aligned
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.ending_signals import ending_signals_raised
 
 
 def add_command(commands: Any) -> None:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from gemserve.cli.options import number, read_value
+from gemserve.ending_signals import ending_signals_raised
 
 MODELS = ("smollm2", "builtin")
 
@@ -34,4 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from gemserve.demo.run import default_model, run_demo
 
-    return run_demo(arguments.model or default_model(), tokens, seed)
+    with ending_signals_raised():  # so that the server ends, too
+        return run_demo(arguments.model or default_model(), tokens, seed)

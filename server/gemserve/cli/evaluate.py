@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.cli.ending_signals import EndedBySignal, ending_signals_raised
 from gemserve.cli.eval_batches import (
     DEFAULT_LENGTHS,
     DEFAULT_SAMPLES,
@@ -35,6 +34,7 @@ from gemserve.cli.options import (
 from gemserve.cli.progress_count import counted
 from gemserve.cli.tables import outcome_table
 from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig, find_window
+from gemserve.ending_signals import EndedBySignal, ending_signals_raised
 from gemserve.errors import ConfigError
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch

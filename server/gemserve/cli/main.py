@@ -11,6 +11,7 @@ import gemserve
 from gemserve.cli import adapter_actions, ask, calibrate, demo, evaluate, library, plan, serve
 from gemserve.cli.logs import ToStderr
 from gemserve.cli.options import apply_environment
+from gemserve.ending_signals import EndedBySignal
 from gemserve.errors import ConfigError, GemserveError
 
 
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GemserveError as error:
         print(f"gemserve: {error}", file=sys.stderr)
         return 2
+    except EndedBySignal as ended:
+        return 128 + ended.number
     except KeyboardInterrupt:
         return 130
 

@@ -50,8 +50,13 @@ def run_demo(model: str, num_tokens: int | None = None, seed: int | None = None)
     num_tokens = demo.num_tokens if num_tokens is None else num_tokens
     seed = demo.seed if seed is None else seed
     hidden = demo.draw(tokenizer, num_tokens, seed)
-    with tempfile.TemporaryDirectory() as directory, Server(Path(directory), model) as server:
-        results = _ask_both(server, hidden, demo.max_tokens)
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server(Path(directory), model)
+        try:
+            server.start()
+            results = _ask_both(server, hidden, demo.max_tokens)
+        finally:
+            server.stop()
     verdicts = {label: is_right(result.text, hidden) for label, result in results.items()}
     print()
     print_table(results, verdicts)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemserve.ending_signals import ending_signals_held
+
 START_TIMEOUT_S = 900.0  # a model without a calibration is calibrated first
 ANSWER_TIMEOUT_S = 300.0
 # what the reader should know of all that the server writes when it starts
@@ -39,37 +41,43 @@ class Result:
 
 
 class Server:
-    """A server of one model on a free port, until the context ends."""
+    """A server of one model on a free port. `stop` ends it, whether it was started or not."""
 
     def __init__(self, directory: Path, model: str) -> None:
         self._log = directory / "server.log"
         self._model = model
+        self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._url = f"http://127.0.0.1:{probe.getsockname()[1]}"
 
-    def __enter__(self) -> Server:
+    def start(self) -> None:
+        """Start it, and wait until it answers. Raises `SystemExit` with its log if it does not."""
         port = self._url.rsplit(":", 1)[1]
         words = ["serve", "--model", self._model, "--port", port]
         print(f"$ gemserve {' '.join(words)}", flush=True)
-        with self._log.open("wb") as log:
+        # a signal before the process is held would leave it behind
+        with self._log.open("wb") as log, ending_signals_held():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gemserve.cli.main", *words],
                 stdout=log,
                 stderr=log,
                 env=_environment(),
             )
-        if self._is_ready():
-            return self
-        self.__exit__()
-        raise SystemExit(f"the server did not start:\n{self._log.read_text()}")
+        if not self._is_ready(self._process):
+            raise SystemExit(f"the server did not start:\n{self._log.read_text()}")
 
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+    def stop(self) -> None:
+        """Idempotent. A second signal cannot come before the server has been told to end."""
+        if self._process is None:
+            return
+        with ending_signals_held():
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def ask(self, content: str, method: str | None, max_tokens: int) -> Result:
         """Stream one greedy answer, printing it on one line."""
@@ -123,11 +131,11 @@ class Server:
                     yield json.loads(data)
         raise SystemExit("the server ended its answer early: see its log")
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait until the server answers. Print what it says about a calibration."""
         shown = 0
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
+        while time.monotonic() < deadline and process.poll() is None:
             lines = _STARTUP_LINES.findall(self._log.read_text(errors="replace"))
             for line in lines[shown:]:
                 print(f"  {_LEVEL.sub('', line)}", flush=True)

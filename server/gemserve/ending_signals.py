@@ -33,5 +33,22 @@ def ending_signals_raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def ending_signals_held() -> Iterator[None]:
+    """Raise what comes meanwhile behind the block: nothing in it is left half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 def _end(number: int, _: FrameType | None) -> None:
     raise EndedBySignal(number)

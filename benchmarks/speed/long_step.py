@@ -1,8 +1,8 @@
 """How long a decode step takes behind long sequences, for models with the shapes of real ones.
 
 Weights, keys and values are random and nothing is read, so only time and memory say something.
-Large models have fewer layers than the real one. Both ways take turns, step by step, and the lower
-quartile of steps is reported.
+Large models have fewer layers than the real one. All ways take turns, step by step, and the lower
+quartile of steps is reported. `kept`: whether layers with a sliding window have room for that only.
 """
 
 from __future__ import annotations
@@ -125,22 +125,15 @@ def _measure(
     models: dict[str, CausalModel], count: int, arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
     model, room = models["off"], arguments.tokens
-    units = 2 * model.num_layers * room
-    memory = model.new_memory(units * count)
-    memory.rows.normal_()
-    spans = [
-        memory.kv(index * units, num_layers=model.num_layers, capacity=room)
-        for index in range(count)
-    ]
-    slots = [room - 1] * count
-    batch = DecodeBatch(memory, spans, slots=slots, positions=slots)
-    taken: dict[str, list[float]] = {way: [] for way in models}
+    batches = {kept: _batch(model, count, room, kept == "windows") for kept in ("all", "windows")}
+    ways = [(way, kept) for way in models for kept in batches]
+    taken: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
     for index in range(arguments.steps + 1):  # the first one warms up
-        for way, runs in models.items():
+        for way, kept in ways:
             started_s = time.perf_counter()
-            runs.decode(list(range(3, 3 + count)), batch, [room] * count)
+            models[way].decode(list(range(3, 3 + count)), batches[kept], [room] * count)
             if index:
-                taken[way].append(time.perf_counter() - started_s)
+                taken[way, kept].append(time.perf_counter() - started_s)
     return [
         {
             "shape": arguments.shape,
@@ -149,11 +142,27 @@ def _measure(
             "tokens": room,
             "sequences": count,
             "cpu_step": way,
+            "kept": kept,
             "ms": statistics.quantiles(times, n=4)[0] * 1e3,
-            "kv_mib": memory.num_bytes / 2**20,
+            "kv_mib": batches[kept].memory.num_bytes / 2**20,
         }
-        for way, times in taken.items()
+        for (way, kept), times in taken.items()
     ]
+
+
+def _batch(model: CausalModel, count: int, room: int, is_sliding: bool) -> DecodeBatch:
+    """Sequences at their last token, of which layers with a window keep that or everything."""
+    layout = model.shape.kv_layout()
+    kept = layout.room(room) if is_sliding else layout.room_for_all(room)
+    units = layout.units(room, kept)
+    memory = model.new_memory(units * count)
+    memory.rows.normal_()
+    spans = [
+        memory.kv(index * units, num_layers=model.num_layers, capacity=room, is_sliding=is_sliding)
+        for index in range(count)
+    ]
+    slots = [room - 1] * count
+    return DecodeBatch(memory, spans, slots=slots, positions=slots)
 
 
 if __name__ == "__main__":

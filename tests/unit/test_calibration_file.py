@@ -274,6 +274,26 @@ def test_a_guess_is_a_layer_that_sees_everything() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "calibration", "wanted"),
+    [
+        (EngineConfig(), ANSWERED, "whole"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=128), "filter"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=DEFAULT_KEEP), "whole"),
+        (EngineConfig(when_cached="whole"), replace(ANSWERED, auto_keep=128), "whole"),
+        (EngineConfig(when_cached="filter"), ANSWERED, "filter"),
+    ],
+)
+def test_a_model_that_answers_best_from_few_tokens_does_not_read_cached_prompts_whole(
+    config: EngineConfig, calibration: Calibration, wanted: str
+) -> None:
+    """A further question to a small model was answered from all of the document, and wrongly."""
+    resolved = resolve_engine(
+        config, calibration, is_adaptive=True, num_layers=4, context_tokens=100
+    )
+    assert resolved.when_cached == wanted
+
+
+@pytest.mark.parametrize(
     ("config", "calibration", "keep"),
     [
         (EngineConfig(), Calibration(layer=1, is_measured=True), DEFAULT_KEEP),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from gemserve.errors import ConfigError
-from gemserve.types import MAX_KEEP, MIN_KEEP, MIN_WINDOW
+from gemserve.types import MAX_KEEP, MIN_KEEP, MIN_WINDOW, Keep, kept_count
 
 FILE = "calibration.json"
 _SHIPPED = Path(__file__).parent / "shipped"
@@ -46,6 +46,16 @@ class Calibration:
     window_bound: float = USUAL_WINDOW_BOUND
     auto_keep: int | None = None
     second_look: bool = False
+
+    def most_kept(self, keep: Keep, num_tokens: int) -> int:
+        """Number of tokens that `keep` means for documents of `num_tokens`. With "auto", the most.
+
+        That is no more than the model answers best from.
+        """
+        count = kept_count(keep, num_tokens)
+        if keep != "auto" or self.auto_keep is None:
+            return count
+        return min(count, self.auto_keep)
 
     def describe(self) -> str:
         """One line: the filter layer's origin, the heads, and the bound."""

@@ -31,15 +31,17 @@ from gemserve.cli.plan_fleet import (
 from gemserve.cli.plan_speed import ReadingSpeed, speed_of
 from gemserve.cli.tables import aligned
 from gemserve.config import (
+    DEFAULT_KEEP,
     EngineConfig,
     ModelConfig,
+    answers_from_few,
     choose_calibration,
     find_offload_layers,
     find_window,
 )
 from gemserve.cost import ModelShape, WeightPlan
 from gemserve.errors import ConfigError
-from gemserve.types import MAX_QUESTION_TOKENS, kept_count
+from gemserve.types import MAX_QUESTION_TOKENS, Keep
 
 if TYPE_CHECKING:
     from gemserve.filtering.method_cost import MethodPlan
@@ -50,7 +52,11 @@ _KV_MEMORY = "4GiB"
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("plan", help="time and memory per method, from the cost model")
     parser.add_argument("--tokens", default="131072", help="prompt length (default: %(default)s)")
-    parser.add_argument("--keep", default="1024", help="count or fraction (default: %(default)s)")
+    parser.add_argument(
+        "--keep",
+        help="tokens to keep, a fraction in (0, 1), or auto, planned with the most (default: "
+        f"{DEFAULT_KEEP}, or auto if its calibration says that the model answers best from few)",
+    )
     parser.add_argument("--max-tokens", default="256", help="answer length (default: %(default)s)")
     parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
     parser.add_argument(
@@ -78,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.model.weight_memory import weights_of
 
     num_tokens = _read_count("tokens", arguments.tokens)
-    keep = read_value("keep", arguments.keep, read_keep)
+    wanted_keep = None
+    if arguments.keep is not None:
+        wanted_keep = read_value("keep", arguments.keep, read_keep)
     max_tokens = _read_count("max_tokens", arguments.max_tokens)
     wanted = read_value("window", arguments.window, read_window)
     if not arguments.fleet:
@@ -91,7 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     shape = planned_shape(hf, dtype)
     calibration = _find_calibration(arguments.layer, model.model, source, shape)
     layer = calibration.layer
-    kept = kept_count(keep, num_tokens)
+    # as a server does that has calibrated the model
+    usual: Keep = "auto" if answers_from_few(calibration) else DEFAULT_KEEP
+    keep: Keep = usual if wanted_keep is None else wanted_keep
+    kept = calibration.most_kept(keep, num_tokens)
     window = find_window(wanted, calibration)
     offloaded = find_offload_layers(engine.offload_layers, shape.num_layers, layer)
     precision = engine.filter_precision

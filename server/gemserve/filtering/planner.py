@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
-from gemserve.config import DEFAULT_KEEP, DEFAULT_METHOD, find_window, nearest_seeing
+from gemserve.config import (
+    DEFAULT_KEEP,
+    DEFAULT_METHOD,
+    answers_from_few,
+    find_window,
+    nearest_seeing,
+)
 from gemserve.cost import ModelShape
 from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, Window, WindowPlan
@@ -36,7 +42,6 @@ from gemserve.types import (
     TextBreaks,
     TokenArray,
     WindowSize,
-    kept_count,
     parse_heads,
 )
 
@@ -165,14 +170,6 @@ class FilterPlanner:
         What is short as a prompt is short as a part of one.
         """
         return max(SHORT_TURN, self.min_tokens)
-
-    def most_kept(self, keep: Keep, num_tokens: int) -> int:
-        """Number of tokens that `keep` means for documents of `num_tokens`. With "auto", the most.
-
-        That is no more than the model answers best from.
-        """
-        count, best = kept_count(keep, num_tokens), self.calibration.auto_keep
-        return min(count, best) if keep == "auto" and best is not None else count
 
     def generated_from(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
         """Number of tokens of a prompt of `num_tokens` that the answer is generated from.
@@ -519,15 +516,15 @@ class FilterPlanner:
         keep = self._kept_count(params, num_tokens, num_protected)
         longest = self._longest_kept(request)
         budget = Budget(low=keep, high=keep, limit=keep, protected=protected)
-        answers_from_few = False
+        is_best_from_few = False
         if params.keep == "auto":
             most = self.calibration.auto_keep
             low = AUTO_MIN_KEEP if most is None else min(AUTO_MIN_KEEP, most // 2)
             several = min(DEFAULT_KEEP, math.ceil(_SEVERAL_SHARE * (num_tokens - protected)))
             several = max(keep, min(protected + several, longest))
             budget = replace(budget, low=protected + low, limit=several, several=several)
-            answers_from_few = most is not None and most < DEFAULT_KEEP
-        if not params.fallback or answers_from_few:
+            is_best_from_few = answers_from_few(self.calibration)
+        if not params.fallback or is_best_from_few:
             return budget
         return replace(budget, limit=max(budget.limit, longest))
 
@@ -539,7 +536,7 @@ class FilterPlanner:
     def _kept_count(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
         """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""
         protected = num_protected if METHODS[params.method].protects else 0
-        return protected + self.most_kept(params.keep, num_tokens - protected)
+        return protected + self.calibration.most_kept(params.keep, num_tokens - protected)
 
     def _look(self, plan: FilterPlan, request: Request) -> LookPlan | None:
         """What a second look reads around a passage; None: there is none.

@@ -332,9 +332,10 @@ class Scheduler:
 
     def _place_windows(self, sequence: Sequence, source: Source | None = None) -> None:
         """Say where a sequence's layers with a sliding window have their tokens from now on."""
-        planned = sequence.new_room(self._layout)
-        is_going_on = planned is not None and source is not None
-        sequence.room = source.room_of(planned) if is_going_on else planned
+        room = sequence.new_room(self._layout)
+        if room is not None and source is not None:
+            room = source.room_of(room)
+        sequence.room = room
 
     def _make_room(self, sequence: Sequence, size: int, spared: list[CachedDocument]) -> None:
         """Evict documents until the sequence fits."""

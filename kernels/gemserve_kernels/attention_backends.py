@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from gemserve_kernels.attention import Partial, join, reference_attention
+from gemserve_kernels.native_library import CannotCompile
+from gemserve_kernels.reading import MOST_DIM, open_reading
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -108,6 +110,38 @@ class AtenCpu(Attention):
             q, k, v, 0.0, is_causal, scale=scale
         )
         return Partial(out.reshape(heads, queries, head_dim), lse.reshape(heads, queries))
+
+
+class NativeCpu(AtenCpu):
+    """A kernel in C++, for processors with AVX-512's bfloat16 instructions and without AMX."""
+
+    name = "native-cpu"
+
+    def find_obstacle(
+        self, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> str | None:
+        found = super().find_obstacle(device, dtype, head_dim)
+        if found is not None:
+            return found
+        if dtype not in (None, torch.bfloat16):
+            return f"takes bfloat16, not {str(dtype).removeprefix('torch.')}"
+        if head_dim is not None and (head_dim > MOST_DIM or head_dim % 16):
+            return f"takes a head_dim that is a multiple of 16 up to {MOST_DIM}, not {head_dim}"
+        if torch.cpu._is_amx_tile_supported() or not torch.cpu._is_avx512_bf16_supported():
+            return "needs a processor with AVX-512's bfloat16 instructions and without AMX"
+        if dtype is None:
+            return None  # nothing is compiled for a model that may not be able to use it
+        try:
+            open_reading()
+        except CannotCompile as error:
+            return f"cannot be compiled: {error}"
+        return None
+
+    def part(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
+    ) -> Partial:
+        _check(query, key, is_causal)
+        return open_reading().part(query, key, value, scale=scale, is_causal=is_causal)
 
 
 class Flash(Attention):
@@ -262,6 +296,7 @@ class FlashAttn4(Attention):
 
 # "auto" takes the first kernel that can be used. Kernels after the reference must be named.
 ATTENTION: tuple[Attention, ...] = (
+    NativeCpu(),
     AtenCpu(),
     Cudnn(),
     FlashAttn2(),

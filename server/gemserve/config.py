@@ -34,6 +34,7 @@ WhenCached = Literal["auto", "whole", "filter"]
 # The attention kernel: "auto", or a name in `gemserve_kernels.attention_backends.ATTENTION`.
 ATTENTION_BACKENDS = (
     "auto",
+    "native-cpu",
     "aten-cpu",
     "cudnn",
     "flash-attn",

@@ -14,6 +14,7 @@ import torch
 from gemserve.config import ATTENTION_BACKENDS
 from gemserve_kernels import Backend, KVTable, Partial, attention_backends, backends, select_backend
 from gemserve_kernels.attention_backends import ATTENTION, Cudnn, Reference
+from gemserve_kernels.native_library import CannotCompile
 from tests.kernels.twins import CLOSE, DEVICE, random
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -29,6 +30,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         *installed: str,
         capability: tuple[int, int] = (9, 0),
         has_cudnn: bool = True,
+        has_bfloat16: bool = False,
+        has_amx: bool = False,
         has_triton: bool = find_spec("triton") is not None,
     ) -> None:
         monkeypatch.setattr(
@@ -36,6 +39,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: has_cudnn)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
         monkeypatch.setattr(backends, "find_spec", lambda _: has_triton or None)
 
     return pretend
@@ -75,6 +80,32 @@ def test_auto_takes_the_first_that_can(
         assert select_backend(device, name=choice, **known).name == name
 
 
+@pytest.mark.parametrize(
+    ("dtype", "is_compiled", "name"),
+    [
+        (torch.bfloat16, True, "native-cpu"),
+        (torch.bfloat16, False, "aten-cpu"),
+        (torch.float32, True, "aten-cpu"),
+    ],
+)
+def test_a_cpu_with_the_instructions_has_its_own(
+    dtype: torch.dtype,
+    is_compiled: bool,
+    name: str,
+    machine: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a compiler torch's kernel serves, as before."""
+
+    def open_reading() -> None:
+        if not is_compiled:
+            raise CannotCompile("no compiler")
+
+    machine(has_bfloat16=True)
+    monkeypatch.setattr(attention_backends, "open_reading", open_reading)
+    assert select_backend(CPU, dtype=dtype, head_dim=64).name == name
+
+
 @needs_triton
 def test_what_runs_beside_attention(machine: Callable[..., None]) -> None:
     machine()
@@ -87,7 +118,7 @@ def test_what_runs_beside_attention(machine: Callable[..., None]) -> None:
     assert select_backend(CUDA).kernels == "torch"
 
 
-@pytest.mark.parametrize("name", [n for n in BY_NAME if n != "aten-cpu"])
+@pytest.mark.parametrize("name", [n for n in BY_NAME if not n.endswith("-cpu")])
 def test_each_can_be_had_by_name(name: str, machine: Callable[..., None]) -> None:
     machine("flash-attn", "flash-attn-4")
     backend = select_backend(CUDA, name=name, dtype=torch.bfloat16, head_dim=64)
@@ -97,6 +128,11 @@ def test_each_can_be_had_by_name(name: str, machine: Callable[..., None]) -> Non
 REFUSALS: list[tuple[str, torch.device, dict[str, Any], dict[str, Any], str]] = [
     ("cudnn", CPU, {}, {}, "runs on cuda only, not on cpu"),
     ("aten-cpu", CUDA, {}, {}, "runs on cpu only, not on cuda"),
+    ("native-cpu", CPU, {}, {}, "needs a processor with AVX-512's bfloat16 instructions"),
+    ("native-cpu", CPU, {}, {"has_bfloat16": True, "has_amx": True}, "needs a processor with"),
+    ("native-cpu", CPU, {"dtype": torch.float32}, {"has_bfloat16": True}, "takes bfloat16, not"),
+    ("native-cpu", CPU, {"head_dim": 72}, {"has_bfloat16": True}, "takes a head_dim that is a mul"),
+    ("native-cpu", CPU, {"head_dim": 512}, {"has_bfloat16": True}, "takes a head_dim that is a"),
     ("flash-attn", CUDA, {}, {}, r"needs flash-attn: pip install 'gemserve\[flash\]'"),
     ("flash-attn-4", CUDA, {}, {}, r"needs flash-attn-4: pip install 'gemserve\[flash4\]'"),
     ("cudnn", CUDA, {}, {"has_cudnn": False}, "needs a torch that is built with cuDNN"),
@@ -104,7 +140,13 @@ REFUSALS: list[tuple[str, torch.device, dict[str, Any], dict[str, Any], str]] = 
     ("flash", CUDA, {"dtype": torch.float32}, {}, "takes float16 and bfloat16, not float32"),
     ("cudnn", CUDA, {"head_dim": 256}, {}, "takes a head_dim of at most 128, not 256"),
     ("flash", CUDA, {"head_dim": 36}, {}, "takes a head_dim that is a multiple of 8, not 36"),
-    ("triton", CUDA, {}, {}, "must be one of auto, aten-cpu, cudnn, flash-attn, flash, "),
+    (
+        "triton",
+        CUDA,
+        {},
+        {},
+        "must be one of auto, native-cpu, aten-cpu, cudnn, flash-attn, flash, ",
+    ),
 ]
 
 

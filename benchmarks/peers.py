@@ -1,9 +1,10 @@
 """gemserve beside other servers on this machine: vLLM's CPU build and llama.cpp, over HTTP.
 
 All servers have the same weights (SmolLM2-135M-Instruct) and get the same prompts in the same
-order. They are asked in turn, one at a time; a signal holds the others still meanwhile. Prefix
-caches are off, and every prompt is a document of its own, except for `documents`. `make peers`
-installs the other servers.
+order. They are asked in turn, one at a time; a signal holds the others still meanwhile. After it
+each one answers a short prompt before its time is taken, since the system may have taken pages of
+a server that stood still. Prefix caches are off, and every prompt is a document of its own, except
+for `documents`. `make peers` installs the other servers.
 
     make peers
     python benchmarks/peers.py --lengths 1024,4096,6000 --streams 1,8,16 --mixed 8
@@ -52,7 +53,7 @@ _FIRST_PORT = 8460
 _TIMEOUT_S = 600.0
 _MIXED_TOKENS = 4096
 _SHORT_TOKENS = 256
-_WARM_UP_TOKENS = 512
+_WARM_UP = "Nothing is asked here. " * 200  # some 1,000 tokens
 
 
 def main() -> None:
@@ -197,6 +198,7 @@ class Contest:
         server = self.servers[contestant.server]
         body = {**contestant.fields, **(fields or {})}
         with server.running():
+            asyncio.run(_send(server.url, _jobs([_WARM_UP], 2), body, 1))
             records = asyncio.run(_send(server.url, jobs, body, at_once or len(jobs)))
         for record in records:
             if record.error is not None:

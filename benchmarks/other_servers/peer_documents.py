@@ -28,8 +28,12 @@ THINGS = ("violin", "lantern", "ladder", "compass", "kettle", "map", "anchor", "
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
-        Contestant("gemserve sieve", "gemserve", {"filter": {"method": "sieve", "keep": 512}}),
-        Contestant("gemserve", "gemserve", {"filter": {"method": "none"}}),
+        Contestant(
+            "gemserve sieve",
+            "gemserve-document-cache",
+            {"filter": {"method": "sieve", "keep": 512}},
+        ),
+        Contestant("gemserve", "gemserve-document-cache", {"filter": {"method": "none"}}),
         Contestant("vllm prefix cache", "vllm-prefix-cache"),
     )
 }

@@ -84,8 +84,9 @@ _VLLM_ENVIRONMENT = {
 # a build that runs everywhere, so without AVX-512: one for this processor would be faster
 _LLAMA = ENVIRONMENTS / "llama" / "bin" / "python"
 SERVERS = {
-    "gemserve": ServerKind(_GEMSERVE, _gemserve()),
-    "gemserve-bf16": ServerKind(_GEMSERVE, _gemserve("--dtype", "bfloat16")),
+    "gemserve": ServerKind(_GEMSERVE, _gemserve("--cache-memory", "0")),
+    "gemserve-document-cache": ServerKind(_GEMSERVE, _gemserve()),
+    "gemserve-bf16": ServerKind(_GEMSERVE, _gemserve("--cache-memory", "0", "--dtype", "bfloat16")),
     "vllm": ServerKind(_VLLM, _vllm("--no-enable-prefix-caching"), _VLLM_ENVIRONMENT),
     "vllm-as-it-comes": ServerKind(_VLLM, _vllm("--no-enable-prefix-caching"), _VLLM_AS_IT_COMES),
     "vllm-prefix-cache": ServerKind(

@@ -58,7 +58,7 @@ def main() -> None:
     lengths = results.numbers(arguments.lengths)
     model = harness.random_llama(arguments.device, shape=arguments.shape)
     chosen = CausalModel(model).backend.name  # the engine's own choice comes first
-    names = sorted(available(arguments.device, rows), key=lambda name: name != chosen)
+    names = sorted(available(arguments.device, model.dtype, rows), key=lambda name: name != chosen)
     if arguments.backends is not None:
         names = [name for name in names if name in arguments.backends.split(",")]
     for length in lengths:
@@ -78,7 +78,7 @@ def main() -> None:
     results.finish("attention", arguments.device, rows, arguments.json)
 
 
-def available(device: str, rows: results.Rows) -> list[str]:
+def available(device: str, dtype: torch.dtype, rows: results.Rows) -> list[str]:
     """Names of the backends that can run here. A row says of each other one why it cannot."""
     names: list[str] = []
     for name in config.ATTENTION_BACKENDS:
@@ -86,7 +86,7 @@ def available(device: str, rows: results.Rows) -> list[str]:
         if name in ("auto", "reference"):
             continue
         try:
-            select_backend(torch.device(device), name=name)
+            select_backend(torch.device(device), name=name, dtype=dtype)
         except ValueError as error:
             reason = f"skipped: not available: {error}"
             rows.put({"where": "alone", "backend": name}, {"reason": reason})
@@ -109,7 +109,7 @@ def alone(arguments: argparse.Namespace, model: Any, name: str, length: int) -> 
                 q, k, v, is_causal=True, scale=scale, enable_gqa=True
             )
     else:
-        backend = select_backend(torch.device(arguments.device), name=name)
+        backend = select_backend(torch.device(arguments.device), name=name, dtype=model.dtype)
 
         def attend() -> object:
             return backend.part(query, key, value, scale=scale, is_causal=True)
@@ -131,7 +131,7 @@ def in_filter_pass(
         kv_memory_bytes=harness.request_bytes(shape, "sieve", tokens, 2, keep, layer),
         **({"max_chunk_tokens": int(chunk)} if chunk else {}),
     )
-    core.model.backend = select_backend(core.model.device, name=name)
+    core.model.backend = select_backend(core.model.device, name=name, dtype=model.dtype)
     warm_up = harness.random_ids(arguments.warm_up_tokens, core.model.vocab_size, 1)
     harness.time_request(core, harness.request(warm_up, "sieve", keep, 2), arguments.device)
     timed = TimedAttention(arguments.device)

@@ -446,7 +446,7 @@ def _choose(llm: LLM, asked: Asked, way: Way) -> tuple[int, ...]:
     num_tokens = len(asked.prompt.ids)
     keep = llm.core.config.filter_keep if way.options.keep is None else way.options.keep
     documents = num_tokens - count_always_read(asked.prompt.protected, num_tokens)
-    budget = min(documents, llm.core.planner.most_kept(keep, documents))
+    budget = min(documents, llm.core.planner.calibration.most_kept(keep, documents))
     return CHOSEN_OUTSIDE[way.method](llm.tokenizer, example, budget)
 
 

@@ -320,7 +320,7 @@ def _answer_chosen(
     started_s = monotonic()
     budget = core.config.filter_keep if keep is None else keep
     documents = len(ids) - count_always_read(example.prompt.protected, len(ids))
-    most = min(documents, core.planner.most_kept(budget, documents))
+    most = min(documents, core.planner.calibration.most_kept(budget, documents))
     kept = CHOSEN_OUTSIDE[way](llm.tokenizer, example, most)
     chosen_s = monotonic() - started_s
     prompt = Prompt([ids[position] for position in kept], ())

@@ -31,6 +31,8 @@ class Attention(ABC):
     extra: str | None = None
     capability: tuple[int, int] | None = None
     is_half_only: bool = False
+    # "auto" takes it only for a data type that is known
+    is_for_known_dtype: bool = False
     # the largest head_dim; with a limit, head_dim must also be a multiple of 8
     most_dim: int | None = None
 
@@ -116,6 +118,7 @@ class NativeCpu(AtenCpu):
     """A kernel in C++, for processors with AVX-512's bfloat16 instructions and without AMX."""
 
     name = "native-cpu"
+    is_for_known_dtype = True
 
     def find_obstacle(
         self, device: torch.device, dtype: torch.dtype | None, head_dim: int | None

@@ -65,8 +65,8 @@ def select_backend(
         raise ValueError(f"device={device}: no attention backend; use cpu or cuda")
     by_name = {attention.name: attention for attention in ATTENTION}
     if name in (None, "auto"):
-        able = (a for a in ATTENTION if a.find_obstacle(device, dtype, head_dim) is None)
-        chosen = next(able)
+        known = (a for a in ATTENTION if dtype is not None or not a.is_for_known_dtype)
+        chosen = next(a for a in known if a.find_obstacle(device, dtype, head_dim) is None)
     else:
         if name not in by_name:
             raise ValueError(f"attention_backend={name}: must be one of auto, {', '.join(by_name)}")

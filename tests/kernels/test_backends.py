@@ -86,10 +86,11 @@ def test_auto_takes_the_first_that_can(
         (torch.bfloat16, True, "native-cpu"),
         (torch.bfloat16, False, "aten-cpu"),
         (torch.float32, True, "aten-cpu"),
+        (None, True, "aten-cpu"),
     ],
 )
 def test_a_cpu_with_the_instructions_has_its_own(
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     is_compiled: bool,
     name: str,
     machine: Callable[..., None],

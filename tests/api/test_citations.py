@@ -11,12 +11,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from gemserve.api.app import create_app
 from gemserve.api.replies.citations import CitedDocument, char_locations
-from gemserve.api.serving import build_serving
-from gemserve.calibration.search.calibrated_core import build_calibrated_core
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.core import Core
+from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs
 
 pytestmark = pytest.mark.anyio
@@ -33,27 +30,16 @@ SMALL = {"max_tokens": 4, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def core() -> Core:
-    return build_calibrated_core(
-        ModelConfig(model="builtin"),
-        EngineConfig(kv_memory_bytes=1 << 29, filter_min_tokens=256),
-    )
+    return build_core()
 
 
 @pytest.fixture
 async def http(core: Core, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    config = ServerConfig(library_dir=str(tmp_path / "libraries"))
-    serving = build_serving(core, model_name="builtin", config=config)
-    transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
-    try:
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=60
-        ) as made:
-            await send(made, "libraries", {"name": "notes"})
-            path = "libraries/notes/files?wait=true"
-            await send(made, path, {"path": "boats/my notes.md", "text": TEXT})
-            yield made
-    finally:
-        serving.engine.stop()
+    async with serve_libraries(core, tmp_path) as made:
+        await send(made, "libraries", {"name": "notes"})
+        path = "libraries/notes/files?wait=true"
+        await send(made, path, {"path": "boats/my notes.md", "text": TEXT})
+        yield made
 
 
 async def send(http: httpx.AsyncClient, path: str, body: Any, status: int = 200) -> Any:

@@ -9,12 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.api.app import create_app
-from gemserve.api.serving import build_serving
-from gemserve.calibration.search.calibrated_core import build_calibrated_core
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.core import Core
 from gemserve.library.store import Library
+from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs
 from tests.pdfs import pdf_of
 
@@ -28,29 +25,15 @@ FILTER = {"library": "notes", "candidates": 4, "keep": 256, "fallback": False}
 
 @pytest.fixture(scope="module")
 def core() -> Core:
-    return build_calibrated_core(
-        ModelConfig(model="builtin"),
-        EngineConfig(kv_memory_bytes=1 << 29, filter_min_tokens=256),
-    )
+    return build_core()
 
 
 @pytest.fixture
 async def client(core: Core, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     (tmp_path / "keys").write_text("\n".join(KEYS.values()))
-    config = ServerConfig(
-        library_dir=str(tmp_path / "libraries"),
-        api_key_file=str(tmp_path / "keys"),
-        max_libraries=2,
-    )
-    serving = build_serving(core, model_name="builtin", config=config)
-    transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
-    try:
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=60
-        ) as made:
-            yield made
-    finally:
-        serving.engine.stop()
+    options = {"api_key_file": str(tmp_path / "keys"), "max_libraries": 2}
+    async with serve_libraries(core, tmp_path, **options) as made:
+        yield made
 
 
 async def send(

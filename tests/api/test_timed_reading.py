@@ -16,12 +16,12 @@ import pytest
 from gemserve.api.app import create_app
 from gemserve.api.libraries.timed_reading import read_in_time
 from gemserve.api.serving import build_serving
-from gemserve.calibration.search.calibrated_core import build_calibrated_core
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.errors import GemserveError, RequestError
 from gemserve.filter_plan import Budget, FilterPlan, Window, WindowPlan
 from gemserve.types import Excerpt, FilterParams, Finished, Request, SamplingParams, WindowsRead
+from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs
 
 pytestmark = pytest.mark.anyio
@@ -146,31 +146,20 @@ async def test_failures_and_other_ways_of_reading_are_told() -> None:
 
 @pytest.fixture(scope="module")
 def core() -> Core:
-    return build_calibrated_core(
-        ModelConfig(model="builtin"),
-        EngineConfig(kv_memory_bytes=1 << 29, filter_min_tokens=256),
-    )
+    return build_core()
 
 
 @pytest.fixture
 async def client(core: Core, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    config = ServerConfig(library_dir=str(tmp_path / "libraries"))
-    serving = build_serving(core, model_name="builtin", config=config)
-    transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
-    try:
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=60
-        ) as made:
-            await made.post("/v1/libraries", json={"name": "notes"})
-            for number in range(6):
-                fact = f"The ferry to Malmo leaves at {number}."
-                text = f"{paragraphs(60, f'w{number}')}\n\n{fact}\n\n{paragraphs(20, f'v{number}')}"
-                body = {"path": f"{number}.md", "text": text}
-                reply = await made.post("/v1/libraries/notes/files?wait=true", json=body)
-                assert reply.json()["status"] == "ready"
-            yield made
-    finally:
-        serving.engine.stop()
+    async with serve_libraries(core, tmp_path) as made:
+        await made.post("/v1/libraries", json={"name": "notes"})
+        for number in range(6):
+            fact = f"The ferry to Malmo leaves at {number}."
+            text = f"{paragraphs(60, f'w{number}')}\n\n{fact}\n\n{paragraphs(20, f'v{number}')}"
+            body = {"path": f"{number}.md", "text": text}
+            reply = await made.post("/v1/libraries/notes/files?wait=true", json=body)
+            assert reply.json()["status"] == "ready"
+        yield made
 
 
 async def ask(client: httpx.AsyncClient, status: int = 200, **fields: Any) -> Any:

@@ -1,0 +1,41 @@
+"""The API over the built-in model and a folder of libraries, without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gemserve.api.app import create_app
+from gemserve.api.serving import build_serving
+from gemserve.calibration.search.calibrated_core import build_calibrated_core
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.engine.core import Core
+
+
+def build_core() -> Core:
+    """The built-in model, which filters from 256 tokens on."""
+    return build_calibrated_core(
+        ModelConfig(model="builtin"),
+        EngineConfig(kv_memory_bytes=1 << 29, filter_min_tokens=256),
+    )
+
+
+@asynccontextmanager
+async def serve_libraries(
+    core: Core, folder: Path, **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server whose libraries are below `folder`; `options` are `ServerConfig`'s."""
+    config = ServerConfig(library_dir=str(folder / "libraries"), **options)
+    serving = build_serving(core, model_name="builtin", config=config)
+    transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=60
+        ) as client:
+            yield client
+    finally:
+        serving.engine.stop()

@@ -31,6 +31,7 @@ constexpr int64_t ROWS = 48;      // queries of a task
 constexpr int64_t KEYS = 512;     // keys of a block
 constexpr int64_t PANEL = 64;     // keys of a packed panel: four vectors
 constexpr int64_t MOST_DIM = 256;
+constexpr double LOG2_E = 1.4426950408889634;
 
 extern "C" int64_t gemserve_reading_size() { return sizeof(Reading); }
 
@@ -130,7 +131,21 @@ struct Rows {
     float most[ROWS], total[ROWS], factor[ROWS];
 };
 
-// One row's weights of a block, of which it sees `count` keys: `padded` of them are written.
+// 2^x to 3e-7 of its value; 0 for −infinity, as a power of −infinity is 0 whatever is multiplied.
+static inline __m512 power_of_two(__m512 x) {
+    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 part = _mm512_sub_ps(x, whole);  // from −1/2 to 1/2
+    __m512 sum = _mm512_set1_ps(1.32669704e-03f);
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(9.67545975e-03f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(5.55074262e-02f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(2.40221218e-01f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(6.93146949e-01f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(sum, whole);
+}
+
+// One row's weights of a block, of which it sees `count` keys: `padded` of them are written, `scale`
+// is that of scores as powers of two.
 static void soften(Rows &of, int64_t r, int64_t count, int64_t padded, float scale) {
     float *scores = of.scores + r * KEYS;
     uint16_t *weights = of.weights + r * KEYS;
@@ -139,19 +154,27 @@ static void soften(Rows &of, int64_t r, int64_t count, int64_t padded, float sca
         std::fill(weights, weights + padded, uint16_t(0));
         return;
     }
-    std::fill(scores + count, scores + (count + 15) / 16 * 16, -INFINITY);
-    __m512 mosts = _mm512_set1_ps(-INFINITY);
-    for (int64_t t = 0; t < count; t += 16) mosts = _mm512_max_ps(mosts, _mm512_loadu_ps(scores + t));
-    const float most = std::max(of.most[r], _mm512_reduce_max_ps(mosts) * scale);
-    vec total = {};
-    for (int64_t t = 0; t < padded; t += 16) {
-        vec weight = {};
-        if (t < count) weight = exponential(load(scores + t) * scale - most);
-        total += weight;
-        _mm256_storeu_si256((__m256i *)(weights + t), (__m256i)_mm512_cvtneps_pbh((__m512)weight));
-    }
-    of.factor[r] = std::exp(of.most[r] - most);
-    of.total[r] = of.total[r] * of.factor[r] + sum(total);
+    const int64_t groups = (padded + 63) / 64 * 64;
+    std::fill(scores + count, scores + groups, -INFINITY);
+    __m512 mosts[4], totals[4];
+    for (int b = 0; b < 4; b++) mosts[b] = _mm512_load_ps(scores + b * 16);
+    for (int64_t t = 64; t < groups; t += 64)
+        for (int b = 0; b < 4; b++)
+            mosts[b] = _mm512_max_ps(mosts[b], _mm512_load_ps(scores + t + b * 16));
+    const __m512 largest = _mm512_max_ps(_mm512_max_ps(mosts[0], mosts[1]), _mm512_max_ps(mosts[2], mosts[3]));
+    const float most = std::max(of.most[r], _mm512_reduce_max_ps(largest) * scale);
+    const __m512 by = _mm512_set1_ps(scale), less = _mm512_set1_ps(most);
+    for (int b = 0; b < 4; b++) totals[b] = _mm512_setzero_ps();
+    for (int64_t t = 0; t < groups; t += 64)
+        for (int b = 0; b < 4; b++) {
+            const __m512 weight =
+                power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + t + b * 16), by, less));
+            totals[b] = _mm512_add_ps(totals[b], weight);
+            _mm256_store_si256((__m256i *)(weights + t + b * 16), (__m256i)_mm512_cvtneps_pbh(weight));
+        }
+    const __m512 total = _mm512_add_ps(_mm512_add_ps(totals[0], totals[1]), _mm512_add_ps(totals[2], totals[3]));
+    of.factor[r] = std::exp2(of.most[r] - most);
+    of.total[r] = of.total[r] * of.factor[r] + _mm512_reduce_add_ps(total);
     of.most[r] = most;
 }
 
@@ -198,7 +221,7 @@ static void attend(const Reading &all, int64_t head, int64_t first, int64_t rows
         const int64_t padded = (seen + 15) / 16 * 16;
         for (int64_t r = 0; r < rows; r++) {
             const int64_t count = all.is_causal ? std::min(first + r + 1 - start, seen) : seen;
-            soften(of, r, count, padded, float(all.scale));
+            soften(of, r, count, padded, float(all.scale * LOG2_E));
         }
         for (int64_t r = 0, some; r < rows; r += some) {
             some = std::min<int64_t>(rows - r, 6);
@@ -213,7 +236,7 @@ static void attend(const Reading &all, int64_t head, int64_t first, int64_t rows
             const __m512 out = _mm512_mul_ps(_mm512_load_ps(of.sums + r * dim + i), _mm512_set1_ps(part));
             _mm256_storeu_si256((__m256i *)(all.out + at * dim + i), (__m256i)_mm512_cvtneps_pbh(out));
         }
-        all.lse[at] = of.most[r] + std::log(of.total[r]);
+        all.lse[at] = of.most[r] * float(1 / LOG2_E) + std::log(of.total[r]);
     }
 }
 

@@ -34,6 +34,7 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_filter_pass
 from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.fp8 import Product
+from gemserve.model.fused_parts import with_fused_parts
 from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_config
 from gemserve.model.packed_linear import can_pack, with_packed_linears
 from gemserve.model.reach import NOTHING
@@ -108,7 +109,7 @@ def assemble(
     if causal.shard is not None:  # all of these want whole weights, or steps of one process
         resolved = replace(resolved, cuda_graphs="off", cpu_step="off")
     elif can_pack(causal.device, causal.dtype):
-        causal = causal.variant(with_packed_linears(causal.hf))
+        causal = causal.variant(with_fused_parts(with_packed_linears(causal.hf)))
     causal = with_cpu_step(causal, resolved.cpu_step)
     return Core(
         model=causal,

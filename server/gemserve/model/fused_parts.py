@@ -1,0 +1,197 @@
+"""Norms, gated MLPs and rotations of a bfloat16 model on a CPU, each in one call of C++.
+
+A module gets a subclass of its own class, as in `prepared_layers`, so its weights' names and copies
+of it are as before. Each is tried beside the original on random numbers first, and what computes
+something else stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gemserve.model.shared_tree import shared_tree
+from gemserve_kernels.native_library import CannotCompile
+from gemserve_kernels.parts import LayerParts, open_parts
+
+log = logging.getLogger("gemserve.model")
+_ROTATE = "apply_rotary_pos_emb"  # what families call the function that their attention calls
+_ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh"}
+_TOLERANCE = 2**-6  # of a number: bfloat16 has 8 bits, and the original rounds up to four times
+_ROWS = 3
+
+
+def with_fused_parts(model: Any) -> Any:
+    """The same model with all parts fused that can be; the original stays as it is.
+
+    `model`: bfloat16, on a CPU. Without a compiler it is returned itself.
+    """
+    try:
+        fuser = _Fuser(open_parts())
+    except CannotCompile as error:
+        log.info("norms, gates and rotations run operation by operation: %s", error)
+        return model
+    tree, count = shared_tree(model), 0
+    with torch.inference_mode():
+        for module in tree.modules():
+            kind = fuser.fused(module)
+            if kind is not None:
+                module.__class__ = kind
+                count += 1
+    log.info("%d norms, gates and rotations are calls of compiled code", count)
+    return tree
+
+
+class _Fuser:
+    """Finds the classes that modules can have instead of their own."""
+
+    def __init__(self, parts: LayerParts) -> None:
+        self._parts = parts
+        self._tried: dict[Any, bool] = {}  # gates: one of a class is enough, as it has many weights
+
+    def fused(self, module: Any) -> type[nn.Module] | None:
+        """The class of the same module with a fused forward, or None."""
+        return self._norm(module) or self._gate(module) or self._rotation(module)
+
+    def _norm(self, module: Any) -> type[nn.Module] | None:
+        weight = module._parameters.get("weight")
+        if not type(module).__name__.endswith("RMSNorm") or weight is None or weight.dim() != 1:
+            return None
+        name = next((name for name in ("variance_epsilon", "eps") if hasattr(module, name)), None)
+        if name is None or weight.numel() % self._parts.lanes or weight.dtype != torch.bfloat16:
+            return None
+        own: Any = type(module)  # type checkers do not know that classes of modules are hashable
+        kind = _norm_class(own, name)
+        return kind if _agree(module, kind, weight.numel()) else None
+
+    def _gate(self, module: Any) -> type[nn.Module] | None:
+        projections = ("gate_proj", "up_proj", "down_proj")
+        if not all(isinstance(module._modules.get(name), nn.Linear) for name in projections):
+            return None
+        activation = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
+        if activation is None or module.gate_proj.out_features % self._parts.lanes:
+            return None
+        own: Any = type(module)
+        kind: Any = _gate_class(own, activation)
+        if kind not in self._tried:
+            self._tried[kind] = _agree(module, kind, module.gate_proj.in_features)
+        return kind if self._tried[kind] else None
+
+    def _rotation(self, module: Any) -> type[nn.Module] | None:
+        own: Any = type(module)
+        forward = own.forward
+        if not isinstance(forward, FunctionType) or _ROTATE not in forward.__code__.co_names:
+            return None
+        original = forward.__globals__.get(_ROTATE)
+        if original is None or not _rotates_halves(original, self._parts):
+            return None
+        return _rotation_class(own)
+
+
+@cache
+def _norm_class(kind: type[nn.Module], eps_name: str) -> type[nn.Module]:
+    parts, original = open_parts(), kind.forward
+
+    def forward(self: Any, hidden_states: Tensor) -> Any:
+        if not _can_take(hidden_states, self.weight):
+            return original(self, hidden_states)
+        return parts.norm(hidden_states, self.weight, getattr(self, eps_name))
+
+    return _subclass(kind, forward)
+
+
+@cache
+def _gate_class(kind: type[nn.Module], activation: str) -> type[nn.Module]:
+    parts = open_parts()
+
+    def forward(self: Any, x: Tensor) -> Any:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if not _can_take(gate, up):
+            return self.down_proj(self.act_fn(gate) * up)
+        return self.down_proj(parts.gate(gate, up, activation))
+
+    return _subclass(kind, forward)
+
+
+@cache
+def _rotation_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class whose forward calls our rotation in place of its module's function."""
+    forward: Any = kind.forward
+    names = {**forward.__globals__, _ROTATE: _rotation(forward.__globals__[_ROTATE], open_parts())}
+    copied = FunctionType(
+        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    return _subclass(kind, copied)
+
+
+def _rotation(original: Callable[..., Any], parts: LayerParts) -> Callable[..., Any]:
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **more: Any) -> Any:
+        width = cos.shape[-1]
+        is_usual = (
+            not (rest or more)
+            and len(q) == len(k) == 1
+            and q.shape[-1] == k.shape[-1] == width
+            and q.stride(-1) == k.stride(-1) == 1
+            and cos.shape == (1, q.shape[2], width)
+            and width % (2 * parts.lanes) == 0
+            and _can_take(q, k, cos, sin)
+        )
+        if not is_usual:
+            return original(q, k, cos, sin, *rest, **more)
+        return tuple(parts.rotate(states[0], cos[0], sin[0]).unsqueeze(0) for states in (q, k))
+
+    return rotate
+
+
+@cache
+def _rotates_halves(original: Callable[..., Any], parts: LayerParts) -> bool:
+    """Whether a family's function is the usual one: tried with cosines that differ everywhere."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (
+        torch.randn(*shape, generator=generator).to(torch.bfloat16)
+        for shape in (*((1, heads, _ROWS, 4 * parts.lanes) for heads in (4, 2)),)
+        + ((1, _ROWS, 4 * parts.lanes),) * 2
+    )
+    try:
+        expected = original(q, k, cos, sin)
+    except Exception:  # another signature, or another shape of cosines
+        return False
+    got = _rotation(original, parts)(q, k, cos, sin)
+    return all(_close(*pair) for pair in zip(got, expected, strict=True))
+
+
+def _agree(module: nn.Module, fused: Any, width: int) -> bool:
+    """Whether both classes' forwards give the module the same for random states."""
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(1, _ROWS, width, generator=generator).to(torch.bfloat16)
+    try:
+        expected = type(module).forward(module, given)
+    except Exception:  # a forward that wants more than the states
+        return False
+    return _close(fused.forward(module, given), expected)
+
+
+def _close(got: Tensor, expected: Tensor) -> bool:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    got, expected = got.float(), expected.float()
+    largest = float(expected.abs().max())
+    return bool(torch.allclose(got, expected, rtol=_TOLERANCE, atol=_TOLERANCE * largest))
+
+
+def _can_take(*tensors: Tensor) -> bool:
+    """Whether they are bfloat16 on the CPU, and nothing wants their gradients."""
+    return all(t.dtype == torch.bfloat16 and t.device.type == "cpu" for t in tensors) and not (
+        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    )
+
+
+def _subclass(kind: type[nn.Module], forward: Callable[..., Any]) -> type[nn.Module]:
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})

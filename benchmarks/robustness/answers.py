@@ -29,7 +29,7 @@ def answer_of(path: str, reply: dict[str, Any]) -> Answer:
         return {
             "parts": [_block(block) for block in reply["content"]],
             "finish": reply["stop_reason"],
-            "tokens": [usage["input_tokens"], usage["output_tokens"]],
+            "tokens": [_input_tokens(usage), usage["output_tokens"]],
         }
     if path == SELECTION:
         report = reply["filter"]
@@ -114,7 +114,7 @@ class StreamedAnswer:
         return {
             "parts": [_block(block) for block in self._blocks],
             "finish": self._final["stop_reason"],
-            "tokens": [self._usage["input_tokens"], self._usage["output_tokens"]],
+            "tokens": [_input_tokens(self._usage), self._usage["output_tokens"]],
         }
 
     @property
@@ -178,6 +178,12 @@ class StreamedAnswer:
             self._texts.append(delta["text"])
         else:
             block["json"] += delta["partial_json"]
+
+
+def _input_tokens(usage: dict[str, Any]) -> int:
+    """A message's tokens with those that were cached, which `input_tokens` leaves out."""
+    parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    return sum(usage.get(part) or 0 for part in parts)
 
 
 def difference(expected: Sequence[Answer], answer: Answer) -> str | None:

@@ -1,4 +1,4 @@
-"""The requests of a mixed load: every route, good and bad clients, documents, adapters, schemas.
+"""The requests of a mixed load: every route, good and bad clients, documents, libraries, agents.
 
 All of it is drawn from a seed. Answers are facts of the text, which the built-in model finds with a
 clear margin, or texts of adapters, schemas and tools that only have to be the same each time.
@@ -6,11 +6,13 @@ clear margin, or texts of adapters, schemas and tools that only have to be the s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from benchmarks.agents.request_shapes import SHAPES, make_chat
 from benchmarks.robustness.answers import CHAT, COMPLETIONS, MESSAGES, RESPONSES, SELECTION
 from benchmarks.robustness.load_server import ADAPTERS, TENANTS, TURNING
 from benchmarks.robustness.mixed_client import Call, reloading
@@ -24,6 +26,10 @@ WEIGHTS = {
     "document": 10.0,
     "long": 0.5,
     "stored": 2.0,
+    "window": 1.0,
+    "library": 4.0,
+    "shelf": 0.5,
+    "agent": 4.0,
     "schema": 5.0,
     "tool": 4.0,
     "filter": 4.0,
@@ -39,6 +45,8 @@ WEIGHTS = {
     "count": 2.0,
 }
 LONG_TOKENS, DOCUMENT_TOKENS, STORED_TOKENS, SHORT_TOKENS = 32000, 6000, 3000, 300
+WINDOWED_TOKENS, WINDOW, MOST_AGENT_TOKENS = 12000, 2048, 16000
+LIBRARY, LIBRARY_FILES = "shared", 4
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -72,8 +80,10 @@ class Mix:
         self._tokenizer = tokenizer
         self._rng = Random(f"mix {seed}")
         self.calls: dict[str, list[Call]] = {}
+        self.files = {f"notes-{i}.txt": self.facts(STORED_TOKENS) for i in range(LIBRARY_FILES)}
         makers = (
-            *(self._plain, self._documents, self._structured, self._other_routes),
+            *(self._plain, self._documents, self._windows, self._libraries, self._agents),
+            *(self._structured, self._other_routes),
             *(self._with_adapters, self._bad_clients, self._mistakes),
         )
         for make in makers:
@@ -153,6 +163,46 @@ class Mix:
             body["filter"] = {"method": "sieve", "keep": 256, "return_selection": True}
             yield self.call(f"filter/{i}", SELECTION, body, "whole")
 
+    def _windows(self) -> Iterator[Call]:
+        for i in range(4):
+            settings = {"method": "sieve", "window": WINDOW, "keep": 256}
+            body = self.streamed_chat(self.facts(WINDOWED_TOKENS).asked(0), filter=settings)
+            yield self.call(f"window/{i}", CHAT, body, "stream", bound_s=300.0)
+
+    def _libraries(self) -> Iterator[Call]:
+        """Questions of the library that each tenant has, and libraries that come and go."""
+        settings = {"library": LIBRARY, "candidates": 4}
+        for i, facts in enumerate(self.files.values()):
+            for j, needle in enumerate(facts.needles):
+                manner, make = ("whole", self.chat) if j else ("stream", self.streamed_chat)
+                body = make(needle.question, filter=settings)
+                yield self.call(f"library/{i + LIBRARY_FILES * j}", CHAT, body, manner)
+        for i in range(2):
+            facts = self.facts(STORED_TOKENS)
+            parts = {
+                "file": {"path": "notes.txt", "text": facts.text},
+                "question": self.chat(facts.needles[0].question),
+            }
+            yield self.call(f"shelf/{i}", CHAT, parts, "shelf")
+
+    def _agents(self) -> Iterator[Call]:
+        """Long instructions, tools, calls and their results, as coding agents send them."""
+        for i, name in enumerate(SHAPES):
+            chat = make_chat(name, i)
+            fields: dict[str, Any] = {
+                "messages": chat.messages,
+                "tools": chat.tools,
+                "max_tokens": 16,
+            }
+            if len(self._tokenizer.encode(json.dumps(fields))) > MOST_AGENT_TOKENS:
+                continue
+            make, manner = (self.streamed_chat, "stream") if i % 2 else (self.chat, "whole")
+            if chat.tools:
+                fields["tool_choice"] = "none"
+            else:
+                del fields["tools"]
+            yield self.call(f"agent/{i}", CHAT, {**make(""), **fields}, manner)
+
     def _structured(self) -> Iterator[Call]:
         named = {"name": "found", "schema": _SCHEMA, "strict": True}
         for i in range(4):
@@ -211,6 +261,7 @@ class Mix:
                 "json_schema": {"name": "x", "schema": {"type": "wrong"}},
             }
         }
+        whole = {"filter": {"method": "none"}}  # a filter would read it in windows
         bodies: list[tuple[str, Any, int]] = [
             (CHAT, b'{"model": "builtin", "messages": [', 400),
             (CHAT, b"\xff\xfe", 400),
@@ -221,7 +272,7 @@ class Mix:
             (CHAT, {**chat, "adapter": "missing"}, 404),
             (CHAT, {**chat, "stop": ["x"] * 17}, 400),
             (CHAT, {**chat, **broken}, 400),
-            (COMPLETIONS, {"model": self._model, "prompt": "word " * 60_000}, 400),
+            (COMPLETIONS, {"model": self._model, "prompt": "word " * 60_000, **whole}, 400),
             (RESPONSES, {"model": self._model, "input": "Hi", "background": True}, 400),
             (MESSAGES, {"model": self._model, "messages": []}, 400),
             ("/v1/embeddings", {"model": self._model, "input": "Hi"}, 404),

@@ -2,7 +2,8 @@
 
 Manners: `whole` and `stream` read the answer. `cancel` closes a stream after its first events.
 `slow` reads a few bytes at a time. `half` leaves in the middle of the body. `stored` keeps a
-document, asks about it and deletes it. `reload` replaces an adapter.
+document, asks about it and deletes it. `shelf` makes a library of one file, asks it and deletes it.
+`reload` replaces an adapter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import httpx
@@ -81,6 +83,7 @@ class MixedClient:
         self._server = server
         self._connections = connections
         self._http = self._new()
+        self._shelves = count()
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -193,6 +196,39 @@ class MixedClient:
         missing = await self._http.get(f"/v1/documents/{name}", headers=headers)
         self._check_status(missing, 404, outcome)
         self._judge(call, outcome, answer_of(call.path, reply.json()))
+
+    async def _shelf(self, call: Call, outcome: Outcome, began_s: float) -> None:
+        del began_s
+        headers = self._headers(call)
+        name = f"shelf-{next(self._shelves)}"
+        await self.add_file(call.tenant, name, call.body["file"])
+        body = {**call.body["question"], "filter": {"library": name, "candidates": 2}}
+        try:
+            reply = await self._http.post(call.path, json=body, headers=headers)
+            self._check_status(reply, 200, outcome)
+        finally:
+            gone = await self._http.delete(f"/v1/libraries/{name}", headers=headers)
+        self._check_status(gone, 200, outcome)
+        missing = await self._http.get(f"/v1/libraries/{name}", headers=headers)
+        self._check_status(missing, 404, outcome)
+        self._judge(call, outcome, answer_of(call.path, reply.json()))
+
+    async def add_file(self, tenant: str, library: str, file: dict[str, str]) -> None:
+        """Add a file to a library of the tenant's, which is made if there is none of that name.
+
+        Raises `Refused` if the server is too busy, and `Wrong` if it does not take the file.
+        """
+        headers = {"authorization": f"Bearer {self._server.keys[tenant]}"}
+        outcome = Outcome(name="file", due_s=0.0)
+        known = await self._http.get(f"/v1/libraries/{library}", headers=headers)
+        if known.status_code == 404:
+            made = await self._http.post("/v1/libraries", json={"name": library}, headers=headers)
+            self._check_status(made, 200, outcome)
+        path = f"/v1/libraries/{library}/files?wait=true"
+        added = await self._http.post(path, json=file, headers=headers)
+        self._check_status(added, 200, outcome)
+        if added.json()["status"] != "ready":
+            raise Wrong(f"file {file['path']}: {added.text[:300]}")
 
     async def _reload(self, call: Call, outcome: Outcome, began_s: float) -> None:
         del began_s

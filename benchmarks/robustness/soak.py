@@ -4,8 +4,8 @@ The server runs in a process of its own, with keys of two tenants, adapters, and
 disk. First every request of the mix is sent alone, twice, and its answer is kept. Then the mix is
 sent as fast as the server answers, which measures its capacity. The soak sends it at `--load` times
 that rate, at random times: streams, clients that cancel, leave or read slowly, mistakes, adapters,
-one of them being replaced, cached and stored documents, schemas, tools, and prompts of 32,000
-tokens. Every answer is compared with the one that was kept.
+one of them being replaced, cached and stored documents, windows, libraries, agents' requests,
+schemas, tools, and prompts of 32,000 tokens. Every answer is compared with the one that was kept.
 
 At the end, when nothing runs, memory, file descriptors, threads and tasks are compared with what
 there was before.
@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 import httpx
 
 from benchmarks.robustness import soak_report
-from benchmarks.robustness.load_server import LoadServer, Sample, write_adapters
-from benchmarks.robustness.mix import Mix
+from benchmarks.robustness.load_server import TENANTS, LoadServer, Sample, write_adapters
+from benchmarks.robustness.mix import LIBRARY, Mix
 from benchmarks.robustness.mixed_client import Call, MixedClient
 from benchmarks.robustness.open_loop import Run, Sender, record
 
@@ -51,7 +51,7 @@ def main() -> int:
         folder = Path(name)
         options = write_adapters(folder / "adapters", arguments.model)
         options += ["--cache-dir", str(folder / "cache"), "--cache-disk", arguments.cache_disk]
-        options += ["--kv-memory", arguments.kv_memory]
+        options += ["--kv-memory", arguments.kv_memory, "--library-dir", str(folder / "libraries")]
         mix = Mix(arguments.model, tokenizer_of(arguments.model), arguments.seed)
         print("starting the server", file=sys.stderr)
         with LoadServer(
@@ -103,6 +103,10 @@ async def _soak(server: LoadServer, mix: Mix, arguments: argparse.Namespace) -> 
     client = MixedClient(server, connections=CONNECTIONS)
     sender = Sender(client, most_open=CONNECTIONS)
     async with httpx.AsyncClient() as watcher:
+        print("adding libraries", file=sys.stderr)
+        for tenant in TENANTS:
+            for path, facts in mix.files.items():
+                await client.add_file(tenant, LIBRARY, {"path": path, "text": facts.text})
         print("recording answers", file=sys.stderr)
         recorded = await record(client, mix)
         rate, capacity = arguments.rate, None

@@ -116,7 +116,8 @@ async function show() {
   });
   for (const [path, message] of why) items.push(item(`${path}: refused. ${message}`, true));
   $("library-list").replaceChildren(...items);
-  if (reading) looks = setTimeout(() => tell(show), POLL_MS);
+  const lookAgain = () => show().catch((error) => say("library-status", words.errorWords(error)));
+  if (reading) looks = setTimeout(lookAgain, POLL_MS);
 }
 
 function fileItem(name, { id, status, windows, tokens, error }) {
@@ -166,6 +167,7 @@ function showSources({ searched, found, sources = [] }) {
   const doubt = found === false ? "The question looks at no place in particular: do not trust the answer. " : "";
   say("sourced-note", `${read}${doubt}Sources are what was kept, the best first.`);
   $("sources").replaceChildren(...sources.map(sourceItem));
+  $("sourced").scrollIntoView({ block: "nearest" }); // on a narrow screen it is below the form
 }
 
 function sourceItem({ file, heading, lines, pages, text }) {

@@ -92,6 +92,7 @@ async def test_server_info_names_no_file_and_no_key(tokenizer: Any, tmp_path: Pa
         assert "secret" not in reply.text
         assert str(tmp_path) not in reply.text
     assert info["needs_key"] is True
+    assert info["has_libraries"] is False
     assert (info["model"], info["max_model_len"]) == ("fake", 2000)
     assert info["server"]["requests_per_minute"] == 7
     assert info["engine"]["filter_method"] == "sieve"

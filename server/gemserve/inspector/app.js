@@ -5,6 +5,7 @@ import { hideLeaning, showDifferences, showLeaning } from "./comparing.js";
 import * as programs from "./export.js";
 import { textOf } from "./files.js";
 import { Card } from "./history.js";
+import * as libraries from "./libraries.js";
 import { $, say, state } from "./page.js";
 import { getJson, keepKey, readKey } from "./server.js";
 import { describePlace, find, nextKept, open, redraw, showFacts, showReply, slide } from "./shown.js";
@@ -23,10 +24,12 @@ async function connect() {
     const models = (await getJson("v1/models")).data;
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
     limits = new Map(models.map(({ id, max_model_len }) => [id, max_model_len]));
-    longest = (await getJson("server_info")).engine.max_prompt_tokens ?? 0;
+    const info = await getJson("server_info");
+    longest = info.engine.max_prompt_tokens ?? 0;
     showSize();
     learning = asking.learnServer();
     await learning;
+    await libraries.connect(info.has_libraries);
     $("access").open = false;
   } catch (error) {
     if (error.status === 401) $("access").open = true;
@@ -57,7 +60,9 @@ async function ask() {
   const given = settings();
   say("error", "");
   if (!given.model) return connect();
-  if (!given.document.trim()) return complain("document", "There is no document yet.");
+  const library = $("library").value;
+  if (library && given.question) return askLibrary(library, given);
+  if (!library && !given.document.trim()) return complain("document", "There is no document yet.");
   if (!given.question) return complain("question", "There is no question yet.");
   $("send").disabled = true;
   await learning.catch(() => {}); // `connect` has said what went wrong
@@ -68,6 +73,24 @@ async function ask() {
     if ($("compare").checked && entry.report?.applied) await askOther(entry, "none", signal);
   }, entry);
   $("question").select();
+}
+
+async function askLibrary(library, given) {
+  await learning.catch(() => {}); // `connect` has said what went wrong
+  state.abort = new AbortController();
+  $("send").disabled = true;
+  $("stop").disabled = false;
+  say("status", "Searching the library…");
+  try {
+    await libraries.answer(library, given, state.abort.signal);
+    say("status", "Done.");
+  } catch (error) {
+    fail({}, error);
+  } finally {
+    state.abort = null;
+    $("send").disabled = false;
+    $("stop").disabled = true;
+  }
 }
 
 async function askOther(entry, method, signal) {
@@ -195,6 +218,7 @@ function listen() {
   submit("ask-form", ask);
   submit("find-form", () => find(1));
   submit("key-form", () => (keepKey($("key").value.trim()), connect()));
+  libraries.listen(on, submit);
   on("find-before", "click", () => find(-1));
   on("stop", "click", () => state.abort?.abort());
   on("question", "keydown", (event) => {

@@ -36,8 +36,8 @@ export function newQuestion(given, earlier) {
   return entry;
 }
 
-function requestOf(given, { model, filter }) {
-  const words = `${given.document}\n\n${given.question}`;
+export function requestOf(given, { model, filter }) {
+  const words = [given.document, given.question].filter(Boolean).join("\n\n");
   const body = {
     model,
     max_tokens: given.maxTokens,

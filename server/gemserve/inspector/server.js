@@ -25,7 +25,7 @@ export function addressOf(path) {
   return new URL(path, document.baseURI).href;
 }
 
-async function send(path, body, signal) {
+async function send(path, body, signal, method = body === undefined ? "GET" : "POST") {
   const key = readKey();
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const isForm = body instanceof FormData; // the browser names its type, with the boundary
@@ -33,7 +33,7 @@ async function send(path, body, signal) {
   let reply;
   try {
     reply = await fetch(addressOf(path), {
-      method: body === undefined ? "GET" : "POST",
+      method,
       headers,
       body: isForm || body === undefined ? body : JSON.stringify(body),
       signal,
@@ -71,6 +71,10 @@ export async function postJson(path, body, signal) {
 
 export async function postForm(path, form, signal) {
   return (await send(path, form, signal)).json();
+}
+
+export async function deleteJson(path, signal) {
+  return (await send(path, undefined, signal, "DELETE")).json();
 }
 
 /** The chunks of a stream, up to its [DONE]. An error in the stream is thrown. */

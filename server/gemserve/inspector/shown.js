@@ -32,7 +32,7 @@ export function open(entry) {
   state.entry = entry;
   for (const [each, card] of state.cards) card.select(each === entry);
   $("shown").hidden = false;
-  $("intro").hidden = true;
+  $("intro").hidden = $("sourced").hidden = true;
   text.open(entry.text, entry.starts);
   state.hits = [];
   $("find-words").value = "";

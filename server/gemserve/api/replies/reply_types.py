@@ -372,6 +372,7 @@ class ServerInfo(TypedDict):
     kernels: str
     max_model_len: NonNegative
     needs_key: bool
+    has_libraries: bool
     engine: dict[str, Any]
     server: dict[str, Any]
 

@@ -52,6 +52,7 @@ def server_state_routes(
             "kernels": backend.kernels,
             "max_model_len": builder.context_tokens,
             "needs_key": config.api_key_file is not None,
+            "has_libraries": config.library_dir is not None,
             "engine": _settings(engine_config),
             "server": _settings(config),
         }

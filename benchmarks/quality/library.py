@@ -7,8 +7,10 @@ to a number of tokens. Into some of them it plants natural facts, which no other
 
 `measure` asks a library that `gemserve library add` made of that folder. Recall: is the text that
 answers among the windows that are read, when these are found by attention and words, by attention
-alone, and by words alone? Answers: are they right, beside those from the best passages by BM25
-alone (bm25s), of as many tokens as the filter kept, which are read whole?
+alone, and by words alone? Answers: are they right, beside those from the best passages of a usual
+retriever, of as many tokens as the filter kept, which are read whole? Retrievers are BM25 (bm25s)
+and, with `--embedding FOLDER`, a model of sentence embeddings such as all-MiniLM-L6-v2, whose
+mean-pooled vectors are compared by their cosine.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 import numpy as np
+import torch
 
 from benchmarks.quality.real_documents import (
     HELD_OUT,
@@ -53,6 +56,8 @@ FACTS_OF_EACH = 4  # of each relation, of which `ASKED_OF_EACH` are asked for
 ASKED_OF_EACH = 3
 MAX_TOKENS = 32
 PASSAGE_CHARS = 600
+MOST_PASSAGES = 20
+_BATCH = 32
 _WORD = re.compile(r"\w+")
 _ROFF = re.compile(r"^\.\\\".*\n|^[.'](?:\\\"|\w+)[ \t]?|\\f[BIRP]|\\(?=-)|\\&", re.MULTILINE)
 
@@ -214,9 +219,14 @@ class Measurement:
         )
         return rows
 
-    def answers(self, counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-        """Right answers, beside BM25's, until the time is over: of each kind in turn."""
-        baseline = Bm25(self.library)
+    def answers(
+        self, counts: Sequence[int], seconds: float, embedding: Path | None
+    ) -> list[dict[str, Any]]:
+        """Right answers, beside retrievers', until the time is over: of each kind in turn."""
+        passages = passages_of(self.library)
+        retrievers: dict[str, Retriever] = {"bm25": Bm25(passages)}
+        if embedding is not None:
+            retrievers[embedding.name] = Embeddings(passages, embedding)
         ends_s = time.monotonic() + seconds
         kinds = sorted({each.kind for each in self.asked})
         by_kind = {kind: [each for each in self.asked if each.kind == kind] for kind in kinds}
@@ -233,7 +243,9 @@ class Measurement:
                     self._answer(each, count)
                 )
             kept = int(got[each.kind, f"library {counts[-1]}"][-1]["kept"])
-            got.setdefault((each.kind, "bm25"), []).append(self._bm25(each, baseline, kept))
+            for name, retriever in retrievers.items():
+                figures = self._retrieved(each, retriever, kept)
+                got.setdefault((each.kind, name), []).append(figures)
         return [
             {
                 "kind": kind,
@@ -263,11 +275,11 @@ class Measurement:
             "ttft_s": built_s + answer.filter.filter_ms / 1e3,
         }
 
-    def _bm25(self, each: Asked, baseline: Bm25, num_tokens: int) -> dict[str, float]:
+    def _retrieved(self, each: Asked, retriever: Retriever, num_tokens: int) -> dict[str, float]:
         started_s = time.perf_counter()
         passages: list[str] = []
         used = 0
-        for passage in baseline.best(each.question):
+        for passage in retriever.best(each.question):
             used += len(self.llm.tokenizer(passage)["input_ids"])
             if passages and used > num_tokens:
                 break
@@ -288,27 +300,75 @@ class Measurement:
         }
 
 
-class Bm25:
-    """Passages of a library by BM25 alone, as people do without a filter."""
+def passages_of(library: Library) -> list[str]:
+    """The library's text in passages of about `PASSAGE_CHARS`, as people cut it."""
+    passages: list[str] = []
+    index = library.index()
+    for _, window in library.windows(index.ids.tolist()).values():
+        at = 0
+        while at < len(window.text):
+            stop = window.text.find("\n\n", at + PASSAGE_CHARS // 2, at + 2 * PASSAGE_CHARS)
+            stop = stop + 2 if stop >= 0 else at + PASSAGE_CHARS
+            passages.append(window.text[at:stop].strip())
+            at = stop
+    return passages
 
-    def __init__(self, library: Library) -> None:
+
+class Retriever(Protocol):
+    def best(self, question: str) -> list[str]:
+        """The passages that fit a question best, the best first."""
+        ...
+
+
+class Bm25:
+    """By the words of the question alone."""
+
+    def __init__(self, passages: Sequence[str]) -> None:
         import bm25s
 
-        self._passages: list[str] = []
-        index = library.index()
-        for _, window in library.windows(index.ids.tolist()).values():
-            at = 0
-            while at < len(window.text):
-                stop = window.text.find("\n\n", at + PASSAGE_CHARS // 2, at + 2 * PASSAGE_CHARS)
-                stop = stop + 2 if stop >= 0 else at + PASSAGE_CHARS
-                self._passages.append(window.text[at:stop].strip())
-                at = stop
+        self._passages = passages
         self._index = bm25s.BM25()
-        self._index.index([words_of(text) for text in self._passages], show_progress=False)
+        self._index.index([words_of(text) for text in passages], show_progress=False)
 
     def best(self, question: str) -> list[str]:
-        found, _ = self._index.retrieve([words_of(question)], k=20, show_progress=False)
+        found, _ = self._index.retrieve([words_of(question)], k=MOST_PASSAGES, show_progress=False)
         return [self._passages[i] for i in found[0].tolist()]
+
+
+class Embeddings:
+    """By the cosine of sentence embeddings, which are the means of the last layer's states."""
+
+    def __init__(self, passages: Sequence[str], folder: Path) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        self._passages = passages
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        started_s = time.perf_counter()
+        order = sorted(range(len(passages)), key=lambda i: len(passages[i]))  # little padding
+        vectors = torch.cat(
+            [
+                self._embedded([passages[i] for i in order[start : start + _BATCH]])
+                for start in range(0, len(order), _BATCH)
+            ]
+        )
+        self._vectors = torch.empty_like(vectors)
+        self._vectors[torch.tensor(order)] = vectors
+        taken_s = time.perf_counter() - started_s
+        print(f"{folder.name}: {len(passages)} passages in {taken_s:.0f} s", file=sys.stderr)
+
+    def best(self, question: str) -> list[str]:
+        found = (self._vectors @ self._embedded([question])[0]).topk(MOST_PASSAGES).indices
+        return [self._passages[i] for i in found.tolist()]
+
+    @torch.inference_mode()
+    def _embedded(self, texts: list[str]) -> torch.Tensor:
+        given = self._tokenizer(
+            texts, padding=True, truncation=True, max_length=256, return_tensors="pt"
+        )
+        states, mask = self._model(**given).last_hidden_state, given["attention_mask"]
+        means = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        return torch.nn.functional.normalize(means, dim=-1)
 
 
 def words_of(text: str) -> list[str]:
@@ -334,6 +394,7 @@ def main() -> None:
     asking.add_argument(
         "--answers", type=results.numbers, default=[], help="candidates to answer by"
     )
+    asking.add_argument("--embedding", type=Path, help="folder of an embedding model")
     asking.add_argument("--seconds", type=float, default=400, help="for the answers")
     asking.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
@@ -351,7 +412,7 @@ def main() -> None:
     if arguments.candidates:
         rows += measurement.recall(arguments.candidates)
     if arguments.answers:
-        rows += measurement.answers(arguments.answers, arguments.seconds)
+        rows += measurement.answers(arguments.answers, arguments.seconds, arguments.embedding)
     results.finish("library", "cpu", rows, arguments.json)
 
 

@@ -42,6 +42,7 @@ from benchmarks.quality.real_documents import (
     read_questions,
 )
 from benchmarks.shared import results
+from gemserve.evaluation.adapters.answer_rules import interval
 from gemserve.library.asking import question_text
 from gemserve.library.search import score_windows
 from gemserve.library.store import Library
@@ -73,7 +74,7 @@ class Asked:
     file: str
 
 
-def collect(folder: Path, num_tokens: int, seed: int) -> None:
+def collect(folder: Path, num_tokens: int, seed: int, around: int | None) -> None:
     rng = Random(seed)
     folder.mkdir(parents=True)
     left = num_tokens * CHARS_PER_TOKEN
@@ -89,6 +90,9 @@ def collect(folder: Path, num_tokens: int, seed: int) -> None:
             gold = " ".join(question.gold[0].split())
             if gold in " ".join(texts[name].split()):
                 asked.append(Asked(kind, question.question, question.answers, gold, name))
+    if around is not None:
+        for name, text in texts.items():
+            texts[name] = near(text, [each.gold for each in asked if each.file == name], around)
     left -= sum(map(len, texts.values()))
     for name, text in others():
         if left <= 0:
@@ -116,6 +120,19 @@ def collect(folder: Path, num_tokens: int, seed: int) -> None:
     (folder.parent / f"{folder.name}.{ASKED}").write_text(json.dumps(listed, indent=1))
     size = sum(map(len, texts.values()))
     print(f"{len(texts)} files, {size:,} characters, {len(asked)} questions", file=sys.stderr)
+
+
+def near(text: str, golds: Sequence[str], around: int) -> str:
+    """What lies within so many characters of the passages, cut between lines."""
+    kept: set[int] = set()
+    lines = text.splitlines(keepends=True)
+    ends = np.cumsum([len(line) for line in lines])
+    for gold in golds:
+        match = re.search(r"\s+".join(map(re.escape, gold.split())), text)
+        assert match, "a document of a question has its passage"
+        first = int(np.searchsorted(ends, max(0, match.start() - around), side="right"))
+        kept.update(range(first, int(np.searchsorted(ends, match.end() + around)) + 1))
+    return "".join(line for number, line in enumerate(lines) if number in kept)
 
 
 def others() -> Iterator[tuple[str, str]]:
@@ -220,45 +237,40 @@ class Measurement:
         return rows
 
     def answers(
-        self, counts: Sequence[int], seconds: float, embedding: Path | None
+        self,
+        counts: Sequence[int],
+        retrievers: Sequence[Retriever],
+        seconds: float,
+        most: int,
+        record: Path | None,
     ) -> list[dict[str, Any]]:
-        """Right answers, beside retrievers', until the time is over: of each kind in turn."""
-        passages = passages_of(self.library)
-        retrievers: dict[str, Retriever] = {"bm25": Bm25(passages)}
-        if embedding is not None:
-            retrievers[embedding.name] = Embeddings(passages, embedding)
+        """Right answers, beside retrievers', until the time is over: of each kind in turn.
+
+        `record`: a file of one line an answer; those that it has are not asked for again.
+        """
         ends_s = time.monotonic() + seconds
-        kinds = sorted({each.kind for each in self.asked})
-        by_kind = {kind: [each for each in self.asked if each.kind == kind] for kind in kinds}
-        for of_kind in by_kind.values():
-            Random(1).shuffle(of_kind)
-        longest = max(map(len, by_kind.values()))
-        order = [of[i] for i in range(longest) for of in by_kind.values() if i < len(of)]
-        got: dict[tuple[str, str], list[dict[str, float]]] = {}
-        for each in order:
-            if time.monotonic() > ends_s:
-                break
-            for count in counts:
-                got.setdefault((each.kind, f"library {count}"), []).append(
-                    self._answer(each, count)
-                )
-            kept = int(got[each.kind, f"library {counts[-1]}"][-1]["kept"])
-            for name, retriever in retrievers.items():
-                figures = self._retrieved(each, retriever, kept)
-                got.setdefault((each.kind, name), []).append(figures)
-        return [
-            {
-                "kind": kind,
-                "read": way,
-                "n": len(figures),
-                "right": round(statistics.mean(f["right"] for f in figures), 3),
-                "kept_tokens": round(statistics.median(f["kept"] for f in figures)),
-                "has_gold": round(statistics.mean(f["gold"] for f in figures), 3),
-                "found": round(statistics.mean(f["found"] for f in figures), 3),
-                "ttft_s": round(statistics.median(f["ttft_s"] for f in figures), 2),
-            }
-            for (kind, way), figures in got.items()
-        ]
+        got: dict[tuple[str, str], dict[str, Any]] = {}
+        if record is not None and record.exists():
+            listed = [json.loads(line) for line in record.read_text().splitlines()]
+            got = {(line["question"], line["read"]): line for line in listed}
+        for each in in_turn(self.asked)[:most]:
+            for way in [*(f"library {count}" for count in counts), *retrievers]:
+                name = way if isinstance(way, str) else way.name
+                if (each.question, name) in got:
+                    continue
+                if time.monotonic() > ends_s:
+                    break
+                if isinstance(way, str):
+                    figures = self._answer(each, int(way.split()[-1]))
+                else:
+                    kept = int(got[each.question, f"library {counts[0]}"]["kept"])
+                    figures = self._retrieved(each, way, kept)
+                line = {"kind": each.kind, "question": each.question, "read": name, **figures}
+                got[each.question, name] = line
+                if record is not None:
+                    with record.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+        return summary(list(got.values()))
 
     def _answer(self, each: Asked, count: int) -> dict[str, float]:
         text = each.question if self.llm.has_chat_template else f"{each.question}\nAnswer:"
@@ -273,6 +285,7 @@ class Measurement:
             "gold": each.gold in flat(kept),
             "found": answer.filter.found is not False,
             "ttft_s": built_s + answer.filter.filter_ms / 1e3,
+            "total_s": time.perf_counter() - started_s,
         }
 
     def _retrieved(self, each: Asked, retriever: Retriever, num_tokens: int) -> dict[str, float]:
@@ -288,16 +301,75 @@ class Measurement:
         if not self.llm.has_chat_template:
             text += "\nAnswer:"
         prompt = self.llm.prompt(text)
-        answer = self.llm.generate(
-            prompt, max_tokens=MAX_TOKENS, filter=FilterOptions(method="none")
-        )
+        plain = FilterOptions(method="none")
+        built_s = time.perf_counter() - started_s
+        answer = self.llm.generate(prompt, max_tokens=MAX_TOKENS, filter=plain)
+        total_s = time.perf_counter() - started_s
+        started_s = time.perf_counter()
+        # another beginning, so that nothing of it is cached
+        fresh = self.llm.prompt(f"Read this.\n\n{text}")
+        self.llm.generate(fresh, max_tokens=1, filter=plain)
+        first_s = time.perf_counter() - started_s
         return {
             "right": is_right(answer.text, each.answers),
             "kept": len(prompt.ids),
             "gold": each.gold in flat(" ".join(passages)),
             "found": True,
-            "ttft_s": time.perf_counter() - started_s,
+            "ttft_s": built_s + first_s,
+            "total_s": total_s,
         }
+
+
+def in_turn(asked: Sequence[Asked]) -> list[Asked]:
+    """Questions of each kind in turn, in an order of chance that is always the same."""
+    by_kind = {kind: [a for a in asked if a.kind == kind] for kind in sorted(_kinds(asked))}
+    for of_kind in by_kind.values():
+        Random(1).shuffle(of_kind)
+    longest = max(map(len, by_kind.values()))
+    return [of[i] for i in range(longest) for of in by_kind.values() if i < len(of)]
+
+
+def _kinds(asked: Sequence[Asked]) -> set[str]:
+    return {each.kind for each in asked}
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each kind and way, and one of all kinds, of questions that all ways answered."""
+    ways = list(dict.fromkeys(line["read"] for line in lines))
+    answered = {way: {line["question"] for line in lines if line["read"] == way} for way in ways}
+    common = set.intersection(*answered.values()) if answered else set()
+    rows = []
+    for kind in [*sorted({line["kind"] for line in lines}), "all"]:
+        for way in ways:
+            figures = [
+                line
+                for line in lines
+                if line["read"] == way
+                and line["question"] in common
+                and kind in (line["kind"], "all")
+            ]
+            if not figures:
+                continue
+            low, high = interval([float(f["right"]) for f in figures])
+            rows.append(
+                {
+                    "kind": kind,
+                    "read": way,
+                    "n": len(figures),
+                    "right": sum(bool(f["right"]) for f in figures),
+                    "share": round(statistics.mean(f["right"] for f in figures), 3),
+                    "low": round(low, 3),
+                    "high": round(high, 3),
+                    "tokens": round(statistics.median(f["kept"] for f in figures)),
+                    "has_gold": round(statistics.mean(f["gold"] for f in figures), 3),
+                    "found": round(statistics.mean(f["found"] for f in figures), 3),
+                    "ttft_s": round(statistics.median(f["ttft_s"] for f in figures), 2),
+                    "questions_a_second": round(
+                        len(figures) / sum(f["total_s"] for f in figures), 3
+                    ),
+                }
+            )
+    return rows
 
 
 def passages_of(library: Library) -> list[str]:
@@ -315,6 +387,9 @@ def passages_of(library: Library) -> list[str]:
 
 
 class Retriever(Protocol):
+    @property
+    def name(self) -> str: ...
+
     def best(self, question: str) -> list[str]:
         """The passages that fit a question best, the best first."""
         ...
@@ -322,6 +397,8 @@ class Retriever(Protocol):
 
 class Bm25:
     """By the words of the question alone."""
+
+    name = "bm25"
 
     def __init__(self, passages: Sequence[str]) -> None:
         import bm25s
@@ -341,6 +418,7 @@ class Embeddings:
     def __init__(self, passages: Sequence[str], folder: Path) -> None:
         from transformers import AutoModel, AutoTokenizer
 
+        self.name = folder.name
         self._passages = passages
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -386,6 +464,9 @@ def main() -> None:
     writing.add_argument("--out", type=Path, required=True)
     writing.add_argument("--tokens", type=int, default=3_000_000)
     writing.add_argument("--seed", type=int, default=0)
+    writing.add_argument(
+        "--around", type=int, help="characters beside each passage that documents are cut to"
+    )
     asking = actions.add_parser("measure")
     asking.add_argument("--library", type=Path, required=True, help="the library's folder")
     asking.add_argument("--questions", type=Path, required=True, help="written by collect")
@@ -394,15 +475,23 @@ def main() -> None:
     asking.add_argument(
         "--answers", type=results.numbers, default=[], help="candidates to answer by"
     )
+    asking.add_argument("--alone", action="store_true", help="without BM25")
     asking.add_argument("--embedding", type=Path, help="folder of an embedding model")
+    asking.add_argument("--kinds", type=lambda given: given.split(","), help="such as planted")
+    asking.add_argument("--most", type=int, default=1000, help="questions to answer")
+    asking.add_argument(
+        "--record", type=Path, help="file of all answers; a second run goes on behind them"
+    )
     asking.add_argument("--seconds", type=float, default=400, help="for the answers")
     asking.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
     if arguments.action == "collect":
-        collect(arguments.out, arguments.tokens, arguments.seed)
+        collect(arguments.out, arguments.tokens, arguments.seed, arguments.around)
         return
     listed = json.loads(arguments.questions.read_text())
     asked = [Asked(**{**each, "answers": tuple(each["answers"])}) for each in listed]
+    if arguments.kinds:
+        asked = [each for each in asked if each.kind in arguments.kinds]
     measurement = Measurement(arguments.library, arguments.model, asked)
     files, windows, tokens = measurement.library.totals()
     size = measurement.library.num_bytes
@@ -412,7 +501,13 @@ def main() -> None:
     if arguments.candidates:
         rows += measurement.recall(arguments.candidates)
     if arguments.answers:
-        rows += measurement.answers(arguments.answers, arguments.seconds, arguments.embedding)
+        passages = passages_of(measurement.library)
+        retrievers: list[Retriever] = [] if arguments.alone else [Bm25(passages)]
+        if arguments.embedding is not None:
+            retrievers.append(Embeddings(passages, arguments.embedding))
+        rows += measurement.answers(
+            arguments.answers, retrievers, arguments.seconds, arguments.most, arguments.record
+        )
     results.finish("library", "cpu", rows, arguments.json)
 
 

@@ -7,8 +7,10 @@ to a number of tokens. Into some of them it plants natural facts, which no other
 
 `measure` asks a library that `gemserve library add` made of that folder. Recall: is the text that
 answers among the windows that are read, when these are found by attention and words, by attention
-alone, and by words alone? Answers: are they right, beside those from the best passages by BM25
-alone (bm25s), of as many tokens as the filter kept, which are read whole?
+alone, and by words alone? Answers: are they right, beside those from the best passages of a usual
+retriever, of as many tokens as the filter kept, which are read whole? Retrievers are BM25 (bm25s)
+and, with `--embedding FOLDER`, a model of sentence embeddings such as all-MiniLM-L6-v2, whose
+mean-pooled vectors are compared by their cosine.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 import numpy as np
+import torch
 
 from benchmarks.quality.real_documents import (
     HELD_OUT,
@@ -39,6 +42,7 @@ from benchmarks.quality.real_documents import (
     read_questions,
 )
 from benchmarks.shared import results
+from gemserve.evaluation.adapters.answer_rules import interval
 from gemserve.library.asking import question_text
 from gemserve.library.search import score_windows
 from gemserve.library.store import Library
@@ -53,6 +57,8 @@ FACTS_OF_EACH = 4  # of each relation, of which `ASKED_OF_EACH` are asked for
 ASKED_OF_EACH = 3
 MAX_TOKENS = 32
 PASSAGE_CHARS = 600
+MOST_PASSAGES = 20
+_BATCH = 32
 _WORD = re.compile(r"\w+")
 _ROFF = re.compile(r"^\.\\\".*\n|^[.'](?:\\\"|\w+)[ \t]?|\\f[BIRP]|\\(?=-)|\\&", re.MULTILINE)
 
@@ -68,7 +74,7 @@ class Asked:
     file: str
 
 
-def collect(folder: Path, num_tokens: int, seed: int) -> None:
+def collect(folder: Path, num_tokens: int, seed: int, around: int | None) -> None:
     rng = Random(seed)
     folder.mkdir(parents=True)
     left = num_tokens * CHARS_PER_TOKEN
@@ -84,6 +90,9 @@ def collect(folder: Path, num_tokens: int, seed: int) -> None:
             gold = " ".join(question.gold[0].split())
             if gold in " ".join(texts[name].split()):
                 asked.append(Asked(kind, question.question, question.answers, gold, name))
+    if around is not None:
+        for name, text in texts.items():
+            texts[name] = near(text, [each.gold for each in asked if each.file == name], around)
     left -= sum(map(len, texts.values()))
     for name, text in others():
         if left <= 0:
@@ -111,6 +120,19 @@ def collect(folder: Path, num_tokens: int, seed: int) -> None:
     (folder.parent / f"{folder.name}.{ASKED}").write_text(json.dumps(listed, indent=1))
     size = sum(map(len, texts.values()))
     print(f"{len(texts)} files, {size:,} characters, {len(asked)} questions", file=sys.stderr)
+
+
+def near(text: str, golds: Sequence[str], around: int) -> str:
+    """What lies within so many characters of the passages, cut between lines."""
+    kept: set[int] = set()
+    lines = text.splitlines(keepends=True)
+    ends = np.cumsum([len(line) for line in lines])
+    for gold in golds:
+        match = re.search(r"\s+".join(map(re.escape, gold.split())), text)
+        assert match, "a document of a question has its passage"
+        first = int(np.searchsorted(ends, max(0, match.start() - around), side="right"))
+        kept.update(range(first, int(np.searchsorted(ends, match.end() + around)) + 1))
+    return "".join(line for number, line in enumerate(lines) if number in kept)
 
 
 def others() -> Iterator[tuple[str, str]]:
@@ -214,39 +236,41 @@ class Measurement:
         )
         return rows
 
-    def answers(self, counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-        """Right answers, beside BM25's, until the time is over: of each kind in turn."""
-        baseline = Bm25(self.library)
+    def answers(
+        self,
+        counts: Sequence[int],
+        retrievers: Sequence[Retriever],
+        seconds: float,
+        most: int,
+        record: Path | None,
+    ) -> list[dict[str, Any]]:
+        """Right answers, beside retrievers', until the time is over: of each kind in turn.
+
+        `record`: a file of one line an answer; those that it has are not asked for again.
+        """
         ends_s = time.monotonic() + seconds
-        kinds = sorted({each.kind for each in self.asked})
-        by_kind = {kind: [each for each in self.asked if each.kind == kind] for kind in kinds}
-        for of_kind in by_kind.values():
-            Random(1).shuffle(of_kind)
-        longest = max(map(len, by_kind.values()))
-        order = [of[i] for i in range(longest) for of in by_kind.values() if i < len(of)]
-        got: dict[tuple[str, str], list[dict[str, float]]] = {}
-        for each in order:
-            if time.monotonic() > ends_s:
-                break
-            for count in counts:
-                got.setdefault((each.kind, f"library {count}"), []).append(
-                    self._answer(each, count)
-                )
-            kept = int(got[each.kind, f"library {counts[-1]}"][-1]["kept"])
-            got.setdefault((each.kind, "bm25"), []).append(self._bm25(each, baseline, kept))
-        return [
-            {
-                "kind": kind,
-                "read": way,
-                "n": len(figures),
-                "right": round(statistics.mean(f["right"] for f in figures), 3),
-                "kept_tokens": round(statistics.median(f["kept"] for f in figures)),
-                "has_gold": round(statistics.mean(f["gold"] for f in figures), 3),
-                "found": round(statistics.mean(f["found"] for f in figures), 3),
-                "ttft_s": round(statistics.median(f["ttft_s"] for f in figures), 2),
-            }
-            for (kind, way), figures in got.items()
-        ]
+        got: dict[tuple[str, str], dict[str, Any]] = {}
+        if record is not None and record.exists():
+            listed = [json.loads(line) for line in record.read_text().splitlines()]
+            got = {(line["question"], line["read"]): line for line in listed}
+        for each in in_turn(self.asked)[:most]:
+            for way in [*(f"library {count}" for count in counts), *retrievers]:
+                name = way if isinstance(way, str) else way.name
+                if (each.question, name) in got:
+                    continue
+                if time.monotonic() > ends_s:
+                    break
+                if isinstance(way, str):
+                    figures = self._answer(each, int(way.split()[-1]))
+                else:
+                    kept = int(got[each.question, f"library {counts[0]}"]["kept"])
+                    figures = self._retrieved(each, way, kept)
+                line = {"kind": each.kind, "question": each.question, "read": name, **figures}
+                got[each.question, name] = line
+                if record is not None:
+                    with record.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+        return summary(list(got.values()))
 
     def _answer(self, each: Asked, count: int) -> dict[str, float]:
         text = each.question if self.llm.has_chat_template else f"{each.question}\nAnswer:"
@@ -261,13 +285,14 @@ class Measurement:
             "gold": each.gold in flat(kept),
             "found": answer.filter.found is not False,
             "ttft_s": built_s + answer.filter.filter_ms / 1e3,
+            "total_s": time.perf_counter() - started_s,
         }
 
-    def _bm25(self, each: Asked, baseline: Bm25, num_tokens: int) -> dict[str, float]:
+    def _retrieved(self, each: Asked, retriever: Retriever, num_tokens: int) -> dict[str, float]:
         started_s = time.perf_counter()
         passages: list[str] = []
         used = 0
-        for passage in baseline.best(each.question):
+        for passage in retriever.best(each.question):
             used += len(self.llm.tokenizer(passage)["input_ids"])
             if passages and used > num_tokens:
                 break
@@ -276,39 +301,152 @@ class Measurement:
         if not self.llm.has_chat_template:
             text += "\nAnswer:"
         prompt = self.llm.prompt(text)
-        answer = self.llm.generate(
-            prompt, max_tokens=MAX_TOKENS, filter=FilterOptions(method="none")
-        )
+        plain = FilterOptions(method="none")
+        built_s = time.perf_counter() - started_s
+        answer = self.llm.generate(prompt, max_tokens=MAX_TOKENS, filter=plain)
+        total_s = time.perf_counter() - started_s
+        started_s = time.perf_counter()
+        # another beginning, so that nothing of it is cached
+        fresh = self.llm.prompt(f"Read this.\n\n{text}")
+        self.llm.generate(fresh, max_tokens=1, filter=plain)
+        first_s = time.perf_counter() - started_s
         return {
             "right": is_right(answer.text, each.answers),
             "kept": len(prompt.ids),
             "gold": each.gold in flat(" ".join(passages)),
             "found": True,
-            "ttft_s": time.perf_counter() - started_s,
+            "ttft_s": built_s + first_s,
+            "total_s": total_s,
         }
 
 
-class Bm25:
-    """Passages of a library by BM25 alone, as people do without a filter."""
+def in_turn(asked: Sequence[Asked]) -> list[Asked]:
+    """Questions of each kind in turn, in an order of chance that is always the same."""
+    by_kind = {kind: [a for a in asked if a.kind == kind] for kind in sorted(_kinds(asked))}
+    for of_kind in by_kind.values():
+        Random(1).shuffle(of_kind)
+    longest = max(map(len, by_kind.values()))
+    return [of[i] for i in range(longest) for of in by_kind.values() if i < len(of)]
 
-    def __init__(self, library: Library) -> None:
-        import bm25s
 
-        self._passages: list[str] = []
-        index = library.index()
-        for _, window in library.windows(index.ids.tolist()).values():
-            at = 0
-            while at < len(window.text):
-                stop = window.text.find("\n\n", at + PASSAGE_CHARS // 2, at + 2 * PASSAGE_CHARS)
-                stop = stop + 2 if stop >= 0 else at + PASSAGE_CHARS
-                self._passages.append(window.text[at:stop].strip())
-                at = stop
-        self._index = bm25s.BM25()
-        self._index.index([words_of(text) for text in self._passages], show_progress=False)
+def _kinds(asked: Sequence[Asked]) -> set[str]:
+    return {each.kind for each in asked}
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each kind and way, and one of all kinds, of questions that all ways answered."""
+    ways = list(dict.fromkeys(line["read"] for line in lines))
+    answered = {way: {line["question"] for line in lines if line["read"] == way} for way in ways}
+    common = set.intersection(*answered.values()) if answered else set()
+    rows = []
+    for kind in [*sorted({line["kind"] for line in lines}), "all"]:
+        for way in ways:
+            figures = [
+                line
+                for line in lines
+                if line["read"] == way
+                and line["question"] in common
+                and kind in (line["kind"], "all")
+            ]
+            if not figures:
+                continue
+            low, high = interval([float(f["right"]) for f in figures])
+            rows.append(
+                {
+                    "kind": kind,
+                    "read": way,
+                    "n": len(figures),
+                    "right": sum(bool(f["right"]) for f in figures),
+                    "share": round(statistics.mean(f["right"] for f in figures), 3),
+                    "low": round(low, 3),
+                    "high": round(high, 3),
+                    "tokens": round(statistics.median(f["kept"] for f in figures)),
+                    "has_gold": round(statistics.mean(f["gold"] for f in figures), 3),
+                    "found": round(statistics.mean(f["found"] for f in figures), 3),
+                    "ttft_s": round(statistics.median(f["ttft_s"] for f in figures), 2),
+                    "questions_a_second": round(
+                        len(figures) / sum(f["total_s"] for f in figures), 3
+                    ),
+                }
+            )
+    return rows
+
+
+def passages_of(library: Library) -> list[str]:
+    """The library's text in passages of about `PASSAGE_CHARS`, as people cut it."""
+    passages: list[str] = []
+    index = library.index()
+    for _, window in library.windows(index.ids.tolist()).values():
+        at = 0
+        while at < len(window.text):
+            stop = window.text.find("\n\n", at + PASSAGE_CHARS // 2, at + 2 * PASSAGE_CHARS)
+            stop = stop + 2 if stop >= 0 else at + PASSAGE_CHARS
+            passages.append(window.text[at:stop].strip())
+            at = stop
+    return passages
+
+
+class Retriever(Protocol):
+    @property
+    def name(self) -> str: ...
 
     def best(self, question: str) -> list[str]:
-        found, _ = self._index.retrieve([words_of(question)], k=20, show_progress=False)
+        """The passages that fit a question best, the best first."""
+        ...
+
+
+class Bm25:
+    """By the words of the question alone."""
+
+    name = "bm25"
+
+    def __init__(self, passages: Sequence[str]) -> None:
+        import bm25s
+
+        self._passages = passages
+        self._index = bm25s.BM25()
+        self._index.index([words_of(text) for text in passages], show_progress=False)
+
+    def best(self, question: str) -> list[str]:
+        found, _ = self._index.retrieve([words_of(question)], k=MOST_PASSAGES, show_progress=False)
         return [self._passages[i] for i in found[0].tolist()]
+
+
+class Embeddings:
+    """By the cosine of sentence embeddings, which are the means of the last layer's states."""
+
+    def __init__(self, passages: Sequence[str], folder: Path) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        self.name = folder.name
+        self._passages = passages
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        started_s = time.perf_counter()
+        order = sorted(range(len(passages)), key=lambda i: len(passages[i]))  # little padding
+        vectors = torch.cat(
+            [
+                self._embedded([passages[i] for i in order[start : start + _BATCH]])
+                for start in range(0, len(order), _BATCH)
+            ]
+        )
+        self._vectors = torch.empty_like(vectors)
+        self._vectors[torch.tensor(order)] = vectors
+        taken_s = time.perf_counter() - started_s
+        print(f"{folder.name}: {len(passages)} passages in {taken_s:.0f} s", file=sys.stderr)
+
+    def best(self, question: str) -> list[str]:
+        found = (self._vectors @ self._embedded([question])[0]).topk(MOST_PASSAGES).indices
+        return [self._passages[i] for i in found.tolist()]
+
+    @torch.inference_mode()
+    def _embedded(self, texts: list[str]) -> torch.Tensor:
+        given = self._tokenizer(
+            texts, padding=True, truncation=True, max_length=256, return_tensors="pt"
+        )
+        states, mask = self._model(**given).last_hidden_state, given["attention_mask"]
+        means = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        return torch.nn.functional.normalize(means, dim=-1)
 
 
 def words_of(text: str) -> list[str]:
@@ -326,6 +464,9 @@ def main() -> None:
     writing.add_argument("--out", type=Path, required=True)
     writing.add_argument("--tokens", type=int, default=3_000_000)
     writing.add_argument("--seed", type=int, default=0)
+    writing.add_argument(
+        "--around", type=int, help="characters beside each passage that documents are cut to"
+    )
     asking = actions.add_parser("measure")
     asking.add_argument("--library", type=Path, required=True, help="the library's folder")
     asking.add_argument("--questions", type=Path, required=True, help="written by collect")
@@ -334,14 +475,23 @@ def main() -> None:
     asking.add_argument(
         "--answers", type=results.numbers, default=[], help="candidates to answer by"
     )
+    asking.add_argument("--alone", action="store_true", help="without BM25")
+    asking.add_argument("--embedding", type=Path, help="folder of an embedding model")
+    asking.add_argument("--kinds", type=lambda given: given.split(","), help="such as planted")
+    asking.add_argument("--most", type=int, default=1000, help="questions to answer")
+    asking.add_argument(
+        "--record", type=Path, help="file of all answers; a second run goes on behind them"
+    )
     asking.add_argument("--seconds", type=float, default=400, help="for the answers")
     asking.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
     if arguments.action == "collect":
-        collect(arguments.out, arguments.tokens, arguments.seed)
+        collect(arguments.out, arguments.tokens, arguments.seed, arguments.around)
         return
     listed = json.loads(arguments.questions.read_text())
     asked = [Asked(**{**each, "answers": tuple(each["answers"])}) for each in listed]
+    if arguments.kinds:
+        asked = [each for each in asked if each.kind in arguments.kinds]
     measurement = Measurement(arguments.library, arguments.model, asked)
     files, windows, tokens = measurement.library.totals()
     size = measurement.library.num_bytes
@@ -351,7 +501,13 @@ def main() -> None:
     if arguments.candidates:
         rows += measurement.recall(arguments.candidates)
     if arguments.answers:
-        rows += measurement.answers(arguments.answers, arguments.seconds)
+        passages = passages_of(measurement.library)
+        retrievers: list[Retriever] = [] if arguments.alone else [Bm25(passages)]
+        if arguments.embedding is not None:
+            retrievers.append(Embeddings(passages, arguments.embedding))
+        rows += measurement.answers(
+            arguments.answers, retrievers, arguments.seconds, arguments.most, arguments.record
+        )
     results.finish("library", "cpu", rows, arguments.json)
 
 

@@ -143,8 +143,6 @@ ENV PATH=/opt/venv/bin:$PATH \
     TRITON_CACHE_DIR=/cache/triton
 USER 10001:10001
 WORKDIR /home/gemserve
-# For `serve run` and KubeRay, with PYTHONPATH=/home/gemserve.
-COPY deploy/ray_app.py deploy/ray_app.py
 VOLUME ["/models", "/cache"]
 EXPOSE 8000
 # A large model loads for minutes before it listens. Proxies are off: they would get the request.

@@ -31,8 +31,9 @@ def test_a_process_tells_its_states_and_ends_streams_before_it_ends() -> None:
     url, said = f"http://127.0.0.1:{port}", set[str]()
     process = subprocess.Popen(
         [sys.executable, "-m", "gemserve.cli.main", *words],
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("GEMSERVE_")},
     )
     try:
@@ -56,6 +57,9 @@ def test_a_process_tells_its_states_and_ends_streams_before_it_ends() -> None:
         assert data[-1] == "[DONE]"
         assert json.loads(data[-2])["error"]["code"] == "cancelled"
         assert process.wait(60) != 0
+        assert process.stdout is not None
+        with process.stdout as written:
+            assert f"gemserve: ready: open {url}/ in a browser" in written.read()
     finally:
         process.kill()
         process.wait()

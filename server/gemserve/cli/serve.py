@@ -33,6 +33,7 @@ from gemserve.config import (
 from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
 from gemserve.http_server.descriptors import raise_descriptor_limit
 from gemserve.http_server.loading_probe import LoadingProbe
+from gemserve.http_server.ready_line import ready_line
 
 if TYPE_CHECKING:
     from gemserve.api.telemetry.traces import Traces
@@ -118,13 +119,18 @@ def _serve(
         app = create_app(serving, traces)
     for ending in _ending_signals():  # they are raised again when all has ended
         signal.signal(ending, _end_now)
-    http_server(
+    listening = http_server(
         app,
         serving.engine,
         server,
         log_config=log_config,
         access_log=False,  # its lines have no request id: see gemserve.api.access.request_id
-    ).run()
+    )
+    has_keys = server.api_key_file is not None
+    listening.on_listening = lambda port: say(
+        ready_line(server.host, port, name, has_keys=has_keys)
+    )
+    listening.run()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -41,8 +41,11 @@ class HttpServer(uvicorn.Server):
     First it goes on to listen until all requests have ended, for `DRAIN_S` seconds at most:
     meanwhile `/ready` says that it is draining, and new requests get a 503. The second signal ends
     all requests, each with its last event. The third one ends the connections as they are. A client
-    that does not read its reply holds the end up for `CLOSE_S`.
+    that does not read its reply holds the end up for `CLOSE_S`. `on_listening` is called once, with
+    the port, as soon as connections are accepted.
     """
+
+    on_listening: Callable[[int], None] | None = None
 
     def __init__(self, config: uvicorn.Config, engine: Stoppable) -> None:
         super().__init__(config)
@@ -52,6 +55,10 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(RareAcceptErrors())
         await super().startup(sockets)
+        if self.on_listening is not None and self.started:
+            # --port 0 takes any
+            ports = [each.getsockname()[1] for server in self.servers for each in server.sockets]
+            self.on_listening(ports[0])
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

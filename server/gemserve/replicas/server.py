@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig, served_name
 from gemserve.errors import ConfigError, ModelError
 from gemserve.http_server.loading_probe import LoadingProbe
+from gemserve.http_server.ready_line import ready_line
 from gemserve.replicas.cluster import deploy, find_failure, local_cluster, prepare_environment
 
 if TYPE_CHECKING:
@@ -59,7 +60,14 @@ def serve_replicas(
             asyncio.run(app.state.ingress.adapters.learn())
         except (ReplicaLost, ReplicaFailed) as error:
             raise ModelError(f"no replica could load its adapters: {error}") from error
-        http_server(app, app.state.ingress, server, log_config=log_config, access_log=False).run()
+        listening = http_server(
+            app, app.state.ingress, server, log_config=log_config, access_log=False
+        )
+        name, has_keys = served_name(model, server), server.api_key_file is not None
+        listening.on_listening = lambda port: log.info(
+            "%s", ready_line(server.host, port, name, has_keys=has_keys)
+        )
+        listening.run()
     return 0
 
 

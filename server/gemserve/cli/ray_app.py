@@ -1,6 +1,6 @@
 """Replicas for a cluster of Ray, as `serve run` and KubeRay start them.
 
-    serve run deploy.ray_app:build model=builtin replicas=2
+    serve run gemserve.cli.ray_app:build model=builtin replicas=2
 
 Arguments are the options of `gemserve serve`, without dashes in front. See docs/replicas.md.
 """

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from website.reference.markdown import code_with_bars
+from website.reference.options import OF_SERVER, anchor_of, server_flags
 from website.reference.pages import write_pages
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +21,8 @@ FROM_ROOT = {
     "README.md": "index.md",  # only links to it: the site has its own first page
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+# a heading, a link, or an option in code, which may have a value
+_OPTION = re.compile(r"^#.*$|\[[^\]]*\]\([^)]*\)|`(--[a-z][a-z0-9-]*)(?: [^`\n]*)?`", re.MULTILINE)
 
 
 def stage(folder: Path) -> None:
@@ -39,15 +42,36 @@ def stage(folder: Path) -> None:
 
 
 def with_links(source: Path, place: Path) -> str:
-    """The text of a page whose links are those that it needs at `place` in the site."""
+    """The text of a page whose links are those that it needs at `place` in the site.
+
+    The first time that it names an option of the server, this leads to what the option does.
+    """
     parts = re.split(r"(^```.*?^```)", source.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 
     def lead(match: re.Match[str]) -> str:
         return site_link(match.group(), source, place)
 
+    linked = set(server_flags()) if is_about_scripts(place) else set[str]()
+    options = os.path.relpath(OF_SERVER, place.parent)
+
+    def explain(match: re.Match[str]) -> str:
+        flag = match[1]
+        if flag not in server_flags() or flag in linked:
+            return match[0]
+        linked.add(flag)
+        return f"[{match[0]}]({options}#{anchor_of(flag)})"
+
     return "".join(
-        part if part.startswith("```") else code_with_bars(_LINK.sub(lead, part)) for part in parts
+        part
+        if part.startswith("```")
+        else code_with_bars(_OPTION.sub(explain, _LINK.sub(lead, part)))
+        for part in parts
     )
+
+
+def is_about_scripts(place: Path) -> bool:
+    """Whether a page's options are mostly those of benchmarks and of `make`."""
+    return place.parts[0] in ("log", "project", "benchmarks.md", "gpu.md")
 
 
 def site_link(link: str, source: Path, place: Path) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from gemserve.cli.main import make_parser
 from gemserve_client.cli.main import make_parser as make_client_parser
 from gemserve_client.load_test.options import make_parser as make_load_parser
 from website.reference.markdown import NOTE, code, prose, table
+
+OF_SERVER = "reference/options.md"
+_SERVER = "gemserve serve"
 
 INTRODUCTION = """\
 # Options
@@ -43,8 +47,27 @@ def commands_of(
             yield from inner or [(f"{parser.prog} {name}", helps.get(name, ""), command)]
 
 
+@cache
+def server_flags() -> frozenset[str]:
+    """The options of `gemserve serve`."""
+    found = {name: command for name, _, command in commands_of(make_parser())}[_SERVER]
+    actions = [action for action in found._actions if action.dest != "help"]
+    return frozenset(flag for action in actions for flag in action.option_strings)
+
+
+def anchor_of(flag: str) -> str:
+    """Where the page has an option of `gemserve serve`."""
+    return f"serve{flag}"
+
+
 def section(name: str, help_text: str, parser: argparse.ArgumentParser) -> list[str]:
     options = [row(parser, action) for action in parser._actions if action.dest != "help"]
+    if name == _SERVER:
+        actions = [action for action in parser._actions if action.dest != "help"]
+        options = [
+            (f"{anchors(action)}{shown}", *rest)
+            for action, (shown, *rest) in zip(actions, options, strict=True)
+        ]
     lines = [f"## {name}", ""]
     said = parser.description or help_text
     if said:
@@ -52,6 +75,10 @@ def section(name: str, help_text: str, parser: argparse.ArgumentParser) -> list[
     if options:
         lines += [*table(("option", "meaning", "default", "variable"), options), ""]
     return lines
+
+
+def anchors(action: argparse.Action) -> str:
+    return "".join(f'<span id="{anchor_of(flag)}"></span>' for flag in action.option_strings)
 
 
 def written_size(default: str, name: str) -> str:

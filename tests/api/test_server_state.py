@@ -133,12 +133,24 @@ def test_head_leaves_the_connection_in_order(core: FakeCore, tokenizer: Any) -> 
             assert client.get("/health").json() == {"status": "ok"}
 
 
+async def test_a_wrong_method_does_not_write_the_document(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half a second of the event loop, and anybody may send such a request."""
+    written: list[str] = []
+    monkeypatch.setattr("gemserve.api.app.write_document", lambda *_: written.append("") or {})
+    assert (await api.client.put("/health")).status_code == 405
+    assert not written
+
+
 async def test_head_is_allowed_where_get_is(api: Api) -> None:
     for path, allowed in (
         ("/health", "GET, HEAD"),
         ("/ping", "GET, HEAD, POST"),
         ("/v1/documents", "GET, HEAD, POST"),
         ("/v1/documents/doc-1", "DELETE, GET, HEAD"),
+        ("/v1/libraries/notes", "DELETE, GET, HEAD"),
+        ("/v1/libraries/notes/files", "GET, HEAD, POST"),
         (CHAT, "POST"),
     ):
         reply = await api.client.put(path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemserve.cli.main import main
+from gemserve.library.store import DATABASE
 from tests.library.worlds import IDENTITY, open_library, paragraphs
 
 QUESTION = "When does the ferry to Malmo leave?"
@@ -112,3 +113,25 @@ def test_a_mistyped_name_is_told_before_a_model_is_loaded(
     assert done.returncode == 2, done.stderr
     assert "no" in done.stderr
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stands_there", ["zeros", "a folder"])
+def test_a_damaged_library_can_be_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stands_there: str
+) -> None:
+    place = ("--library-dir", str(tmp_path))
+    for name in ("damaged", "whole"):
+        open_library(tmp_path / name).close()
+    database = tmp_path / "damaged" / DATABASE
+    database.unlink()
+    if stands_there == "zeros":
+        database.write_bytes(b"\0" * 8192)
+    else:
+        database.mkdir()
+    listed, said = run(capsys, "library", "list", *place)
+    assert listed.startswith("whole: 0 files, ")
+    assert "library damaged: " in said
+    run(capsys, "library", "remove", "damaged", *place)
+    assert not (tmp_path / "damaged").exists()
+    listed, said = run(capsys, "library", "list", *place)
+    assert (listed.startswith("whole: "), said) == (True, "")

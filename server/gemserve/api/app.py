@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -111,7 +111,7 @@ def create_app(
     app.openapi = document  # type: ignore[method-assign]
     app.state.backlog, app.state.documents = backlog, documents
     _add_middleware(app, config, metrics, is_replica=is_replica)
-    _add_error_replies(app, document)
+    _add_error_replies(app, operations)
     return app
 
 
@@ -208,7 +208,7 @@ def _add_middleware(
         add_outer_middleware(app, config, counts)
 
 
-def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:
+def _add_error_replies(app: FastAPI, operations: Iterable[str]) -> None:
     @app.exception_handler(GemserveError)
     async def reply_to_gemserve_error(_: Request, error: GemserveError) -> JSONResponse:
         return error_response(error)
@@ -220,14 +220,21 @@ def _add_error_replies(app: FastAPI, document: Callable[[], Json]) -> None:
             message = not_served(http.scope["path"]) or message
         body = error_body(message, kind="invalid_request_error")
         if error.status_code == 405:
-            headers = _allow_header(document(), http.scope["path"]) or headers
+            headers = _allow_header(operations, http.scope["path"]) or headers
         return JSONResponse(body, status_code=error.status_code, headers=headers)
 
 
-def _allow_header(document: Json, path: str) -> dict[str, str] | None:
-    """All methods of a path. The framework names those of its first route only."""
-    for template, described in document["paths"].items():
+def _allow_header(operations: Iterable[str], path: str) -> dict[str, str] | None:
+    """All methods of a path. The framework names those of its first route only.
+
+    `operations`: all routes, as "METHOD /path".
+    """
+    methods: dict[str, set[str]] = {}
+    for operation in operations:
+        method, _, template = operation.partition(" ")
         if re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(template)), path):
-            methods = {*described, "head"} if "get" in described else set(described)
-            return {"Allow": ", ".join(sorted(methods)).upper()}
-    return None
+            methods.setdefault(template, set()).add(method)
+    if not methods:
+        return None
+    found = methods[max(methods, key=len)]  # a parameter may be a path, and match others' ends
+    return {"Allow": ", ".join(sorted({*found, "HEAD"} if "GET" in found else found))}

@@ -58,7 +58,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 def run_add(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments.name, arguments.library_dir)
     from gemserve.library.finding import find_files
-    from gemserve.library.store import DATABASE, Library
+    from gemserve.library.store import DATABASE, remove_library
 
     for _ in find_files(arguments.paths):  # all paths are looked at before a model is loaded
         break
@@ -69,7 +69,7 @@ def run_add(arguments: argparse.Namespace) -> int:
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     llm = LLM(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
     if arguments.anew and (folder / DATABASE).is_file():
-        Library(folder).delete()
+        remove_library(folder)
     library = llm.library(folder, is_new=not (folder / DATABASE).is_file())
     started_s = shown_s = time.monotonic()
     is_terminal = sys.stderr.isatty()
@@ -152,13 +152,14 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
-    from gemserve.library.store import Library
+    from gemserve.library.store import Library, remove_library
 
-    library = Library(existing_folder(arguments.name, arguments.library_dir))
+    folder = existing_folder(arguments.name, arguments.library_dir)
     if not arguments.paths:
-        library.delete()
+        remove_library(folder)
         print(f"{arguments.name}: removed")
         return 0
+    library = Library(folder)
     known = [file.path for file in library.files()]
     removed: dict[str, None] = {}
     for given in arguments.paths:

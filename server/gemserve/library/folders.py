@@ -33,7 +33,7 @@ def folder_of(name: str, parent: Path) -> Path:
 def existing_folder(name: str, parent: Path) -> Path:
     """The folder of a library that is there. Raises `LibraryError`, which names those that are."""
     folder = folder_of(name, parent)
-    if (folder / DATABASE).is_file():
+    if holds_library(folder):
         return folder
     others = names_in(parent)
     if not others:
@@ -45,9 +45,14 @@ def existing_folder(name: str, parent: Path) -> Path:
     raise LibraryError(f"library {name}: {parent} has none of this name; it has: {listed}")
 
 
+def holds_library(folder: Path) -> bool:
+    """Also if it is damaged, so that it can be seen and removed."""
+    return os.path.lexists(folder / DATABASE)
+
+
 def names_in(parent: Path) -> list[str]:
     """The names of all libraries in a folder."""
     if not parent.is_dir():
         return []
-    found = (path.name for path in parent.iterdir() if (path / DATABASE).is_file())
+    found = (path.name for path in parent.iterdir() if holds_library(path))
     return sorted(name for name in found if _NAME.fullmatch(name))

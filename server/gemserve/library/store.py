@@ -35,6 +35,8 @@ _LOCK = "writer.lock"
 _VERSION = "1"
 _BUSY_S = 30.0  # that a connection waits for another one's transaction
 _MOST_NAMES = 500  # in one statement
+# what values that no gemserve has written lead to: SQLite does not check types
+_DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
 _WASTE = 1 << 16  # records of removed windows, below which the file is never written anew
 _SCHEMA = f"""
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -124,7 +126,11 @@ class Library:
         """
         self.folder = folder
         if not (folder / DATABASE).is_file():
-            raise LibraryError(f"library {folder.name}: there is no library in this folder")
+            is_other = os.path.lexists(folder / DATABASE)
+            problem = (
+                f"{DATABASE} is not a file" if is_other else "there is no library in this folder"
+            )
+            raise LibraryError(f"library {folder.name}: {problem}")
         self._connection = self._connect()
         with self._told():
             settings = dict(self._connection.execute("SELECT name, value FROM settings"))
@@ -177,12 +183,6 @@ class Library:
     def close(self) -> None:
         self._connection.close()
 
-    def delete(self) -> None:
-        """Remove the folder with all that is in it. Raises `LibraryBusy`."""
-        with self.writing():
-            self.close()
-            shutil.rmtree(self.folder)
-
     @property
     def name(self) -> str:
         return self.folder.name
@@ -203,18 +203,8 @@ class Library:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Be the only process that changes the library. Raises `LibraryBusy`."""
-        try:
-            lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise LibraryError(f"library {self.name}: {error}") from error
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise LibraryBusy(self.name) from error
+        with _writing(self.folder):
             yield
-        finally:
-            os.close(lock)
 
     def files(self) -> list[StoredFile]:
         """All files, by path."""
@@ -533,11 +523,38 @@ class Library:
         """Errors of the disk and of the database as those of this library."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except sqlite3.Error as error:
             raise LibraryError(f"library {self.name}: {DATABASE}: {error}") from error
+        except _DAMAGE as error:
+            raise LibraryError(f"library {self.name}: {DATABASE} is damaged: {error!r}") from error
         except OSError as error:
             reason = error.strerror or error
             raise LibraryError(f"library {self.name}: {reason}") from error
+
+
+def remove_library(folder: Path) -> None:
+    """Remove a library's folder, even if it is damaged. Raises `LibraryError`, `LibraryBusy`."""
+    try:
+        with _writing(folder):
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise LibraryError(f"library {folder.name}: {error}") from error
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LibraryError(f"library {folder.name}: {error}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LibraryBusy(folder.name) from error
+        yield
+    finally:
+        os.close(lock)
 
 
 _FILE_FIELDS = (

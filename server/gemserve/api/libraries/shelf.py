@@ -6,10 +6,10 @@ The methods without `async` block, so they are called in threads.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 from gemserve.config import ServerConfig
 from gemserve.errors import LibraryError, LibraryNotFound, OtherModel, RequestError
 from gemserve.library.asking import Answerable, find_excerpts
-from gemserve.library.folders import folder_of, names_in
-from gemserve.library.store import DATABASE, Index, Library
+from gemserve.library.folders import folder_of, holds_library, names_in
+from gemserve.library.store import Index, Library, remove_library
 from gemserve.library.vectors import VectorRequests
 from gemserve.types import Finished, Request
 
@@ -120,13 +120,12 @@ class Shelf:
         """Remove a library from disk and from the document cache. Raises `LibraryNotFound`."""
         folder = self._folder(tenant, name, "name")
         try:
-            library = Library(folder)
-        except LibraryError:  # damaged, or of another version: nothing of it is in the cache
-            shutil.rmtree(folder)
-        else:
-            ids = [file.id for file in library.files()]
-            library.delete()
-            self._forget(ids).result()
+            with closing(Library(folder)) as library:
+                ids = list(library.file_ids())
+        except LibraryError:  # damaged, or of another version: nobody can have asked it
+            ids = []
+        remove_library(folder)
+        self._forget(ids).result()
         self._drop(tenant, name)
 
     def remove_file(self, tenant: bytes, name: str, path: str) -> bool:
@@ -225,7 +224,7 @@ class Shelf:
             folder = folder_of(name, self._parent(tenant))
         except LibraryError:
             raise LibraryNotFound(name, param=param) from None
-        if not (folder / DATABASE).is_file():
+        if not holds_library(folder):
             raise LibraryNotFound(name, param=param)
         return folder
 

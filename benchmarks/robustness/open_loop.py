@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -127,7 +127,8 @@ async def pulse(run: Run) -> AsyncIterator[None]:
 async def record(client: MixedClient, mix: Mix) -> dict[str, Any]:
     """Send every call alone, twice, and keep its answer as the right one.
 
-    A call whose two answers differ, or that fails, is left out of the mix and reported.
+    A call whose two answers differ, or that fails, is left out of the mix and reported. What an
+    agent's prompt is answered when it is read whole is right, too.
     """
     unsteady: list[str] = []
     for kind, calls in mix.calls.items():
@@ -162,6 +163,12 @@ async def _record_one(client: MixedClient, call: Call) -> str | None:
             if answers[0] != answers[1]:
                 return f"two answers: {answers}"
             call.expected = [*call.expected, answers[0]]
+        if call.kind == "agent":  # if the cache has most of it, the server reads it whole
+            whole = replace(call, body={**call.body, "filter": {"method": "none"}}, expected=[])
+            outcome = await client.send(whole, 0.0)
+            if outcome.verdict != "right" or outcome.answer is None:
+                return f"whole: {outcome.verdict}: {outcome.detail}"
+            call.expected = [*call.expected, outcome.answer]
     finally:
         call.manner = manner
     return None

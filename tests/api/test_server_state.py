@@ -136,7 +136,7 @@ def test_head_leaves_the_connection_in_order(core: FakeCore, tokenizer: Any) -> 
 async def test_a_wrong_method_does_not_write_the_document(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes half a second of the event loop, and anybody may send such a request."""
+    """It takes some 0.2 s of the event loop, and anybody may send such a request."""
     written: list[str] = []
     monkeypatch.setattr("gemserve.api.app.write_document", lambda *_: written.append("") or {})
     assert (await api.client.put("/health")).status_code == 405

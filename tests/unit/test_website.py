@@ -21,7 +21,7 @@ from website.reference.errors import codes, status_of
 from website.reference.example_server import example_server, stop_example_server
 from website.reference.markdown import cell, code_with_bars
 from website.reference.pages import PAGES, write_pages
-from website.stage import DOCS, FROM_ROOT, ROOT, site_link
+from website.stage import DOCS, FROM_ROOT, ROOT, site_link, with_links
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,17 @@ def test_every_option_of_every_command_is_on_its_page(reference: dict[str, str])
             flags = [f for action in command._actions for f in action.option_strings[-1:]]
             missing = [flag for flag in flags if flag != "--help" and f"`{flag}`" not in section]
             assert missing == [], name
-    assert "| `--port` | port to listen on | `8000` | `GEMSERVE_PORT` |" in page
+    port = '<span id="serve--port"></span>`--port`'
+    assert f"| {port} | port to listen on | `8000` | `GEMSERVE_PORT` |" in page
     assert "`--concurrency`" in page.split("\n## gemserve-client load\n")[1]
+
+
+def test_a_page_explains_an_option_once(tmp_path: Path) -> None:
+    page, option = tmp_path / "page.md", "[`--port 80`](../reference/options.md#serve--port)"
+    text = "## `--port`\n\n`--port 80`, `--port`, `--nothing`\n```\n`--model`\n```\n"
+    page.write_text(text)
+    assert with_links(page, Path("guides/page.md")) == text.replace("`--port 80`", option)
+    assert with_links(page, Path("log/page.md")) == text
 
 
 def test_every_endpoint_and_object_is_on_its_page(reference: dict[str, str]) -> None:

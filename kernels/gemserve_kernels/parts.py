@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gemserve_kernels.cpu_step import ACTIVATIONS
 from gemserve_kernels.native_library import open_library
 
 SOURCE = Path(__file__).parent / "native" / "parts.cpp"
-ACTIVATIONS = ("silu", "gelu_tanh")
 _Int, _Double, _Pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 

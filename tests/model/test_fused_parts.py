@@ -97,6 +97,26 @@ def test_what_computes_something_else_stays_as_it_is() -> None:
     assert type(with_fused_parts(model)[0]) is SquareRMSNorm
 
 
+def test_every_module_is_tried_with_large_numbers() -> None:
+    """Some families clamp an MLP's numbers, and some do in a part of their layers only."""
+
+    class ClampedMLP(nn.Module):
+        def __init__(self, limit: float) -> None:
+            super().__init__()
+            self.gate_proj, self.up_proj = (nn.Linear(64, 96, bias=False) for _ in range(2))
+            self.down_proj, self.act_fn = nn.Linear(96, 64, bias=False), nn.SiLU()
+            self.limit = limit
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            up = self.up_proj(x).clamp(-self.limit, self.limit)
+            return self.down_proj(self.act_fn(self.gate_proj(x)) * up)  # type: ignore[no-any-return]
+
+    model = nn.Sequential(ClampedMLP(1e9), ClampedMLP(7.0)).to(torch.bfloat16)
+    model.requires_grad_(False)
+    fused = with_fused_parts(model)
+    assert [type(part) is ClampedMLP for part in fused] == [False, True]
+
+
 def test_without_a_compiler_the_model_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise CannotCompile("no compiler")

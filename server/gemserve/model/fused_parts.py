@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from gemserve.model.shared_tree import shared_tree
+from gemserve.model.step_weights import ACTIVATIONS
 from gemserve_kernels.native_library import CannotCompile
 from gemserve_kernels.parts import LayerParts, open_parts
 
 log = logging.getLogger("gemserve.model")
 _ROTATE = "apply_rotary_pos_emb"  # what families call the function that their attention calls
-_ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh"}
 _TOLERANCE = 2**-6  # of a number: bfloat16 has 8 bits, and the original rounds up to four times
 _ROWS = 3
+_SIZES = (0.01, 1.0, 100.0)  # of the states: small ones show an epsilon, large ones show a clamp
 
 
 def with_fused_parts(model: Any) -> Any:
@@ -53,7 +54,6 @@ class _Fuser:
 
     def __init__(self, parts: LayerParts) -> None:
         self._parts = parts
-        self._tried: dict[Any, bool] = {}  # gates: one of a class is enough, as it has many weights
 
     def fused(self, module: Any) -> type[nn.Module] | None:
         """The class of the same module with a fused forward, or None."""
@@ -74,14 +74,12 @@ class _Fuser:
         projections = ("gate_proj", "up_proj", "down_proj")
         if not all(isinstance(module._modules.get(name), nn.Linear) for name in projections):
             return None
-        activation = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
+        activation = ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
         if activation is None or module.gate_proj.out_features % self._parts.lanes:
             return None
         own: Any = type(module)
-        kind: Any = _gate_class(own, activation)
-        if kind not in self._tried:
-            self._tried[kind] = _agree(module, kind, module.gate_proj.in_features)
-        return kind if self._tried[kind] else None
+        kind = _gate_class(own, activation)
+        return kind if _agree(module, kind, module.gate_proj.in_features) else None
 
     def _rotation(self, module: Any) -> type[nn.Module] | None:
         own: Any = type(module)
@@ -170,12 +168,16 @@ def _rotates_halves(original: Callable[..., Any], parts: LayerParts) -> bool:
 def _agree(module: nn.Module, fused: Any, width: int) -> bool:
     """Whether both classes' forwards give the module the same for random states."""
     generator = torch.Generator().manual_seed(0)
-    given = torch.randn(1, _ROWS, width, generator=generator).to(torch.bfloat16)
-    try:
-        expected = type(module).forward(module, given)
-    except Exception:  # a forward that wants more than the states
-        return False
-    return _close(fused.forward(module, given), expected)
+    drawn = torch.randn(1, _ROWS, width, generator=generator)
+    for size in _SIZES:
+        given = (drawn * size).to(torch.bfloat16)
+        try:
+            expected = type(module).forward(module, given)
+        except Exception:  # a forward that wants more than the states
+            return False
+        if not _close(fused.forward(module, given), expected):
+            return False
+    return True
 
 
 def _close(got: Tensor, expected: Tensor) -> bool:

@@ -60,7 +60,7 @@ PARTS = {
     "mlp.gate_up_proj": ("gate", "up"),
     "mlp.down_proj": ("down",),
 }
-_ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh"}
+ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ def _activation(layers: Any) -> str:
         owner = getattr(layer.mlp, "experts", layer.mlp)
         act = getattr(owner, "act_fn", None) or getattr(owner, "activation_fn", None)
         found.add("SiLU" if act is None else type(act).__name__)  # gpt-oss has no module for it
-    known = {_ACTIVATIONS.get(name) for name in found}
+    known = {ACTIVATIONS.get(name) for name in found}
     if len(known) > 1 or None in known:
         raise ValueError(f"not for the activation {', '.join(sorted(found))}")
     return str(known.pop())

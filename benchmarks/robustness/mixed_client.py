@@ -191,10 +191,7 @@ class MixedClient:
             reply = await self._http.post(call.path, json=body, headers=headers)
             self._check_status(reply, 200, outcome)
         finally:
-            gone = await self._http.delete(f"/v1/documents/{name}", headers=headers)
-        self._check_status(gone, 200, outcome)
-        missing = await self._http.get(f"/v1/documents/{name}", headers=headers)
-        self._check_status(missing, 404, outcome)
+            await self._delete(f"/v1/documents/{name}", headers, outcome)
         self._judge(call, outcome, answer_of(call.path, reply.json()))
 
     async def _shelf(self, call: Call, outcome: Outcome, began_s: float) -> None:
@@ -207,11 +204,15 @@ class MixedClient:
             reply = await self._http.post(call.path, json=body, headers=headers)
             self._check_status(reply, 200, outcome)
         finally:
-            gone = await self._http.delete(f"/v1/libraries/{name}", headers=headers)
-        self._check_status(gone, 200, outcome)
-        missing = await self._http.get(f"/v1/libraries/{name}", headers=headers)
-        self._check_status(missing, 404, outcome)
+            await self._delete(f"/v1/libraries/{name}", headers, outcome)
         self._judge(call, outcome, answer_of(call.path, reply.json()))
+
+    async def _delete(self, path: str, headers: dict[str, str], outcome: Outcome) -> None:
+        """Delete something that is then not there."""
+        gone = await self._http.delete(path, headers=headers)
+        self._check_status(gone, 200, outcome)
+        missing = await self._http.get(path, headers=headers)
+        self._check_status(missing, 404, outcome)
 
     async def add_file(self, tenant: str, library: str, file: dict[str, str]) -> None:
         """Add a file to a library of the tenant's, which is made if there is none of that name.

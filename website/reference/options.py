@@ -61,13 +61,11 @@ def anchor_of(flag: str) -> str:
 
 
 def section(name: str, help_text: str, parser: argparse.ArgumentParser) -> list[str]:
-    options = [row(parser, action) for action in parser._actions if action.dest != "help"]
-    if name == _SERVER:
-        actions = [action for action in parser._actions if action.dest != "help"]
-        options = [
-            (f"{anchors(action)}{shown}", *rest)
-            for action, (shown, *rest) in zip(actions, options, strict=True)
-        ]
+    options = []
+    for action in parser._actions:
+        if action.dest != "help":
+            shown, *rest = row(parser, action)
+            options.append((anchors(action) + shown if name == _SERVER else shown, *rest))
     lines = [f"## {name}", ""]
     said = parser.description or help_text
     if said:

@@ -10,7 +10,6 @@ again.
 
 from __future__ import annotations
 
-import itertools
 from bisect import insort
 from collections.abc import Callable, Collection
 
@@ -36,7 +35,7 @@ from gemserve.engine.reuse.windows import (
     release_windows,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
-from gemserve.engine.scheduling.time_shares import Portion, in_turn
+from gemserve.engine.scheduling.time_shares import Portion, Turns
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
@@ -79,7 +78,7 @@ class Scheduler:
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running = max_running
         self._awaits_compaction = False
-        self._turns = itertools.count()
+        self._turns = Turns()
         self._reading = ReadingShares()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -106,7 +105,7 @@ class Scheduler:
         """Admit what fits, then plan one step.
 
         Decoding sequences advance if that is due or there is nothing to read: all of them, or, if
-        several tenants share the engine, at most `portion.rows` of each, in turn. Otherwise a
+        several tenants share the engine, those whose turn it is (`time_shares.Turns`). Otherwise a
         chunk of at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
@@ -119,7 +118,7 @@ class Scheduler:
         decoding = [s for s in self.running if s.state is State.DECODING]
         chunk = None if decoding and is_decode_due else self._next_chunk(chunk_tokens)
         if chunk is None and portion is not None:
-            decoding = in_turn(decoding, portion.rows, self._turns)
+            decoding = self._turns.choose(decoding, portion)
         rows = tuple(map(_decode_row, decoding)) if chunk is None else ()
         return StepPlan(tuple(moves), tuple(copies), rows, chunk)
 

@@ -7,7 +7,7 @@ have alone, its own prompts included. Each other tenant has as long, or `_HEAVIE
 it has far more to do, for its sequences in the step and its prompts. So of n tenants none that
 decodes gets its tokens slower than at 1/n of the pace that it would have alone. A tenant with more
 sequences than fit leaves some out of the step, in turn; they keep their memory and miss nothing
-else.
+else. Where one sequence of each other tenant is too much already, some steps have none of them.
 
 How long a step takes with so many sequences is learned. Where it takes hardly longer with many, as
 on a GPU, none are left out. With one tenant, or without keys, nothing here applies.
@@ -15,9 +15,10 @@ on a GPU, none are left out. With one tenant, or without keys, nothing here appl
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -36,6 +37,9 @@ _FAR_MORE = 2
 # The least reading of a tenant in each cycle, as a part of the least tenant's decode step, so that
 # its prompts advance whatever a step of all tenants takes.
 _LEAST_READING = 0.25
+# How many steps have the others' sequences at most, where some are left out and where none are. In
+# the rest it is learned what a step of the least tenant takes; what was known of it grows old.
+_MOST_JOINED_LIMITED, _MOST_JOINED = 0.95, 0.99
 _SMOOTHING = 0.2
 
 
@@ -59,12 +63,15 @@ class Portion:
     `rows`: most sequences of each tenant in the decode step. `reading_s`: seconds of reading
     prompts for each decode step; None: as for one tenant, because only one has work, or nobody
     decodes. `reading_of`: how that is divided among tenants that have prompts: each has so many
-    parts.
+    parts. `least`: the tenant with the least to do, which has sequences in every decode step.
+    `joined`: in which part of them the other tenants have some, too.
     """
 
     rows: int
     reading_s: float | None
     reading_of: Mapping[bytes, float] = field(default_factory=dict)
+    least: bytes = b""
+    joined: float = 1.0
 
 
 class StepTimes:
@@ -163,33 +170,51 @@ def divide(
     )
     least_rows = min(least.decoding, most)
     rows = max(least_rows, min(most, _level(counts, least_s + for_rows_s, seconds_of)))
-    step_s = seconds_of(_num_rows(counts, rows))
-    row_s = (step_s - least_s) / max(1, _num_rows(counts, rows) - least_rows)
+    num_others = _num_rows(counts, rows) - least_rows
+    joined = 1.0
+    if num_others:
+        others_s = seconds_of(num_others + least_rows) - least_s
+        joined = _MOST_JOINED_LIMITED if rows < max(counts) else _MOST_JOINED
+        if others_s > for_rows_s:
+            joined = min(joined, for_rows_s / others_s)
+        row_s = joined * others_s / num_others
     reading = {least.tenant: least_s * reading_of(least)} if least.unread else {}
     for each, seconds in zip(others, given_s, strict=True):
         if each.unread:
-            left_s = seconds - row_s * min(each.decoding, rows)
+            left_s = seconds - (row_s * min(each.decoding, rows) if each.decoding else 0.0)
             if each.decoding:  # it would not read for longer if it were alone
                 left_s = min(left_s, seconds_of(min(each.decoding, rows)) * reading_of(each))
             reading[each.tenant] = max(left_s, _LEAST_READING * least_s)
-    return Portion(rows, sum(reading.values()), reading)
+    return Portion(rows, sum(reading.values()), reading, least.tenant, joined)
 
 
-def in_turn(decoding: Items[Sequence], rows: int, numbers: Iterator[int]) -> list[Sequence]:
-    """At most `rows` sequences of each tenant, first those that have waited longest for a step.
+class Turns:
+    """Whose turn it is to be in a decode step."""
 
-    `numbers` grow from call to call. A sequence keeps its one as `decoded_at`.
-    """
-    of_tenants: Mapping[bytes, list[Sequence]] = defaultdict(list)
-    for sequence in decoding:
-        of_tenants[sequence.request.tenant].append(sequence)
-    taken: set[int] = set()
-    for some in of_tenants.values():
-        some.sort(key=lambda s: s.decoded_at)
-        for sequence in some[:rows]:
-            sequence.decoded_at = next(numbers)
-            taken.add(sequence.order)
-    return [sequence for sequence in decoding if sequence.order in taken]
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._joined = 0.0  # the others' sequences are in the step in which it becomes 1
+
+    def choose(self, decoding: Items[Sequence], portion: Portion) -> list[Sequence]:
+        """At most `portion.rows` sequences of each tenant, first those that have waited longest.
+
+        In a part of the steps they are all of the tenant with the least to do: `portion.joined`.
+        """
+        self._joined += portion.joined
+        if self._joined < 1.0:
+            decoding = [s for s in decoding if s.request.tenant == portion.least] or decoding
+        else:
+            self._joined -= 1.0
+        of_tenants: Mapping[bytes, list[Sequence]] = defaultdict(list)
+        for sequence in decoding:
+            of_tenants[sequence.request.tenant].append(sequence)
+        taken: set[int] = set()
+        for some in of_tenants.values():
+            some.sort(key=lambda s: s.decoded_at)
+            for sequence in some[: portion.rows]:
+                sequence.decoded_at = next(self._numbers)
+                taken.add(sequence.order)
+        return [sequence for sequence in decoding if sequence.order in taken]
 
 
 def _num_rows(counts: Iterable[int], most: int) -> int:

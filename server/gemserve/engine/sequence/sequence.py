@@ -61,7 +61,7 @@ class Sequence:
     num_reused: int = 0  # tokens of its prefill pass that were taken over
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
-    decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.in_turn`
+    decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.Turns`
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
     window_pass: WindowPass | None = field(init=False)
     is_read_from_cache: bool = False  # whole, because the cache has so much of the prompt

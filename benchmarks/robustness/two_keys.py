@@ -281,7 +281,8 @@ def measure(server: LoadServer, options: argparse.Namespace) -> list[dict[str, A
         return asyncio.run(watch(server, seconds, options.words, seed))
 
     observe(SETTLE_S)
-    before = observe(options.seconds / 2)
+    alone_s = options.seconds / 2 if options.alone_seconds is None else options.alone_seconds
+    before = observe(alone_s)
     for name in options.attacks:
         print(f"beside {name}", file=sys.stderr)
         seed += 1
@@ -297,7 +298,7 @@ def measure(server: LoadServer, options: argparse.Namespace) -> list[dict[str, A
         row = {"beside": name, **beside.figures(), "attacker": json.loads(said)}
         row["rss_bytes"] = server.resident_bytes()
         asyncio.run(wait_until_quiet(server.url))
-        after = observe(options.seconds / 2)
+        after = observe(alone_s)
         rows.append({**row, "alone": before.joined(after).figures()})
         before = after
     return rows
@@ -331,6 +332,7 @@ def main() -> int:
     """Return 0 if the polite key was as fast as it should be, and never refused."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="of each attack (%(default)s)")
+    parser.add_argument("--alone-seconds", type=float, help="after each (half of --seconds)")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--words", type=int, default=300, help="of a question (%(default)s)")
     parser.add_argument("--kv-memory", default="768MiB")

@@ -79,15 +79,14 @@ async def ask(client: httpx.AsyncClient, name: str) -> httpx.Response:
     return await client.post("/v1/chat/completions", json=body)
 
 
-def damage_library(root: Path, damage: Callable[[Path], None]) -> Path:
-    """Damage it as it is when no process has it open. Return its folder."""
+def damage_library(root: Path, damage: Callable[[Path], None]) -> None:
+    """Damage it as it is when no process has it open."""
     database = root / "libraries" / "damaged" / DATABASE
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     for end in ("-wal", "-shm"):
         database.with_name(DATABASE + end).unlink(missing_ok=True)
     damage(database)
-    return database.parent
 
 
 def check_refusal(reply: httpx.Response) -> None:
@@ -107,14 +106,17 @@ async def test_it_is_refused_and_can_be_deleted(
         await make(made, "whole")
         if is_open:
             assert (await ask(made, "damaged")).status_code == 200
-            await check_damage(made, damage_library(tmp_path, damage), is_open=True)
+            damage_library(tmp_path, damage)
+            await check_damage(made, tmp_path, damage, is_open=True)
     if not is_open:
-        directory = damage_library(tmp_path, damage)
+        damage_library(tmp_path, damage)
         async with serve_libraries(core, tmp_path) as later:
-            await check_damage(later, directory, is_open=False)
+            await check_damage(later, tmp_path, damage, is_open=False)
 
 
-async def check_damage(client: httpx.AsyncClient, directory: Path, *, is_open: bool) -> None:
+async def check_damage(
+    client: httpx.AsyncClient, root: Path, damage: Callable[[Path], None], *, is_open: bool
+) -> None:
     reply = await ask(client, "damaged")
     if not is_open or reply.status_code != 200:  # what was read before the damage may be answered
         check_refusal(reply)
@@ -124,6 +126,8 @@ async def check_damage(client: httpx.AsyncClient, directory: Path, *, is_open: b
     assert errors["whole"] is None
     # what is damaged below its list of files is found when it is searched
     assert (errors["damaged"] or "library damaged: ").startswith("library damaged: ")
+    if not is_open and damage is not without_windows:
+        assert errors["damaged"] is not None
     path = "/v1/libraries/damaged/files"
     if (files := await client.get(path)).status_code != 200:
         check_refusal(files)
@@ -135,7 +139,7 @@ async def check_damage(client: httpx.AsyncClient, directory: Path, *, is_open: b
         check_refusal(added)
     gone = await client.delete("/v1/libraries/damaged")
     assert gone.status_code == 200, gone.text
-    assert not directory.exists()
+    assert not (root / "libraries" / "damaged").exists()
     assert (await client.get("/v1/libraries/damaged")).status_code == 404
     await make(client, "damaged")
     assert (await ask(client, "damaged")).status_code == 200

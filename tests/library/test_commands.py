@@ -62,6 +62,19 @@ def test_two_commands_answer_with_sources(
     assert not (tmp_path / "libraries" / "boats").exists()
 
 
+def test_what_is_no_library_is_named_and_made_anew_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes, place = tmp_path / "notes", ("--library-dir", str(tmp_path / "libraries"))
+    notes.mkdir()
+    (notes / "ferry.md").write_text("The ferry to Malmo leaves at nine.")
+    (tmp_path / "libraries" / "boats" / DATABASE).mkdir(parents=True)
+    _, said = run(capsys, "library", "add", "boats", str(notes), *place, status=2)
+    assert f"library boats: {DATABASE} is not a file" in said
+    added, _ = run(capsys, "library", "add", "boats", str(notes), "--anew", *place)
+    assert added.startswith("1 files added or changed")
+
+
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ("--library-dir", str(tmp_path))
     open_library(tmp_path / "other").close()

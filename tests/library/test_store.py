@@ -57,6 +57,20 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes) -> No
         Library(tmp_path / "a", IDENTITY)
 
 
+def test_a_database_that_is_cut_off_is_refused_when_it_is_opened(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """SQLite notices only when it reads what is not there, so the list had no error."""
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", paragraphs(60))])
+    open_library(tmp_path / "a").close()  # what is not in the file yet is not missing
+    library.close()
+    database = tmp_path / "a" / DATABASE
+    os.truncate(database, database.stat().st_size - 4096)
+    with pytest.raises(LibraryError, match=f"library a: {DATABASE} is damaged: it is cut off"):
+        Library(tmp_path / "a", IDENTITY)
+
+
 def test_damaged_keys_are_named_and_read_again(tmp_path: Path, tokenizer: Any) -> None:
     """What a disk has changed must not decide which windows are read."""
     sources = [text_source(name, paragraphs(40, name)) for name in ("good", "bad")]

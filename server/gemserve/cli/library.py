@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -68,9 +69,9 @@ def run_add(arguments: argparse.Namespace) -> int:
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     llm = LLM(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
-    if arguments.anew and (folder / DATABASE).is_file():
+    if arguments.anew and os.path.lexists(folder / DATABASE):
         remove_library(folder)
-    library = llm.library(folder, is_new=not (folder / DATABASE).is_file())
+    library = llm.library(folder, is_new=not os.path.lexists(folder / DATABASE))
     started_s = shown_s = time.monotonic()
     is_terminal = sys.stderr.isatty()
     done: Added | None = None

@@ -31,6 +31,7 @@ from gemserve.library.identity import Identity
 from gemserve.library.keys_file import KeysFile, Records, checksum
 
 DATABASE = "library.sqlite"
+_MAGIC = b"SQLite format 3\0"
 _LOCK = "writer.lock"
 _VERSION = "1"
 _BUSY_S = 30.0  # that a connection waits for another one's transaction
@@ -131,6 +132,8 @@ class Library:
                 f"{DATABASE} is not a file" if is_other else "there is no library in this folder"
             )
             raise LibraryError(f"library {folder.name}: {problem}")
+        if _is_cut_off(folder / DATABASE):
+            raise LibraryError(f"library {folder.name}: {DATABASE} is damaged: it is cut off")
         self._connection = self._connect()
         with self._told():
             settings = dict(self._connection.execute("SELECT name, value FROM settings"))
@@ -530,6 +533,31 @@ class Library:
         except OSError as error:
             reason = error.strerror or error
             raise LibraryError(f"library {self.name}: {reason}") from error
+
+
+def _is_cut_off(database: Path) -> bool:
+    """Is the file shorter than its header says, and nobody is about to write the rest?
+
+    SQLite itself notices that only when it reads a page that is not there.
+    """
+
+    def is_short() -> bool:
+        with database.open("rb") as file:
+            header = file.read(32)
+            size = os.fstat(file.fileno()).st_size
+        if not header.startswith(_MAGIC):
+            return False  # SQLite says so
+        page = int.from_bytes(header[16:18], "big")  # 1 stands for 65536
+        return size < (page if page > 1 else 1 << 16) * int.from_bytes(header[28:32], "big")
+
+    try:
+        if not is_short():
+            return False
+        log = database.with_name(f"{database.name}-wal")
+        # a checkpoint writes the header first, and may have ended meanwhile
+        return not (log.exists() and log.stat().st_size) and is_short()
+    except OSError:
+        return False  # opening it tells
 
 
 def remove_library(folder: Path) -> None:

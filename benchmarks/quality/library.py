@@ -241,11 +241,12 @@ class Measurement:
         counts: Sequence[int],
         retrievers: Sequence[Retriever],
         seconds: float,
-        most: int,
+        places: slice,
         record: Path | None,
     ) -> list[dict[str, Any]]:
         """Right answers, beside retrievers', until the time is over: of each kind in turn.
 
+        `places`: which of the questions, in that order.
         `record`: a file of one line an answer; those that it has are not asked for again.
         """
         ends_s = time.monotonic() + seconds
@@ -253,7 +254,7 @@ class Measurement:
         if record is not None and record.exists():
             listed = [json.loads(line) for line in record.read_text().splitlines()]
             got = {(line["question"], line["read"]): line for line in listed}
-        for each in in_turn(self.asked)[:most]:
+        for each in in_turn(self.asked)[places]:
             for way in [*(f"library {count}" for count in counts), *retrievers]:
                 name = way if isinstance(way, str) else way.name
                 if (each.question, name) in got:
@@ -479,6 +480,7 @@ def main() -> None:
     asking.add_argument("--embedding", type=Path, help="folder of an embedding model")
     asking.add_argument("--kinds", type=lambda given: given.split(","), help="such as planted")
     asking.add_argument("--most", type=int, default=1000, help="questions to answer")
+    asking.add_argument("--skip", type=int, default=0, help="questions before the first one")
     asking.add_argument(
         "--record", type=Path, help="file of all answers; a second run goes on behind them"
     )
@@ -506,7 +508,11 @@ def main() -> None:
         if arguments.embedding is not None:
             retrievers.append(Embeddings(passages, arguments.embedding))
         rows += measurement.answers(
-            arguments.answers, retrievers, arguments.seconds, arguments.most, arguments.record
+            arguments.answers,
+            retrievers,
+            arguments.seconds,
+            slice(arguments.skip, arguments.skip + arguments.most),
+            arguments.record,
         )
     results.finish("library", "cpu", rows, arguments.json)
 

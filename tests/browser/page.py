@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from gemserve.ranges import as_ranges
 from tests.fakes import FakeCore, live_server, serving_over
 
+AXE = Path(
+    os.environ.get(
+        "AXE_CORE",
+        Path(__file__).parents[2] / ".venv-clients/browser/node_modules/axe-core/axe.min.js",
+    )
+)
 ANSWER_TIMEOUT_S = 900  # of a real model on a busy machine
 NETWORK = "Failed to load resource"  # what Chromium itself writes about every failed request
 DOCUMENT = "The lantern hangs beside the door. " * 20
@@ -140,6 +148,16 @@ class Page:
         )
         with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as reply:
             return json.loads(reply.read())
+
+    def axe_violations(self) -> list[str]:
+        """What axe-core calls serious or critical."""
+        self.run(AXE.read_text("utf-8"))
+        self.browser.set_script_timeout(120)
+        found = self.browser.execute_async_script(
+            "const done = arguments[0]; axe.run().then((result) => done(result.violations))"
+        )
+        serious = [v for v in found if v["impact"] in ("serious", "critical")]
+        return [f"{v['id']}: {node['failureSummary']}" for v in serious for node in v["nodes"][:3]]
 
     def check_console(self, *allowed: str) -> None:
         """No error, no warning, no violation of the content security policy."""

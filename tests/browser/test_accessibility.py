@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.page import Page
-
-ROOT = Path(__file__).parents[2]
-AXE = Path(
-    os.environ.get("AXE_CORE", ROOT / ".venv-clients/browser/node_modules/axe-core/axe.min.js")
-)
+from tests.browser.page import AXE, Page
 
 
 def test_everything_can_be_done_with_the_keyboard(page: Page, fact: Any) -> None:
@@ -72,16 +65,6 @@ def test_everything_can_be_done_with_the_keyboard(page: Page, fact: Any) -> None
     assert " of " in page.text("find-words")
 
 
-def axe_violations(page: Page) -> list[str]:
-    page.run(AXE.read_text("utf-8"))
-    page.browser.set_script_timeout(120)
-    found = page.browser.execute_async_script(
-        "const done = arguments[0]; axe.run().then((result) => done(result.violations))"
-    )
-    serious = [v for v in found if v["impact"] in ("serious", "critical")]
-    return [f"{v['id']}: {node['failureSummary']}" for v in serious for node in v["nodes"][:3]]
-
-
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 420])
@@ -92,11 +75,11 @@ def test_axe_finds_nothing_serious(page: Page, fact: Any, theme: str, width: int
     )
     page.browser.set_window_size(width, 900)
     try:
-        assert axe_violations(page) == []
+        assert page.axe_violations() == []
         page.ask(fact.document, fact.question)
         page.fill("find", fact.statement[:20])
         page.element("find-next").click()
-        assert axe_violations(page) == []
+        assert page.axe_violations() == []
         is_wider = "return document.documentElement.scrollWidth > innerWidth"
         assert not page.run(is_wider), "the page scrolls sideways"
     finally:

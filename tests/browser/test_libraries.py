@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import MODEL, served
-from tests.browser.page import ANSWER_TIMEOUT_S, Page
+from tests.browser.page import ANSWER_TIMEOUT_S, AXE, Page
 from tests.library.worlds import paragraphs
 
 FERRY = "The ferry to Malmo leaves at nine."
@@ -53,12 +53,36 @@ def upload(page: Page, folder: Path) -> None:
     page.wait("document.getElementById('library-status').textContent.includes('added')", 120)
 
 
-def check_width(page: Page) -> None:
-    """Nothing makes the page wider than the screen."""
+def look_at(page: Page) -> None:
+    """Nothing is wider than the screen, and axe-core finds nothing in either theme."""
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    for theme in ("light", "dark"):
+        scheme = {"name": "prefers-color-scheme", "value": theme}
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        assert not AXE.exists() or page.axe_violations() == []
 
 
-def test_a_library_from_its_making_to_its_end(shelf: Page, tmp_path: Path) -> None:
+def press(page: Page, name: str, key: str) -> None:
+    """Go to an element, as the Tab key does, and press a key there."""
+    page.run("document.getElementById(arguments[0]).focus()", name)
+    page.browser.switch_to.active_element.send_keys(key)
+
+
+def asked(page: Page) -> str:
+    """What the page has sent to be answered last."""
+    return str(page.run("return window.sent"))
+
+
+def test_a_library_from_its_making_to_its_end_with_the_keyboard(
+    shelf: Page, tmp_path: Path
+) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    shelf.run(
+        "const plain = window.fetch; window.fetch = (path, options) => {"
+        "if (options?.body?.includes?.('\"filter\"')) window.sent = options.body;"
+        "return plain(path, options) }"
+    )
     make(shelf, "notes")
     upload(shelf, tmp_path)
     assert "2 of 3 files added. 1 refused" in shelf.text("library-status")
@@ -66,20 +90,27 @@ def test_a_library_from_its_making_to_its_end(shelf: Page, tmp_path: Path) -> No
     assert "boats.md: windows: " in listed
     assert "noise.bin: refused. " in listed
     assert "Files: 2, " in shelf.text("library-size")
-    check_width(shelf)
+    look_at(shelf)
     shelf.fill("question", QUESTION)
-    shelf.element("send").click()
+    shelf.fill("library-candidates", 2)
+    press(shelf, "send", Keys.ENTER)
     shelf.wait("document.getElementById('status').textContent === 'Done.'", ANSWER_TIMEOUT_S)
     assert shelf.text("error") == ""
+    assert '"candidates":2' in asked(shelf)
     assert shelf.text("sourced-answer")
     assert "boats.md, line" in shelf.text("sources")
     assert FERRY in shelf.text("sources")
-    check_width(shelf)
-    shelf.run("document.querySelector('[aria-label=\"Delete boats.md\"]').click()")
+    assert " 2 read. " in shelf.text("sourced-note")
+    look_at(shelf)
+    shelf.run("document.querySelector('[aria-label=\"Delete boats.md\"]').focus()")
+    shelf.browser.switch_to.active_element.send_keys(Keys.ENTER)
     shelf.wait("document.getElementById('library-size').textContent.includes('Files: 1,')")
+    shelf.wait("document.activeElement.id === 'library-files'")
     assert "boats.md: " not in shelf.text("library-list")
-    shelf.run("window.confirm = () => true; document.getElementById('library-delete').click()")
+    shelf.run("window.confirm = () => true")
+    press(shelf, "library-delete", Keys.SPACE)
     shelf.wait("document.getElementById('library').value === ''")
+    shelf.wait("document.activeElement.id === 'library'")
     assert "notes is deleted" in shelf.text("library-status")
     shelf.check_console("status of 400", "status of 422")
 

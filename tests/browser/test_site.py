@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_accessibility import AXE
+from tests.browser.page import AXE
 from website.build import SITE
 
 PAGES = (

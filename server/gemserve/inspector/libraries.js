@@ -147,6 +147,8 @@ function item(text, isWrong = false) {
 export async function answer(library, given, signal) {
   const filter = { library };
   if (given.keep !== null) filter.keep = given.keep;
+  const candidates = $("library-candidates").value;
+  if (candidates) filter.candidates = Number(candidates);
   const { path, body } = requestOf({ ...given, document: "" }, { model: given.model, filter });
   const { document: _, question: __, ...sent } = body;
   $("intro").hidden = $("shown").hidden = true;

@@ -1,4 +1,4 @@
-"""The library's benchmark: what is cut around a passage, which questions come first, what counts."""
+"""The library's benchmark: what is cut around a passage, the order of questions, what counts."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from gemserve.cli.main import main
 from gemserve.library.store import DATABASE
 from tests.library.worlds import IDENTITY, open_library, paragraphs
+from tests.pdfs import pdf_of
 
 QUESTION = "When does the ferry to Malmo leave?"
 
@@ -73,6 +74,19 @@ def test_what_is_no_library_is_named_and_made_anew_when_asked(
     assert f"library boats: {DATABASE} is not a file" in said
     added, _ = run(capsys, "library", "add", "boats", str(notes), "--anew", *place)
     assert added.startswith("1 files added or changed")
+
+
+def test_a_pdf_is_asked_without_a_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ferry.pdf").write_bytes(pdf_of(["The ferry to Malmo leaves at nine."]))
+    (tmp_path / "picture").write_bytes(bytes(range(256)))
+    words = ("--max-tokens", "4", "--show-kept")
+    answer, said = run(capsys, "ask", str(tmp_path / "ferry.pdf"), QUESTION, *words)
+    assert answer.strip()
+    assert "read all" in said
+    _, said = run(capsys, "ask", str(tmp_path / "picture"), QUESTION, status=2)
+    assert f"{tmp_path}/picture: is no text" in said
 
 
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

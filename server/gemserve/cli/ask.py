@@ -22,6 +22,7 @@ from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError, shown
 from gemserve.filter_plan import FilterReason
+from gemserve.library.file_text import NoText, read_bytes, text_of
 from gemserve.library.folders import existing_folder
 from gemserve.types import CANDIDATES, MOST_CANDIDATES, FilterReport
 
@@ -54,7 +55,7 @@ def add_command(commands: Any) -> None:
         "words",
         nargs="*",
         metavar="[FILE …] QUESTION",
-        help="text files (- is standard input), and what is asked about them",
+        help="files (text, PDF, DOCX, HTML; - is standard input), and what is asked about them",
     )
     parser.add_argument(
         "--also",
@@ -216,12 +217,14 @@ def _load(path: str, model: Any) -> Any:
 
 
 def _read(name: str) -> str:
+    """The text of a file: of PDF, DOCX and HTML what people read in them."""
     if name == "-":
         return sys.stdin.read()
     try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise GemserveError(f"cannot read {name} as text: {error}") from error
+        content = read_bytes(Path(name))
+        return text_of(content, name).text if content.strip() else ""
+    except NoText as error:
+        raise GemserveError(f"{name}: {error}") from error
 
 
 def summary_of(report: FilterReport) -> str:

@@ -31,11 +31,11 @@ def compiled_step() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if os.environ["CXX"] == NO_COMPILER:
             patch.setenv("CXX", "g++")
-        native_library.open_library.cache_clear()
+        native_library.forget_libraries()
         with suppress(native_library.CannotCompile):
             _compile_once()
         yield
-    native_library.open_library.cache_clear()
+    native_library.forget_libraries()
 
 
 def _compile_once() -> None:

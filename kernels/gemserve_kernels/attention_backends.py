@@ -16,6 +16,7 @@ from gemserve_kernels.native_library import CannotCompile
 from gemserve_kernels.reading import MOST_DIM, open_reading
 
 _HALF = (torch.float16, torch.bfloat16)
+_MOST_PACKED = 1 << 14  # keys that `NativeCpu` packs at once: 64 MiB with 8 key heads of 128
 
 
 class Attention(ABC):
@@ -144,7 +145,12 @@ class NativeCpu(AtenCpu):
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool
     ) -> Partial:
         _check(query, key, is_causal)
-        return open_reading().part(query, key, value, scale=scale, is_causal=is_causal)
+        part = open_reading().part
+        if is_causal or key.shape[1] <= _MOST_PACKED:
+            return part(query, key, value, scale=scale, is_causal=is_causal)
+        # all keys would be packed at once, which takes as much memory as they have themselves
+        pieces = zip(key.split(_MOST_PACKED, 1), value.split(_MOST_PACKED, 1), strict=True)
+        return join([part(query, k, v, scale=scale, is_causal=False) for k, v in pieces])
 
 
 class Flash(Attention):

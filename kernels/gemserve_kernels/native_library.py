@@ -21,6 +21,7 @@ import torch
 log = logging.getLogger("gemserve.kernels")
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 _TIMEOUT_S = 120
+_LEAST_GCC = 12  # the first that has __builtin_shufflevector
 # Runs a command in a group of processes, all of which end when standard input does. A second shell
 # waits for that. It must hold nothing that the command's output goes to.
 _UNTIL_CLOSED = (
@@ -34,21 +35,40 @@ class CannotCompile(RuntimeError):
     """Raised with the reason if there is no compiler, or if it fails."""
 
 
-@cache
 def open_library(source: Path) -> ctypes.CDLL:
     """The compiled file, from the user's cache if it is there.
 
-    torch must have been imported: the library shares its threads. Raises `CannotCompile`.
+    torch must have been imported: the library shares its threads. Raises `CannotCompile`, without
+    another trial if there was one.
     """
+    found = _tried(source)
+    if isinstance(found, str):
+        raise CannotCompile(found)
+    return found
+
+
+def forget_libraries() -> None:
+    """Try to open them anew, with another compiler or folder."""
+    _tried.cache_clear()
+
+
+@cache
+def _tried(source: Path) -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    try:
+        return _open(source)
+    except CannotCompile as error:
+        return str(error)
+
+
+def _open(source: Path) -> ctypes.CDLL:
     compiler = _find_compiler()
     library = _folder() / f"{source.stem}-{_key(source, compiler)}.so"
     if library.is_file():
         try:
             return _load(library)
-        except PermissionError as error:
-            raise CannotCompile(f"{library}: {error}") from error
         except OSError as error:
-            log.warning("%s is damaged, and compiled anew: %s", library, error)
+            log.warning("%s cannot be used, and is compiled anew: %s", library, error)
     started_s = time.monotonic()
     _compile(compiler, source, library)
     taken_s = time.monotonic() - started_s
@@ -61,13 +81,16 @@ def open_library(source: Path) -> ctypes.CDLL:
 
 def _load(library: Path) -> ctypes.CDLL:
     """Raises `OSError`, of the class `PermissionError` if it must not be loaded."""
-    _check_owner(library)
+    _check_owner(library, library.parent)
     return ctypes.CDLL(str(library))
 
 
 def _find_compiler() -> list[str]:
     """The command in CXX, or GCC: another compiler's OpenMP would start threads beside torch's."""
-    command = shlex.split(os.environ.get("CXX") or "g++")
+    try:
+        command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    except ValueError as error:
+        raise CannotCompile(f"CXX={os.environ['CXX']}: {error}") from error
     if shutil.which(command[0]) is None:
         raise CannotCompile(f"the compiler {command[0]} is not installed")
     return command
@@ -76,15 +99,19 @@ def _find_compiler() -> list[str]:
 def _compile(compiler: list[str], source: Path, library: Path) -> None:
     try:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(library.parent)
         _remove_unfinished(library.parent)
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=_UNFINISHED) as folder:
             made = Path(folder) / library.name
             status, said = _call([*compiler, *_OPTIONS, str(source), "-o", str(made)], folder)
             if status:
                 ended = f"was ended by signal {-status}" if status < 0 else "fails"
+                if "__builtin_shufflevector" in said:
+                    ended = f"is too old, GCC {_LEAST_GCC} or newer is needed"
                 raise CannotCompile(f"{compiler[0]} {ended}: {said.strip()[-500:]}")
             with open(made, "rb+") as file:  # else the name may outlive a crash, and not the bytes
                 os.fsync(file.fileno())
+            made.chmod(0o700)  # the linker leaves it to others, too, if the user's mask does
             made.rename(library)  # at once, in case another process does the same
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(f"{compiler[0]}: {error}") from error
@@ -133,19 +160,22 @@ def _folder() -> Path:
     return Path(os.path.expanduser(base)) / "gemserve" / "compiled"
 
 
-def _check_owner(library: Path) -> None:
-    """Raise `OSError` if another user could have written the library."""
-    for path in (library, library.parent):
+def _check_owner(*paths: Path) -> None:
+    """Raise `OSError` if another user could have written one of them."""
+    for path in paths:
         found = path.stat()
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise PermissionError("another user may have written it")
 
 
 def _key(source: Path, compiler: list[str]) -> str:
-    """Changes with everything that the result depends on: code, options, processor, torch."""
+    """Changes with all that the result depends on: code, options, compiler, processor, torch."""
     code = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
     processor = torch.backends.cpu.get_cpu_capability() + platform.machine() + _processor()
-    parts = (*code, *_OPTIONS, *compiler, processor, torch.__version__)
+    program = Path(shutil.which(compiler[0]) or "").resolve()
+    build = program.stat()  # another release of it has another size, time or name
+    release = f"{program} {build.st_size} {build.st_mtime_ns}"
+    parts = (*code, *_OPTIONS, *compiler, release, processor, torch.__version__)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -383,3 +383,21 @@ def test_every_kernel_that_is_there_equals_the_reference(
             torch.testing.assert_close(
                 one, other, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def test_many_keys_are_packed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing takes as much memory as the keys themselves, in each layer."""
+    plain, seen = Reference(), list[int]()
+
+    def part(query: Any, key: Any, value: Any, **options: Any) -> Partial:
+        seen.append(key.shape[1])
+        return plain.part(query, key, value, **options)
+
+    monkeypatch.setattr(attention_backends, "open_reading", lambda: SimpleNamespace(part=part))
+    monkeypatch.setattr(attention_backends, "_MOST_PACKED", 100)
+    query, key, value = (random(2, count, 16) for count in (3, 250, 250))
+    got = BY_NAME["native-cpu"].part(query, key, value, scale=0.3, is_causal=False)
+    assert seen == [100, 100, 50]
+    expected = plain.part(query, key, value, scale=0.3, is_causal=False)
+    torch.testing.assert_close(got.out, expected.out, atol=CLOSE, rtol=0)
+    torch.testing.assert_close(got.lse, expected.lse, atol=CLOSE, rtol=0)

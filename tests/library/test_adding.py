@@ -191,6 +191,42 @@ def test_what_is_no_text_is_left_out_and_said(tmp_path: Path, tokenizer: Any) ->
     assert "lantern" in text_of(library, str(tmp_path / "f" / "good.txt.gz"))
 
 
+def test_a_file_with_an_odd_name_or_no_content_leaves_out_itself_alone(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """A name that is not UTF-8 ended the whole add, with words about a damaged database."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    Path(os.fsdecode(bytes(folder) + b"/caf\xe9.txt")).write_text("A word.")
+    (folder / "good.txt").write_text("A word.")
+    os.mkfifo(folder / "pipe")
+    library = open_library(tmp_path / "library")
+    named = [*find_files([str(folder)]), folder / "pipe"]
+    done = add(library, tokenizer, [Source.of_file(path) for path in named])
+    assert [Path(file.path).name for file in library.files()] == ["good.txt"]
+    assert [reason for _, reason in done.skipped] == ["has a name that is not UTF-8", "is no file"]
+
+
+@pytest.mark.parametrize("content", [b"", bytes(range(256))])
+def test_a_file_that_changed_into_no_text_loses_what_was_stored(
+    tmp_path: Path, tokenizer: Any, content: bytes
+) -> None:
+    """Its old text was cited, with lines that were no more."""
+    library = open_library(tmp_path / "library")
+    path = tmp_path / "notes.txt"
+    path.write_text("The ferry leaves at nine.")
+    add(library, tokenizer, [Source.of_file(path)])
+    assert len(library.files()) == 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    done = add(library, tokenizer, [text_source("other", paragraphs(5)), Source.of_file(path)])
+    assert [file.path for file in library.files()] == ["other"]
+    assert done.skipped[0][1].endswith("; what it had before is removed")
+    assert not library.damaged
+    path.unlink()  # now nobody knows what it has
+    add(library, tokenizer, [Source.of_file(path)])
+
+
 def test_a_word_that_cannot_be_divided_leaves_out_its_file_alone(
     tmp_path: Path, tokenizer: Any
 ) -> None:

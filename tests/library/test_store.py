@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from gemserve.errors import LibraryBusy, LibraryError, OtherModel
-from gemserve.library.keys_file import rounded_keys
-from gemserve.library.store import DATABASE, Library
+from gemserve.library.keys_file import KeysFile, rounded_keys
+from gemserve.library.store import DATABASE, Library, remove_library
 from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
 
 SECRET = "zanzibarcode"
@@ -69,6 +69,83 @@ def test_a_database_that_is_cut_off_is_refused_when_it_is_opened(
     os.truncate(database, database.stat().st_size - 4096)
     with pytest.raises(LibraryError, match=f"library a: {DATABASE} is damaged: it is cut off"):
         Library(tmp_path / "a", IDENTITY)
+
+
+def test_damaged_windows_are_found_by_words_until_their_file_is_added_again(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """Adding another file dropped the damaged keys, and with them the windows from all searches."""
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("bad", f"{paragraphs(20)}\n\n{SECRET}")])
+    library.close()
+    keys = tmp_path / "a" / "keys.0"
+    keys.write_bytes(bytes(keys.stat().st_size))
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("good", paragraphs(20, "good"))])
+    assert library.damaged == ("bad",)
+    index = library.index()
+    assert len(index.ids) > (index.counts > 0).sum() > 0
+    found = library.by_words(SECRET, index.num_passages)
+    assert set(found) <= set(index.ids.tolist())
+    assert library.windows(list(found))
+    add(library, tokenizer, [text_source("bad", f"{paragraphs(20)}\n\n{SECRET}")])
+    assert (library.index().counts > 0).all()
+    assert not library.damaged
+
+
+def test_what_an_unfinished_creation_left_is_no_part_of_a_new_library(tmp_path: Path) -> None:
+    """As a full disk or `kill -9` leaves it; the name could never be used again."""
+    (tmp_path / "a").mkdir()
+    for end in ("-wal", "-shm", ".new"):
+        (tmp_path / "a" / f"{DATABASE}{end}").write_bytes(b"half of it")
+    (tmp_path / "a" / "keys.3").write_bytes(b"keys")
+    library = Library.create(tmp_path / "a", IDENTITY)
+    assert library.totals() == (0, 0, 0)
+    assert not (tmp_path / "a" / "keys.3").exists()
+    with pytest.raises(LibraryError, match="exists already"):
+        Library.create(tmp_path / "a", IDENTITY)
+
+
+def test_a_removed_library_is_gone_at_once_and_its_rest_with_the_next_one(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", SECRET)])
+    with monkeypatch.context() as patch:  # killed before it has removed any file
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        remove_library(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    assert not library.is_there
+    again = open_library(tmp_path / "a")
+    assert again.files() == []
+    again.close()
+    remove_library(tmp_path / "a")
+    library.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_erasing_goes_on_where_it_was_cut_short(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", paragraphs(30)), text_source("y", paragraphs(9))])
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeysFile, "erase", fail)
+        with library.writing(), pytest.raises(LibraryError, match="the disk fails"):
+            library.remove_files(["x"])
+    assert [file.path for file in library.files()] == ["y"]
+    with library.writing():
+        library.clean()
+    records = np.fromfile(tmp_path / "a" / "keys.0", library.index().records.dtype)
+    kept = np.zeros(len(records), np.bool_)
+    for start, count in zip(library.index().starts, library.index().counts, strict=True):
+        kept[start : start + count] = True
+    assert not records["keys"][~kept].any()
+    assert records["keys"][kept].any()
 
 
 def test_damaged_keys_are_named_and_read_again(tmp_path: Path, tokenizer: Any) -> None:

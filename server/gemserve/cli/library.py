@@ -106,12 +106,23 @@ def run_add(arguments: argparse.Namespace) -> int:
 
 def gone_files(library: Library, paths: list[str]) -> list[str]:
     """The files of a library that were in one of these folders, and are there no more."""
-    folders = [f"{Path(path).absolute()}/" for path in paths if Path(path).is_dir()]
+    folders = [f"{Path(path).absolute()}/" for path in paths if os.path.isdir(path)]
     return [
         file.path
         for file in library.files()
-        if file.path.startswith(tuple(folders)) and not Path(file.path).exists()
+        if file.path.startswith(tuple(folders)) and _is_gone(file.path)
     ]
+
+
+def _is_gone(path: str) -> bool:
+    """False if nobody may look."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def progress_of(done: Added, seconds: float) -> str:

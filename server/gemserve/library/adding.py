@@ -9,17 +9,26 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
-from gemserve.errors import RequestError
+from gemserve.errors import RequestError, shown
 from gemserve.filter_plan import GROUP_TOKENS
 from gemserve.library.cutting import CutWindow, cut_file
-from gemserve.library.file_text import FileText, NoText, digest_of, read_bytes, text_of
+from gemserve.library.file_text import (
+    FileText,
+    NoText,
+    Unreadable,
+    digest_of,
+    read_bytes,
+    text_of,
+)
 from gemserve.library.keys_file import rounded_keys
 from gemserve.library.store import Library, StoredFile
 from gemserve.library.vectors import Run, VectorRequests, keys_of
 
 log = logging.getLogger("gemserve.library")
+_NAMED = 10  # files in a message
 _FILES_AT_ONCE = 256  # that are stored in one transaction at most
 
 
@@ -50,7 +59,13 @@ class Source:
             stat = path.stat()
         except OSError:
             return Source(str(path), lambda: read_bytes(path))
+        if not S_ISREG(stat.st_mode):  # a pipe would be waited for
+            return Source(str(path), _no_file)
         return Source(str(path), lambda: read_bytes(path), stat.st_size, stat.st_mtime_ns)
+
+
+def _no_file() -> bytes:
+    raise Unreadable("is no file")
 
 
 @dataclass(slots=True, eq=False)
@@ -72,32 +87,44 @@ class Adder:
         self._tokenizer, self._run = tokenizer, run
         self._unread: dict[bytes, CutWindow] = {}
         self._pending: list[_Pending] = []
+        self._outdated: list[str] = []  # files that now have something that cannot be added
         self.added = Added()
 
     def add(self, sources: Iterable[Source]) -> Iterator[Added]:
         """Add all, and yield what has been done so far, again and again.
 
         A file that is as it was when it was added is not read again, and of a changed one only the
-        windows that nobody has. Raises `LibraryError`.
+        windows that nobody has. What was stored of a file on disk is removed if it has changed into
+        something that cannot be added. Raises `LibraryError`.
         """
         for source in sources:
             self.added.at = source.path
             try:
                 yield from self._add(source)
-            except NoText as error:
-                self._skip(source.path, str(error))
-            except RequestError as error:  # a text whose tokens depend on where it begins
-                self._skip(source.path, str(error))
+            # the latter: a text whose tokens depend on where it begins
+            except (NoText, RequestError) as error:
+                self._skip(source, error)
         if self._unread:
             self._read()
         self._store()
+        if self._outdated:
+            self._library.remove_files(self._outdated)
         yield self.added
 
-    def _skip(self, path: str, reason: str) -> None:
+    def _skip(self, source: Source, error: NoText | RequestError) -> None:
         self._pending = [pending for pending in self._pending if pending.is_whole]
-        self.added.skipped.append((path, reason))
+        reason = str(error)
+        is_on_disk = source.modified_ns >= 0 and not isinstance(error, Unreadable)
+        if is_on_disk and self._library.find_file(source.path) is not None:
+            self._outdated.append(source.path)
+            reason += "; what it had before is removed"
+        self.added.skipped.append((source.path, reason))
 
     def _add(self, source: Source) -> Iterator[Added]:
+        try:
+            source.path.encode()
+        except UnicodeEncodeError:
+            raise Unreadable("has a name that is not UTF-8") from None
         known = self._library.find_file(source.path)
         if known is not None and known.digest and source.modified_ns >= 0:
             same = known.num_bytes, known.modified_ns
@@ -188,7 +215,12 @@ def add_files(
     with library.writing():
         library.index()
         if library.damaged:
-            log.warning("the keys of %d files are damaged, and are read anew", len(library.damaged))
+            log.warning(
+                "the keys of %d files are damaged; they are read anew when the files are added "
+                "again: %s",
+                len(library.damaged),
+                ", ".join(map(shown, library.damaged[:_NAMED])),
+            )
             library.drop_damaged()
         yield from Adder(library, requests, tokenizer, run).add(sources)
         library.clean()

@@ -15,6 +15,7 @@ from gemserve.errors import GemserveError
 
 Kind = Literal["text", "pdf", "docx", "html"]
 MOST_BYTES = 1 << 28  # of a file, and of what a packed one unpacks to
+_PACKED = b"\x1f\x8b"
 _LOOKED_AT = 1 << 13  # bytes, to tell whether it is text
 _KINDS: dict[str, Kind] = {
     ".pdf": "pdf",
@@ -40,6 +41,10 @@ class NoText(Exception):
     """A file is left out, for the reason in the message."""
 
 
+class Unreadable(NoText):
+    """Nobody knows what is in the file, at least not now."""
+
+
 def digest_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
@@ -52,13 +57,13 @@ def read_bytes(path: Path) -> bytes:
             raise NoText(f"has {size:,} bytes, the limit is {MOST_BYTES:,}; split it")
         return path.read_bytes()
     except OSError as error:
-        raise NoText(f"cannot be read ({error.strerror or error})") from error
+        raise Unreadable(f"cannot be read ({error.strerror or error})") from error
 
 
 def text_of(content: bytes, name: str) -> FileText:
     """The text of the file with this content. Raises `NoText`, which says why there is none."""
     if name.endswith(".gz"):
-        content, name = _unpacked(content), name.removesuffix(".gz")
+        content, name = unpacked(content, MOST_BYTES), name.removesuffix(".gz")
     if not content.strip():
         raise NoText("is empty")
     kind = _KINDS.get(Path(name).suffix.lower(), "text")
@@ -75,15 +80,21 @@ def text_of(content: bytes, name: str) -> FileText:
     return FileText(text=text, kind=kind, pages=pages)
 
 
-def _unpacked(content: bytes) -> bytes:
+def unpacked(content: bytes, most_bytes: int) -> bytes:
+    """What gzip has packed; the content itself if it is not packed, or no more.
+
+    Raises `NoText` if it is cut off, or unpacks to more than `most_bytes`.
+    """
+    if not content.startswith(_PACKED):
+        return content
     try:
         with gzip.open(BytesIO(content)) as packed:
-            unpacked = packed.read(MOST_BYTES + 1)
+            whole = packed.read(most_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise NoText(f"cannot be unpacked ({error})") from error
-    if len(unpacked) > MOST_BYTES:
-        raise NoText(f"unpacks to more than {MOST_BYTES:,} bytes, the limit")
-    return unpacked
+    if len(whole) > most_bytes:
+        raise NoText(f"unpacks to more than {most_bytes:,} bytes, the limit")
+    return whole
 
 
 def _plain(content: bytes) -> str:

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from stat import S_ISREG
 
 from gemserve.errors import LibraryError
 
@@ -28,7 +29,7 @@ def find_files(given: Sequence[str]) -> Iterator[Path]:
     """
     seen: set[Path] = set()
     for path in check_paths(given):
-        for file in _within(path.absolute()) if path.is_dir() else [path.absolute()]:
+        for file in _within(path.absolute()) if os.path.isdir(path) else [path.absolute()]:
             if file not in seen:
                 seen.add(file)
                 yield file
@@ -41,9 +42,9 @@ def check_paths(given: Sequence[str]) -> list[Path]:
     """
     found: list[Path] = []
     for each in given:
-        is_pattern = glob.has_magic(each) and not Path(each).exists()
+        is_pattern = glob.has_magic(each) and not os.path.exists(each)
         paths = sorted(glob.glob(each, recursive=True)) if is_pattern else [each]
-        if not paths or not all(Path(path).exists() for path in paths):
+        if not paths or not all(map(os.path.exists, paths)):
             raise LibraryError(f"{each}: there is no such file or folder")
         found += map(Path, paths)
     return found
@@ -52,14 +53,24 @@ def check_paths(given: Sequence[str]) -> list[Path]:
 def _within(folder: Path) -> Iterator[Path]:
     tracked = _tracked(folder)
     if tracked is not None:
-        yield from (path for path in tracked if path.is_file() and not path.is_symlink())
+        yield from filter(_is_own_file, tracked)
         return
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if f not in _SKIPPED and not f.startswith("."))
         for name in sorted(files):
             path = Path(parent, name)
-            if not name.startswith(".") and path.is_file() and not path.is_symlink():
+            if not name.startswith(".") and _is_own_file(path):
                 yield path
+
+
+def _is_own_file(path: Path) -> bool:
+    """Also one that may not be looked at: it is left out by its name later."""
+    try:
+        return S_ISREG(path.lstat().st_mode)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 def _tracked(folder: Path) -> list[Path] | None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ from gemserve.library import word_index
 from gemserve.library.identity import Identity
 from gemserve.library.keys_file import KeysFile, Records, checksum
 
+log = logging.getLogger("gemserve.library")
 DATABASE = "library.sqlite"
 _MAGIC = b"SQLite format 3\0"
 _LOCK = "writer.lock"
+_REMOVED = ".removed-"  # begins the name of a folder that is being removed; no library's does
 _VERSION = "1"
 _BUSY_S = 30.0  # that a connection waits for another one's transaction
 _MOST_NAMES = 500  # in one statement
@@ -159,26 +162,25 @@ class Library:
         """Make an empty library. Raises `LibraryError` if there is something in the folder."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # under another name until it is whole, so that nobody opens half of it
-            unfinished = folder / f"{DATABASE}.{os.getpid()}.new"
-            with closing(sqlite3.connect(unfinished)) as connection:
-                connection.executescript(_SCHEMA)
-                connection.executemany(
-                    "INSERT INTO settings VALUES (?, ?)",
-                    [
-                        ("format", _VERSION),
-                        ("identity", identity.to_json()),
-                        ("generation", "0"),
-                        ("num_records", "0"),
-                    ],
-                )
-                connection.commit()
-            try:
-                os.link(unfinished, folder / DATABASE)
-            finally:
-                unfinished.unlink()
-        except FileExistsError as error:
-            raise LibraryError(f"library {folder.name}: exists already") from error
+            with _writing(folder):
+                if os.path.lexists(folder / DATABASE):
+                    raise LibraryError(f"library {folder.name}: exists already")
+                _remove_rest(folder)
+                # under another name until it is whole, so that nobody opens half of it
+                unfinished = folder / f"{DATABASE}.new"
+                with closing(sqlite3.connect(unfinished)) as connection:
+                    connection.executescript(_SCHEMA)
+                    connection.executemany(
+                        "INSERT INTO settings VALUES (?, ?)",
+                        [
+                            ("format", _VERSION),
+                            ("identity", identity.to_json()),
+                            ("generation", "0"),
+                            ("num_records", "0"),
+                        ],
+                    )
+                    connection.commit()
+                unfinished.rename(folder / DATABASE)
         except (OSError, sqlite3.Error) as error:
             raise LibraryError(f"library {folder.name}: cannot be made: {error}") from error
         return Library(folder, identity)
@@ -201,7 +203,7 @@ class Library:
     @property
     def num_bytes(self) -> int:
         """Of all files in the folder."""
-        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+        return size_of(self.folder)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -245,7 +247,7 @@ class Library:
                 part = names[start : start + _MOST_NAMES]
                 marks = ",".join("?" * len(part))
                 rows = self._connection.execute(
-                    f"SELECT name FROM keys WHERE name IN ({marks})", part
+                    f"SELECT name FROM keys WHERE checksum >= 0 AND name IN ({marks})", part
                 )
                 found |= {name for (name,) in rows}
         return found
@@ -262,7 +264,7 @@ class Library:
                 at = start
                 for name, records in windows:
                     row = name, at, len(records), checksum(records)
-                    self._connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?)", row)
+                    self._connection.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?)", row)
                     at += len(records)
                 self._set("num_records", at)
 
@@ -292,25 +294,29 @@ class Library:
             with self._connection:
                 for path in paths:
                     self._drop_file(path)
-            self.clean()
             with self._connection:
                 word_index.forget_removed(self._connection)
             # the log of writes has the old pages, too
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.clean()
 
     def clean(self) -> None:
-        """Erase keys that no file needs, as of changed files. Only while `writing`."""
+        """Erase keys that no file needs, as of changed files. Only while `writing`.
+
+        If it is cut short, the next call goes on: rows without a checksum have to be erased.
+        """
         with self._told():
-            unused = self._connection.execute(
-                "SELECT name, start, num_tokens FROM keys WHERE name NOT IN "
-                "(SELECT name FROM windows)"
-            ).fetchall()
             with self._connection:
-                self._connection.executemany(
-                    "DELETE FROM keys WHERE name = ?", [(name,) for name, _, _ in unused]
+                self._connection.execute(
+                    "UPDATE keys SET checksum = -1 WHERE name NOT IN (SELECT name FROM windows)"
                 )
+            unused = self._connection.execute(
+                "SELECT start, num_tokens FROM keys WHERE checksum < 0"
+            ).fetchall()
             generation, end = self._end_of_keys()
-            self._keys(generation).erase([(start, start + count) for _, start, count in unused])
+            self._keys(generation).erase([(start, start + count) for start, count in unused])
+            with self._connection:
+                self._connection.execute("DELETE FROM keys WHERE checksum < 0")
             (used,) = self._connection.execute(
                 "SELECT coalesce(sum(num_tokens), 0) FROM keys"
             ).fetchone()
@@ -332,24 +338,16 @@ class Library:
         found = {}
         with self._told():
             for number in ids:
+                # in one statement, because the file may be replaced meanwhile
                 row = self._connection.execute(
-                    "SELECT file, name, num_tokens, start, line, heading, text FROM windows "
-                    "WHERE id = ?",
+                    f"SELECT {_WINDOW_COLUMNS}, {_FILE_COLUMNS} FROM windows "
+                    "JOIN files ON file = files.id WHERE windows.id = ?",
                     (int(number),),
                 ).fetchone()
-                if row is None:
-                    continue
-                file = self._connection.execute(
-                    f"SELECT {_FILE_FIELDS} FROM files WHERE id = ?", (row[0],)
-                ).fetchone()
-                fields = dict(
-                    zip(
-                        ("name", "num_tokens", "start", "line", "heading", "text"),
-                        row[1:],
-                        strict=True,
-                    )
-                )
-                found[int(number)] = _file_of(file), StoredWindow(**fields)
+                if row is not None:
+                    count = len(_WINDOW_FIELDS)
+                    fields = dict(zip(_WINDOW_FIELDS, row[:count], strict=True))
+                    found[int(number)] = _file_of(row[count:]), StoredWindow(**fields)
         return found
 
     def by_words(self, question: str, num_passages: int) -> dict[int, float]:
@@ -362,8 +360,10 @@ class Library:
         try:
             generation, _ = self._end_of_keys()
             rows = self._connection.execute(
-                "SELECT windows.id, file, number, keys.start, keys.num_tokens, checksum, "
-                "num_passages FROM windows JOIN keys USING (name) ORDER BY keys.start"
+                # one whose damaged keys were dropped is still found by its words
+                "SELECT windows.id, file, number, coalesce(keys.start, -1), "
+                "coalesce(keys.num_tokens, 0), coalesce(checksum, -1), num_passages "
+                "FROM windows LEFT JOIN keys USING (name) ORDER BY keys.start"
             ).fetchall()
         finally:
             self._connection.rollback()
@@ -436,10 +436,15 @@ class Library:
         records = old.read(max((start + count for _, start, count in rows), default=0))
         at = 0
         moved = []
-        for name, start, count in rows:
-            new.write(at, np.array(records[start : start + count]))
-            moved.append((at, name))
-            at += count
+        try:
+            for name, start, count in rows:
+                new.write(at, np.array(records[start : start + count]))
+                moved.append((at, name))
+                at += count
+        except OSError as error:  # the gaps stay until there is room
+            log.warning("library %s: its keys cannot be moved together: %s", self.name, error)
+            new.path.unlink(missing_ok=True)
+            return
         with self._connection:
             self._connection.executemany("UPDATE keys SET start = ? WHERE name = ?", moved)
             self._set("generation", generation + 1)
@@ -535,6 +540,24 @@ class Library:
             raise LibraryError(f"library {self.name}: {reason}") from error
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a library's folder. They may come and go meanwhile."""
+    size = 0
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                size += path.stat().st_size
+    return size
+
+
+def _remove_rest(folder: Path) -> None:
+    """Remove what an unfinished creation or removal has left: SQLite would take it for the new
+    library's."""
+    ends = ("-wal", "-shm", ".new", ".new-journal")
+    for path in [*(folder / f"{DATABASE}{end}" for end in ends), *folder.glob("keys.*")]:
+        path.unlink(missing_ok=True)
+
+
 def _is_cut_off(database: Path) -> bool:
     """Is the file shorter than its header says, and nobody is about to write the rest?
 
@@ -561,12 +584,22 @@ def _is_cut_off(database: Path) -> bool:
 
 
 def remove_library(folder: Path) -> None:
-    """Remove a library's folder, even if it is damaged. Raises `LibraryError`, `LibraryBusy`."""
+    """Remove a library's folder, even if it is damaged. Raises `LibraryError`, `LibraryBusy`.
+
+    It is gone at once for everybody; what a cut-off removal has left goes with the next one.
+    """
     try:
         with _writing(folder):
-            shutil.rmtree(folder)
+            folder.rename(folder.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))
     except OSError as error:
         raise LibraryError(f"library {folder.name}: {error}") from error
+    sweep(folder.parent)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders of removed libraries. Another process may do the same."""
+    for folder in parent.glob(f"{_REMOVED}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -588,6 +621,9 @@ def _writing(folder: Path) -> Iterator[None]:
 _FILE_FIELDS = (
     "path, kind, digest, num_bytes, modified_ns, num_tokens, num_windows, pages, added_s, version"
 )
+_FILE_COLUMNS = ", ".join(f"files.{name}" for name in _FILE_FIELDS.split(", "))
+_WINDOW_FIELDS = ("name", "num_tokens", "start", "line", "heading", "text")
+_WINDOW_COLUMNS = ", ".join(f"windows.{name}" for name in _WINDOW_FIELDS)
 
 
 def _file_of(row: Sequence[Any]) -> StoredFile:

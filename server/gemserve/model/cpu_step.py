@@ -20,7 +20,6 @@ from gemserve.model.kv import DecodeBatch, DecodeStep
 from gemserve.model.step_weights import PARTS, StepWeights, find_weights
 from gemserve.types import Switch
 from gemserve_kernels.cpu_step import CpuStep, LowRank, PreparedTerms, RowTerms
-from gemserve_kernels.native_library import CannotCompile
 
 log = logging.getLogger("gemserve.model")
 _LENGTHS = (5, 23)  # tokens of the sequences that are tried when a model is loaded
@@ -42,7 +41,7 @@ def with_cpu_step(model: CausalModel, choice: Switch) -> CausalModel:
             raise ValueError(f"the model is on {model.device}")
         step = ModelStep(model, find_weights(model))
         step.check(NO_ADAPTER, None)
-    except (CannotCompile, ValueError) as error:
+    except (ValueError, RuntimeError, MemoryError) as error:  # also torch's, for want of memory
         if choice == "on":
             raise ConfigError(f"cpu_step=on: {error}") from error
         log.info("decode steps run layer by layer, which takes longer: %s", error)

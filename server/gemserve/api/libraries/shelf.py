@@ -9,20 +9,23 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 
 from gemserve.config import ServerConfig
 from gemserve.errors import LibraryError, LibraryNotFound, OtherModel, RequestError
 from gemserve.library.asking import Answerable, find_excerpts
+from gemserve.library.file_text import NoText, unpacked
 from gemserve.library.folders import folder_of, holds_library, names_in
-from gemserve.library.store import Index, Library, remove_library
+from gemserve.library.store import Index, Library, remove_library, size_of, sweep
 from gemserve.library.vectors import VectorRequests
 from gemserve.types import Finished, Request
 
 _OF_KEYS = ".keys"  # a name that no library can have
+_MOST_OPEN = 32  # libraries, each with a connection and a map of its keys
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +65,10 @@ class Shelf:
         """`forget` has the document cache drop what it holds of these files."""
         self.requests, self.tokenizer = requests, tokenizer
         self._root, self._config, self._forget = root, config, forget
-        self._open: dict[tuple[bytes, str], OpenLibrary] = {}
+        self._open: dict[tuple[bytes, str], OpenLibrary] = {}  # that was used last is the last one
         self._lock = threading.Lock()
+        for parent in (root, *(root / _OF_KEYS).glob("*")):
+            sweep(parent)
 
     def names(self, tenant: bytes) -> list[str]:
         return names_in(self._parent(tenant))
@@ -116,6 +121,31 @@ class Shelf:
         finally:
             library.close()
 
+    def hold(self, path: str, content: bytes) -> tuple[int, BinaryIO]:
+        """The content of a file that will be added, unpacked and on disk, because it may wait long.
+
+        Raises `RequestError` or `LibraryError`.
+        """
+        try:
+            if path.endswith(".gz"):
+                content = unpacked(content, self._config.max_body_bytes)
+            self._root.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as opened:
+                held = opened.enter_context(TemporaryFile(dir=self._root))
+                held.write(content)
+                held.seek(0)
+                opened.pop_all()  # it is closed when it has been read
+        except NoText as error:
+            raise RequestError(f"file: {error}", param="file") from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise LibraryError(f"the file cannot be kept until it is read: {reason}") from error
+        return len(content), held
+
+    def check_there(self, tenant: bytes, name: str) -> None:
+        """Raise `LibraryNotFound` if there is no library of this name, not even a damaged one."""
+        self._folder(tenant, name, "name")
+
     def delete(self, tenant: bytes, name: str) -> None:
         """Remove a library from disk and from the document cache. Raises `LibraryNotFound`."""
         folder = self._folder(tenant, name, "name")
@@ -136,10 +166,12 @@ class Shelf:
                 file = library.find_file(path)
                 if file is None:
                     return False
-                library.remove_files([path])
+                try:
+                    library.remove_files([path])
+                finally:  # it may be gone, although not all of it could be erased
+                    self.forget_files([file.id])
         finally:
             library.close()
-        self._forget([file.id]).result()
         return True
 
     def forget_files(self, ids: Sequence[str]) -> None:
@@ -148,22 +180,17 @@ class Shelf:
             self._forget(ids).result()
 
     def check_room(self, tenant: bytes, num_bytes: int) -> None:
-        """Raise `RequestError` if the key's libraries may not grow by a file of so many bytes."""
+        """Raise `RequestError` if the key's libraries may not grow by files of so many bytes."""
         parent, limit = self._parent(tenant), self._config.library_disk_bytes
-        used = sum(
-            path.stat().st_size
-            for name in names_in(parent)
-            for path in (parent / name).iterdir()
-            if path.is_file()
-        )
+        used = sum(size_of(parent / name) for name in names_in(parent))
         # a token of about four bytes has keys of a hundred bytes or more
         identity = self.requests.identity
         of_token = identity.num_key_heads * (identity.head_dim + 2)
         needed = num_bytes * (2 + of_token // 4)
         if used + needed > limit:
             raise RequestError(
-                f"file: needs about {needed} bytes in the library; this key's libraries have "
-                f"{used} of the {limit} that they may have (--library-disk)",
+                f"file: needs about {needed} bytes, with files that are not read yet; this key's "
+                f"libraries have {used} of the {limit} that they may have (--library-disk)",
                 param="file",
                 code="library_disk_full",
             )
@@ -177,22 +204,20 @@ class Shelf:
         candidates: int,
     ) -> Answerable:
         """What libraries have of a request's question: see `find_excerpts`."""
-        opened = [self._opened(tenant, name) for name in names]
-        for each in opened:
-            each.lock.acquire()
-        try:
-            for each, name in zip(opened, names, strict=True):
-                if each.is_gone:
-                    raise LibraryNotFound(name, param="filter.library")
-            libraries = [each.library for each in opened]
-            for each in opened:  # another process may have removed files
-                self.forget_files(each.gone_files())
-            return find_excerpts(
-                libraries, names, request, finished, self.requests, self.tokenizer, candidates
-            )
-        finally:
-            for each in opened:
-                each.lock.release()
+        while True:
+            opened = {name: self._opened(tenant, name) for name in names}
+            with ExitStack() as held:
+                # in one order for everybody, or two requests could wait for each other
+                for _, each in sorted(opened.items()):
+                    held.enter_context(each.lock)
+                if any(each.is_gone for each in opened.values()):
+                    continue  # it was closed meanwhile; if it was deleted, it is not found now
+                for each in opened.values():  # another process may have removed files
+                    self.forget_files(each.gone_files())
+                libraries = [each.library for each in opened.values()]
+                return find_excerpts(
+                    libraries, names, request, finished, self.requests, self.tokenizer, candidates
+                )
 
     def check_names(
         self, tenant: bytes, names: Sequence[str], param: str = "filter.library"
@@ -202,22 +227,38 @@ class Shelf:
             self._opened(tenant, name, param)
 
     def _opened(self, tenant: bytes, name: str, param: str = "filter.library") -> OpenLibrary:
+        found = self._in_use(tenant, name)
+        if found is not None:
+            return found
+        self._drop(tenant, name)  # another process has removed it, or made it anew
         folder = self._folder(tenant, name, param)
         with self._lock:
+            opened = self._open.get((tenant, name))
+            if opened is None:
+                opened = OpenLibrary(Library(folder, self.requests.identity))
+                self._open[tenant, name] = opened
+            oldest = next(iter(self._open)) if len(self._open) > _MOST_OPEN else None
+        if oldest is not None:
+            self._drop(*oldest)
+        return opened
+
+    def _in_use(self, tenant: bytes, name: str) -> OpenLibrary | None:
+        with self._lock:
             found = self._open.get((tenant, name))
-            if found is not None and found.library.is_there:
-                return found
-            library = Library(folder, self.requests.identity)
-            opened = self._open[tenant, name] = OpenLibrary(library)
-            return opened
+            if found is None or not found.library.is_there:
+                return None
+            self._open[tenant, name] = self._open.pop((tenant, name))
+            return found
 
     def _drop(self, tenant: bytes, name: str) -> None:
+        """Close a library, and have the document cache drop what it holds of it."""
         with self._lock:
             opened = self._open.pop((tenant, name), None)
         if opened is not None:
             with opened.lock:  # a search that is under way ends first
                 opened.is_gone = True
                 opened.library.close()
+            self.forget_files(list(opened.file_ids))
 
     def _folder(self, tenant: bytes, name: str, param: str) -> Path:
         try:

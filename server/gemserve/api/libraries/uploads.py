@@ -6,22 +6,26 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import BinaryIO, Literal
+from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
 
 from gemserve.api.libraries.shelf import Shelf
 from gemserve.engine.worker import Engine
-from gemserve.errors import GemserveError, LibraryError, QueueFull, RequestError
+from gemserve.errors import GemserveError, LibraryBusy, LibraryError, QueueFull, RequestError
 from gemserve.library.adding import Source, add_files
 from gemserve.types import Finished, Request
 
 log = logging.getLogger("gemserve.api")
 Status = Literal["reading", "ready", "failed"]
 _MOST_OF_KEY = 16  # uploads that are not read yet
-_AT_ONCE = 2  # libraries that are written
+_AT_ONCE = 4  # files that are read, of as many keys
+_REMOVAL_S = 5.0  # that a removal waits for the file that is being read
 _TRY_AGAIN_S = 0.5  # after which a full queue is tried again
 _REMEMBERED = 64  # failed uploads of a library
 
@@ -40,13 +44,70 @@ class Upload:
     is_cancelled: threading.Event = field(default_factory=threading.Event)
 
 
+class Turn:
+    """Who changes a library. Removals come before uploads that wait. For one event loop."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._removals: deque[asyncio.Future[None]] = deque()
+        self._uploads: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def for_upload(self) -> AsyncIterator[None]:
+        await self._enter(self._uploads)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @asynccontextmanager
+    async def for_removal(self, name: str) -> AsyncIterator[None]:
+        """Raises `LibraryBusy` if the file that is being read takes too long."""
+        try:
+            async with asyncio.timeout(_REMOVAL_S):
+                await self._enter(self._removals)
+        except TimeoutError:
+            raise LibraryBusy(name) from None
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, waiting: deque[asyncio.Future[None]]) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        mine = asyncio.get_running_loop().create_future()
+        waiting.append(mine)
+        try:
+            await mine
+        except BaseException:
+            if mine.cancelled():
+                waiting.remove(mine)
+            else:  # it was given in the same moment
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Hand over. Waits for nothing, because whoever leaves may be cancelled."""
+        waiting = self._removals or self._uploads
+        while waiting and waiting[0].done():
+            waiting.popleft()
+            waiting = self._removals or self._uploads
+        if waiting:
+            waiting.popleft().set_result(None)
+        else:
+            self._is_taken = False
+
+
 class Uploads:
     """What is being read into libraries, by tenant and library. For one event loop."""
 
     def __init__(self, shelf: Shelf, engine: Engine) -> None:
         self._shelf, self._engine = shelf, engine
         self._of: dict[tuple[bytes, str], list[Upload]] = {}
-        self._turns: dict[tuple[bytes, str], asyncio.Lock] = {}
+        self._turns: WeakValueDictionary[tuple[bytes, str], Turn] = WeakValueDictionary()
+        self._of_keys: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._limiter = CapacityLimiter(_AT_ONCE)
 
@@ -54,15 +115,22 @@ class Uploads:
         """Those that are being read, and those that failed last."""
         return list(self._of.get((tenant, name), ()))
 
-    def check_room(self, tenant: bytes) -> None:
-        """Raise `RequestError` if this key must wait for its other uploads."""
-        reading = [
+    def num_bytes(self, tenant: bytes) -> int:
+        """Of this key's files that are not read yet."""
+        return sum(upload.num_bytes for upload in self._unread(tenant))
+
+    def _unread(self, tenant: bytes) -> Sequence[Upload]:
+        return [
             upload
             for (owner, _), uploads in self._of.items()
             if owner == tenant
             for upload in uploads
             if upload.status == "reading"
         ]
+
+    def check_room(self, tenant: bytes) -> None:
+        """Raise `RequestError` if this key must wait for its other uploads."""
+        reading = self._unread(tenant)
         if len(reading) >= _MOST_OF_KEY:
             raise RequestError(
                 f"file: {len(reading)} files of this key are being read, the limit is "
@@ -76,12 +144,16 @@ class Uploads:
         tenant: bytes,
         name: str,
         path: str,
-        content: bytes,
+        num_bytes: int,
+        content: BinaryIO,
         charge: Callable[[int], None],
         end: Callable[[], None],
     ) -> Upload:
-        """Read a file into a library. `charge` counts its tokens; `end` is called at last."""
-        upload = Upload(path=path, num_bytes=len(content))
+        """Read a file into a library. `charge` counts its tokens; `end` is called at last.
+
+        `content`: of so many bytes, from its beginning; it is closed.
+        """
+        upload = Upload(path=path, num_bytes=num_bytes)
         uploads = self._of.setdefault((tenant, name), [])
         uploads[:] = [each for each in uploads if each.path != path or each.status == "reading"]
         uploads.append(upload)
@@ -98,22 +170,24 @@ class Uploads:
             self._of[tenant, name].remove(upload)
         return bool(found)
 
-    def turn(self, tenant: bytes, name: str) -> asyncio.Lock:
-        """Whoever holds it is the only one of this server that changes the library."""
-        return self._turns.setdefault((tenant, name), asyncio.Lock())
+    def turn(self, tenant: bytes, name: str) -> Turn:
+        """Whoever has it is the only one of this server that changes the library."""
+        return self._turns.setdefault((tenant, name), Turn())
 
     async def _read(
         self,
         tenant: bytes,
         name: str,
         upload: Upload,
-        content: bytes,
+        content: BinaryIO,
         charge: Callable[[int], None],
         end: Callable[[], None],
     ) -> None:
         key = tenant, name
+        # of a key one at a time, so that others' need not wait for all of its files
+        own_turn = self._of_keys.setdefault(tenant, asyncio.Lock())
         try:
-            async with self.turn(*key):
+            async with own_turn, self.turn(*key).for_upload():
                 loop = asyncio.get_running_loop()
 
                 def run(request: Request) -> Finished:
@@ -136,6 +210,7 @@ class Uploads:
             upload.status, upload.error = "failed", f"{type(error).__name__}: {error}"
             log.exception("a file could not be read into a library")
         finally:
+            content.close()
             upload.is_settled.set()
             end()
 
@@ -144,19 +219,22 @@ class Uploads:
         tenant: bytes,
         name: str,
         upload: Upload,
-        content: bytes,
+        content: BinaryIO,
         run: Callable[[Request], Finished],
     ) -> None:
         """Read the file, in a thread. Raises `GemserveError` if that fails."""
+        _check(upload)
         library = self._shelf.open(tenant, name)
         try:
             before = library.find_file(upload.path)
-            source = Source(upload.path, lambda: content)
-            adding = add_files(library, self._shelf.requests, self._shelf.tokenizer, run, [source])
-            for added in adding:
-                upload.num_tokens = added.read_tokens
-                if upload.is_cancelled.is_set():
-                    raise LibraryError("the file was removed before it was read")
+            source = Source(upload.path, content.read)
+            # closed at once, so that whoever cancelled it finds nobody writing
+            with closing(
+                add_files(library, self._shelf.requests, self._shelf.tokenizer, run, [source])
+            ) as adding:
+                for added in adding:
+                    upload.num_tokens = added.read_tokens
+                    _check(upload)
             if added.skipped:
                 raise LibraryError(added.skipped[0][1])
             if upload.is_cancelled.is_set():
@@ -173,8 +251,7 @@ class Uploads:
     ) -> Finished:
         """Run a request of the engine, after others if the queue is full."""
         while True:
-            if upload.is_cancelled.is_set():
-                raise LibraryError("the file was removed before it was read")
+            _check(upload)
             try:
                 stream = self._engine.submit(request)
                 break
@@ -188,3 +265,8 @@ class Uploads:
         finally:
             stream.cancel()
         raise AssertionError("a stream has a last event")
+
+
+def _check(upload: Upload) -> None:
+    if upload.is_cancelled.is_set():
+        raise LibraryError("the file was removed before it was read")

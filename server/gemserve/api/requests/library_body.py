@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gemserve.api.requests.base_bodies import Body, LibraryName
 from gemserve.api.requests.document_form import take_file
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import parse_form
-from gemserve.errors import RequestError
+from gemserve.errors import RequestError, shown
 
 _PATH = r"^[^\x00-\x1f\x7f]{1,512}$"
-FilePath = Annotated[str, Field(pattern=_PATH, description="The file's name in the library.")]
+
+
+def _check_path(path: str) -> str:
+    """Such parts are left out by whoever writes the path into an address, to delete the file."""
+    if {".", ".."} & set(path.split("/")):
+        raise ValueError('must have no part that is "." or ".."')
+    return path
+
+
+FilePath = Annotated[
+    str,
+    Field(pattern=_PATH, description="The file's name in the library."),
+    AfterValidator(_check_path),
+]
 FORM_SCHEMA: Json = {
     "type": "object",
     "description": "A file of text, HTML, PDF or DOCX. `path` is the file's own name if omitted.",
@@ -51,4 +64,7 @@ def parse_library_form(raw: bytes, content_type: str) -> tuple[str, bytes]:
         raise RequestError(
             "path: must have 1 to 512 characters, none of them a control character", param="path"
         )
-    return given, file.value
+    try:
+        return _check_path(given), file.value
+    except ValueError as error:
+        raise RequestError(f"path={shown(given)}: {error}", param="path") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from anyio import to_thread
 from fastapi import Request as HttpRequest
 
@@ -22,7 +24,7 @@ from gemserve.api.requests.library_body import (
 )
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
-from gemserve.errors import LibraryFileNotFound, NoLibraries
+from gemserve.errors import LibraryFileNotFound, LibraryNotFound, NoLibraries
 from gemserve.library.store import Library, StoredFile
 
 _PATH = "/v1/libraries"
@@ -81,7 +83,10 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
     async def get_libraries(http: HttpRequest) -> library_types.Libraries:
         kept, _ = shelves()
         names = await to_thread.run_sync(kept.names, tenant_of(http))
-        data = [await describe(tenant_of(http), name) for name in names]
+        data = []
+        for name in names:
+            with suppress(LibraryNotFound):  # another request has deleted it meanwhile
+                data.append(await describe(tenant_of(http), name))
         return {"object": "list", "data": data}
 
     @routes.add("POST", _FILES, ADD)
@@ -94,16 +99,25 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
             reading.check_room(tenant)
             raw = await read_body(http)
             content_type = http.headers.get("content-type", "")
-            path, content = await to_thread.run_sync(_parse, raw, content_type)
             await to_thread.run_sync(kept.check_names, tenant, [library], "library")
-            await to_thread.run_sync(kept.check_room, tenant, len(content))
-            reading.check_room(tenant)
+            path, given = await to_thread.run_sync(_parse, raw, content_type)
+            num_bytes, content = await to_thread.run_sync(kept.hold, path, given)
+            del raw, given
+            http.scope["state"]["body"].release()
+            try:
+                pending = num_bytes + reading.num_bytes(tenant)
+                await to_thread.run_sync(kept.check_room, tenant, pending)
+                reading.check_room(tenant)
+            except BaseException:
+                content.close()
+                raise
         place = http.scope["state"].get("place")
         taken = None if place is None else place.hand_over()  # it is read after the reply
         upload = reading.begin(
             tenant,
             library,
             path,
+            num_bytes,
             content,
             charge=lambda count: None if taken is None else taken.charge(count),
             end=lambda: None if taken is None else taken.leave(),
@@ -143,8 +157,9 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
     ) -> library_types.LibraryFileDeleted:
         kept, reading = shelves()
         tenant = tenant_of(http)
+        await to_thread.run_sync(kept.check_there, tenant, library)
         was_read = reading.cancel(tenant, library, path)
-        async with reading.turn(tenant, library):
+        async with reading.turn(tenant, library).for_removal(library):
             was_there = await to_thread.run_sync(kept.remove_file, tenant, library, path)
         if not (was_there or was_read):
             raise LibraryFileNotFound(path, param="path")
@@ -158,8 +173,9 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
     async def delete_library(http: HttpRequest, library: str) -> library_types.LibraryDeleted:
         kept, reading = shelves()
         tenant = tenant_of(http)
+        await to_thread.run_sync(kept.check_there, tenant, library)
         reading.cancel(tenant, library)
-        async with reading.turn(tenant, library):
+        async with reading.turn(tenant, library).for_removal(library):
             await to_thread.run_sync(kept.delete, tenant, library)
         return {"id": library, "object": "library", "deleted": True}
 

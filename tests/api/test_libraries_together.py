@@ -1,0 +1,152 @@
+"""Requests for libraries at the same time: nobody waits for ever, and nothing stays locked."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gemserve.api.libraries.uploads import Turn
+from gemserve.engine.core import Core
+from gemserve.errors import LibraryBusy
+from tests.library.served import build_core, serve_libraries
+from tests.library.worlds import paragraphs
+
+pytestmark = pytest.mark.anyio
+LONG = paragraphs(3000)
+
+
+@pytest.fixture(scope="module")
+def core() -> Core:
+    return build_core()
+
+
+@pytest.fixture
+async def client(core: Core, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serve_libraries(core, tmp_path) as made:
+        yield made
+
+
+async def make(client: httpx.AsyncClient, name: str) -> None:
+    (await client.post("/v1/libraries", json={"name": name})).raise_for_status()
+
+
+async def add(client: httpx.AsyncClient, name: str, path: str, text: str, *, wait: bool) -> Any:
+    address = f"/v1/libraries/{name}/files" + ("?wait=true" if wait else "")
+    return await client.post(address, json={"path": path, "text": text})
+
+
+async def ask(client: httpx.AsyncClient, names: list[str]) -> httpx.Response:
+    body = {
+        "model": "builtin",
+        "messages": [{"role": "user", "content": "When does the ferry to Malmo leave?"}],
+        "max_tokens": 1,
+        "filter": {"library": names, "candidates": 1},
+    }
+    return await client.post("/v1/chat/completions", json=body)
+
+
+async def test_libraries_may_be_named_in_any_order(client: httpx.AsyncClient) -> None:
+    """Two threads, each of which held one library, waited for each other for ever."""
+    for name in ("a", "b"):
+        await make(client, name)
+        await add(client, name, "ferry.md", f"{name}: the ferry leaves at nine.", wait=True)
+    asked = [ask(client, names) for names in (["a", "b"], ["b", "a"]) * 12]
+    replies = await asyncio.wait_for(asyncio.gather(*asked), 120)
+    assert {reply.status_code for reply in replies} == {200}
+    assert replies[1].json()["filter"]["searched"]["libraries"] == ["b", "a"]
+
+
+@pytest.mark.parametrize("what", ["libraries/a", "libraries/a/files/long.txt"])
+async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what: str) -> None:
+    """The file that was cancelled left the library locked until garbage was collected."""
+    await make(client, "a")
+    assert (await add(client, "a", "long.txt", LONG, wait=False)).status_code == 200
+    for _ in range(600):
+        file = (await client.get("/v1/libraries/a/files/long.txt")).json()
+        if file["tokens"]:
+            break
+        await asyncio.sleep(0.05)
+    assert file["status"] == "reading"
+    gone = await client.delete(f"/v1/{what}")
+    assert gone.status_code == 200, gone.text
+    if what == "libraries/a":
+        await make(client, "a")
+    added = await add(client, "a", "short.txt", "A word.", wait=True)
+    assert added.json()["status"] == "ready", added.text
+
+
+async def test_files_that_wait_count_for_the_disk(core: Core, tmp_path: Path) -> None:
+    async with serve_libraries(core, tmp_path, library_disk_bytes=1 << 19) as client:
+        await make(client, "a")
+        text = paragraphs(60)
+        replies = [await add(client, "a", f"{i}.txt", text + str(i), wait=False) for i in range(14)]
+        statuses = [reply.status_code for reply in replies]
+        assert statuses[0] == 200
+        refused = replies[statuses.index(400)].json()["error"]
+        assert refused["code"] == "library_disk_full"
+        assert "--library-disk" in refused["message"]
+        while (await client.get("/v1/libraries/a")).json()["reading"]:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_packed_file_counts_as_what_it_unpacks_to(client: httpx.AsyncClient) -> None:
+    await make(client, "a")
+    packed = gzip.compress(b"word " * 20_000_000)
+    files = {"file": ("bomb.txt.gz", packed)}
+    reply = await client.post("/v1/libraries/a/files", files=files)
+    assert reply.status_code == 400
+    assert "unpacks to more than" in reply.json()["error"]["message"]
+    files = {"file": ("notes.txt.gz", gzip.compress(b"The ferry leaves at nine."))}
+    reply = await client.post("/v1/libraries/a/files?wait=true", files=files)
+    assert reply.json()["status"] == "ready"
+
+
+@pytest.mark.parametrize("path", ["../../b", ".", "a/../b", "a/./b"])
+async def test_a_path_that_no_address_can_name_is_refused(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    """A browser would leave its parts out, and so delete something else."""
+    await make(client, "a")
+    reply = await add(client, "a", path, "A word.", wait=True)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "path"
+    files = {"file": ("x.txt", b"A word.")}
+    reply = await client.post("/v1/libraries/a/files", files=files, data={"path": path})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "path"
+
+
+async def test_a_removal_comes_before_files_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemserve.api.libraries.uploads._REMOVAL_S", 0.2)
+    turn, said = Turn(), []
+
+    async def upload(name: str) -> None:
+        async with turn.for_upload():
+            said.append(name)
+            await asyncio.sleep(0.1)
+
+    async def remove() -> None:
+        async with turn.for_removal("a"):
+            said.append("removal")
+
+    uploads = [asyncio.create_task(upload(name)) for name in ("first", "second", "third")]
+    await asyncio.sleep(0.01)
+    removal = asyncio.create_task(remove())
+    await asyncio.sleep(0.01)
+    uploads[1].cancel()  # one that waits may leave
+    await asyncio.gather(*uploads, removal, return_exceptions=True)
+    assert said == ["first", "removal", "third"]
+    async with turn.for_upload():
+        began_s = time.monotonic()
+        with pytest.raises(LibraryBusy):
+            await remove()
+        assert time.monotonic() - began_s < 5
+    async with turn.for_removal("a"):
+        pass

@@ -6,7 +6,7 @@ What was stored stays, whatever ends the work: the same call goes on where the l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -207,7 +207,7 @@ def add_files(
     tokenizer: Any,
     run: Run,
     sources: Iterable[Source],
-) -> Iterator[Added]:
+) -> Generator[Added, None, None]:
     """Be the only writer, add all files, and erase what no file needs any more.
 
     Raises `LibraryBusy`, and `LibraryError` if the disk is full: what was stored before stays.

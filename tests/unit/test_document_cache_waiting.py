@@ -12,6 +12,7 @@ from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MOST_SHARES, find_cached
 from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
+from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.filter_plan import Budget
 from tests.unit.test_document_cache import (
@@ -22,6 +23,7 @@ from tests.unit.test_document_cache import (
     perform,
     sequence,
 )
+from tests.unit.test_fair_shares import ALICE, BOB, of
 
 DOCUMENT = [7] * 1000
 
@@ -387,3 +389,27 @@ def test_documents_give_way_if_little_is_being_read() -> None:
     step(s, memory)
     assert s.running
     assert s.cache.counts.evictions == 1
+
+
+def test_documents_give_way_for_another_key_however_much_one_reads() -> None:
+    """One that read eight documents at a time kept another one's questions waiting for seconds."""
+    pool = MemoryPool(100_000)
+    s = Scheduler(pool, num_layers=LAYERS, max_running=64, cache_units=90_000)
+    memory, order = FakeMemory(100_000), 0
+    while pool.free > 30_000:
+        s.add(of(ALICE, sequence(order, [order] * 1000)))
+        finish(s, memory)
+        order += 1
+    shared = Portion(1, None)
+    for order in range(100, 100 + MOST_READING):
+        s.add(of(ALICE, sequence(order, [order] * 100)))
+    s.schedule(256, is_decode_due=False, portion=shared)
+    assert len(s.running) == MOST_READING
+    evicted = s.cache.counts.evictions
+    size = pool.free // s.running[0].memory.size * 100 + 100  # does not fit
+    for tenant, waits in ((ALICE, True), (BOB, False)):
+        late = of(tenant, sequence(len(s.sequences) + 200, [50] * size))
+        s.add(late)
+        s.schedule(256, is_decode_due=False, portion=shared)
+        assert (late.state is State.WAITING) == waits
+        assert (s.cache.counts.evictions == evicted) == waits

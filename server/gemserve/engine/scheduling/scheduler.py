@@ -11,6 +11,7 @@ again.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Collection
 
 from gemserve.cost import ModelShape
@@ -207,7 +208,8 @@ class Scheduler:
     def _admit(self, taken: list[tuple[Sequence, Source]], *, is_shared: bool) -> None:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
-        Documents in the cache give way, unless `MOST_READING` prompts are being read. Scattered
+        Documents in the cache give way, unless `MOST_READING` prompts are being read, of which the
+        tenant has its part. Scattered
         free units are made one by compaction, which waits until no chunk is under way, because its
         pass holds views of the memory. A step copies one document at most, so that nobody's next
         token waits for several. `taken`: what will be copied, to which this adds. `is_shared`:
@@ -220,11 +222,15 @@ class Scheduler:
             return
         capacity = self.pool.capacity if is_shared else None
         slots = SlotShares(self.running, self._max_running, capacity)
-        num_reading = sum(sequence.state is not State.DECODING for sequence in self.running)
+        reading = Counter(s.request.tenant for s in self.running if s.state is not State.DECODING)
+        num_tenants = len(reading.keys() | {s.request.tenant for s in self.waiting})
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
-            can_evict = num_reading < MOST_READING
+            tenant = sequence.request.tenant
+            # else a tenant that reads many documents would keep others from having any memory
+            has_part_left = reading[tenant] * num_tenants < MOST_READING
+            can_evict = reading.total() < MOST_READING or has_part_left
             source, size = self._fitting(sequence, copied, can_evict)
             if not slots.may_have(sequence, size):
                 continue
@@ -250,7 +256,7 @@ class Scheduler:
             for earlier in order[: order.index(sequence)]:
                 earlier.times_passed += earlier.state is State.WAITING
             slots.take(sequence, size)
-            num_reading += 1
+            reading[tenant] += 1
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.span, sequence.found = span, None

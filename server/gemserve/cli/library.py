@@ -75,14 +75,18 @@ def run_add(arguments: argparse.Namespace) -> int:
     started_s = shown_s = time.monotonic()
     is_terminal = sys.stderr.isatty()
     done: Added | None = None
-    for done in llm.add_files(library, arguments.paths):
-        now_s = time.monotonic()
-        if now_s - shown_s >= (_TERMINAL_S if is_terminal else _ELSEWHERE_S):
-            shown_s = now_s
-            end = "" if is_terminal else "\n"
-            start = _CLEAR if is_terminal else ""
-            print(f"{start}{progress_of(done, now_s - started_s)}", end=end, file=sys.stderr)
-            sys.stderr.flush()
+    try:
+        for done in llm.add_files(library, arguments.paths):
+            now_s = time.monotonic()
+            if now_s - shown_s >= (_TERMINAL_S if is_terminal else _ELSEWHERE_S):
+                shown_s = now_s
+                end = "" if is_terminal else "\n"
+                start = _CLEAR if is_terminal else ""
+                print(f"{start}{progress_of(done, now_s - started_s)}", end=end, file=sys.stderr)
+                sys.stderr.flush()
+    except (KeyboardInterrupt, LibraryError):
+        print("what was stored stays; the same command goes on behind it", file=sys.stderr)
+        raise
     assert done is not None
     gone = gone_files(library, arguments.paths)
     if gone:

@@ -64,3 +64,19 @@ def test_further_questions_do_not_read_the_files_again(
     first, second = [line for line in printed.err.splitlines() if "sieve at layer" in line]
     assert "read before" not in first
     assert "read before" in second
+
+
+def test_an_unknown_option_is_told_with_those_that_may_have_been_meant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It came with the usage of `gemserve` itself, which has no options."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--name", "mine", "--keep=3", "--prot", "1"])
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "gemserve serve: error: unrecognized arguments: --name mine --keep=3 --prot 1; did you "
+    )
+    for option in ("--served-model-name", "--filter-keep", "--port"):
+        assert option in said.splitlines()[0]
+    assert said.splitlines()[1] == "gemserve serve --help lists all options"
+    assert "usage" not in said

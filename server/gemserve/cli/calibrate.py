@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.calibration.search.calibrated_core import result_of, run_calibration
     from gemserve.calibration.search.choose_layer import Effort
+    from gemserve.engine.build import calibration_path
     from gemserve.model.loader import load
 
     effort = Effort(
@@ -67,6 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         make_folder("out", arguments.out)
     loaded = load(read_options(arguments, MODEL_OPTIONS, ModelConfig))
+    earlier = calibration_path(loaded, EngineConfig())
+    if earlier is not None:
+        print(f"servers use a calibration of this model already: {earlier}", file=sys.stderr)
     engine: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
     with ending_signals_raised():
         outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)

@@ -71,7 +71,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--samples",
         help="examples of each length, or one number for each length (default: "
-        f"{DEFAULT_SAMPLES}); of a file that many of its first lines (default: all)",
+        f"{DEFAULT_SAMPLES}); of a file: how many of its first lines (default: all)",
     )
     parser.add_argument(
         "--skip-too-long",

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import gemserve
 from gemserve.cli import adapter_actions, ask, calibrate, demo, evaluate, library, plan, serve
@@ -17,7 +18,9 @@ from gemserve.errors import ConfigError, GemserveError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors for the user become one line on stderr and status 2."""
-    parsed = make_parser().parse_args(arguments)
+    parsed, unknown = make_parser().parse_known_args(arguments)
+    if unknown:
+        parsed.parser.exit(2, f"{_unknown_words(parsed.parser, unknown)}\n")
     _show_loading()
     try:
         return int(parsed.run(parsed))
@@ -42,8 +45,23 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_command(commands)
     for subparser in commands.choices.values():
         subparser.allow_abbrev = False
+        subparser.set_defaults(parser=subparser)
         apply_environment(subparser)
     return parser
+
+
+def _unknown_words(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """What argparse would say, with the options that may have been meant, and not all others."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    meant: dict[str, None] = {}
+    for given in (word.partition("=")[0] for word in unknown if word.startswith("--")):
+        within = [name for name in known if given.removeprefix("--") in name.split("-")]
+        meant |= dict.fromkeys(within or get_close_matches(given, known, 2))
+    hint = f"; did you mean {', '.join(meant)}?" if meant else ""
+    return (
+        f"{parser.prog}: error: unrecognized arguments: {' '.join(unknown)}{hint}\n"
+        f"{parser.prog} --help lists all options"
+    )
 
 
 def _print_problems(problems: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gemserve.calibration.files import Calibration, find_calibration, read_calibration
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.filtering.method_cost import plan_methods
     from gemserve.filtering.methods import METHODS, SERVED_METHODS
     from gemserve.model.config_check import find_context_tokens
-    from gemserve.model.loader import model_from_config
+    from gemserve.model.loader import model_from_config, resolve_device
     from gemserve.model.planned_reach import planned_shape
     from gemserve.model.weight_memory import weights_of
 
@@ -95,6 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     memory = read_value("kv_memory", kv_memory, read_bytes)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
+    if not arguments.fleet and arguments.accelerator is None and model.device == "auto":
+        # reading is timed on this machine, so it is the dtype that a server has here that counts
+        model = replace(model, device=resolve_device(model.device).type)
     hf, dtype, source = model_from_config(model)
     shape = planned_shape(hf, dtype)
     calibration = _find_calibration(arguments.layer, model.model, source, shape)
@@ -153,6 +156,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         _print_table(rows, speed, shape, num_tokens, kept, layer, kv_memory)
     print(calibration.describe())
+    if not calibration.is_measured:
+        print(
+            "plan reads no weights: a server may find a calibration by them, and names it when it "
+            "starts"
+        )
     _print_weights(weights, dtype_name)
     if arguments.json:
         settings = {

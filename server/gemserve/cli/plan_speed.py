@@ -83,7 +83,7 @@ def _this_machine(shape: ModelShape, device: str, dtype: Any) -> ReadingSpeed:
     flops = 2.0 * rows.numel() * columns / best_s
     return ReadingSpeed(
         flops=flops,
-        source=f"the {flops / 1e9:,.0f} GFLOP/s of products on this machine's {place.type}; "
+        source=f"the {flops / 1e9:,.3g} GFLOP/s of products on this machine's {place.type}; "
         "reading does more than products",
         is_bound=True,
     )

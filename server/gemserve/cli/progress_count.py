@@ -33,4 +33,6 @@ def counted(what: str, unit: str, total: int) -> Iterator[Callable[[], None]]:
                     flush=True,
                 )
 
+        if bar.disable:
+            print(f"gemserve: {what}: 0 of {total:,} {unit}s", file=sys.stderr, flush=True)
         yield count

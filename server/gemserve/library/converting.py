@@ -37,7 +37,7 @@ def convert(content: bytes, name: str, kind: str) -> tuple[str, tuple[int, ...]]
     missing = [each for each in _NEEDED[kind] if importlib.util.find_spec(each) is None]
     if missing:
         raise LibraryError(
-            f'is {kind.upper()}, which is not read here: install "gemserve[library]"'
+            f'is {kind.upper()}, which is not read here: pip install "gemserve[library]"'
         )
     command = [sys.executable, "-P", "-m", __name__, kind]
     pipe = subprocess.PIPE

@@ -91,8 +91,8 @@ def read_pdf(
     if importlib.util.find_spec("pypdf") is None:
         raise _refusal(
             name,
-            'is a PDF, which this server does not read: install "gemserve[pdf]" there, or convert '
-            "the file to text first",
+            'is a PDF, which is not read here: pip install "gemserve[pdf]", or convert the file to '
+            "text first",
             "pdf_not_supported",
         )
     given = (limits.text_bytes, limits.pages, limits.cpu_s, limits.memory_bytes)

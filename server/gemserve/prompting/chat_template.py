@@ -42,7 +42,8 @@ def render_chat(
     """
     if tokenizer.chat_template is None:
         raise RequestError(
-            "messages: this model has no chat template; send a prompt (/v1/completions)",
+            "messages: this model has no chat template; send a prompt (/v1/completions), or start "
+            "it with a --chat-template",
             param="messages",
         )
     try:

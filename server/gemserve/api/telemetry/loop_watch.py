@@ -12,6 +12,7 @@ import traceback
 log = logging.getLogger("gemserve.api")
 BOUND_S = 0.1  # a stall beyond this is logged
 _BEAT_S = 0.02
+_WAITING = "in select"  # the place of a loop that has nothing to do
 _PAUSE_S = 10.0  # between two lines about the same place
 _MOST_PLACES = 256
 
@@ -78,17 +79,24 @@ class LoopWatch:
         stack = ""
         if self._seen is not None and self._seen[0] == self._beat_s:
             stack = self._seen[1]
-        place = "\n".join(stack.splitlines()[-2:]) or "unknown: no thread of Python's ran"
+        place = "\n".join(stack.splitlines()[-2:])
         now_s = time.monotonic()
         if now_s - self._logged_s.get(place, float("-inf")) < _PAUSE_S:
             return
         if len(self._logged_s) >= _MOST_PLACES:
             self._logged_s.clear()
         self._logged_s[place] = now_s
+        if worked_s < late_s / 10 and (_WAITING in place or not place):
+            log.warning(
+                "the event loop could not run for %.0f ms while it did next to nothing itself: "
+                "the machine, or another thread, was busy",
+                late_s * 1000,
+            )
+            return
         log.warning(
             "the event loop was held up for %.0f ms (%.0f ms of its own work), by: %s\n%s",
             late_s * 1000,
             worked_s * 1000,
-            place,
+            place or "unknown: no thread of Python's ran",
             stack,
         )

@@ -198,7 +198,11 @@ class MixedClient:
         del began_s
         headers = self._headers(call)
         name = f"shelf-{next(self._shelves)}"
-        await self.add_file(call.tenant, name, call.body["file"])
+        try:
+            await self.add_file(call.tenant, name, call.body["file"])
+        except BaseException:  # a client that has waited too long leaves no library behind
+            await self._http.delete(f"/v1/libraries/{name}", headers=headers)
+            raise
         body = {**call.body["question"], "filter": {"library": name, "candidates": 2}}
         try:
             reply = await self._http.post(call.path, json=body, headers=headers)

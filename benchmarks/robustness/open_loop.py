@@ -19,6 +19,8 @@ from benchmarks.robustness.mixed_client import Call, MixedClient, Outcome, reloa
 
 PULSE_S, PAUSE_S = 0.5, 3.0
 Pick = Callable[[Random], Call]
+# kinds that the server reads whole if its cache has most of the prompt, as after an idle while
+_READ_WHOLE = ("agent", "document")
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ async def record(client: MixedClient, mix: Mix) -> dict[str, Any]:
     """Send every call alone, twice, and keep its answer as the right one.
 
     A call whose two answers differ, or that fails, is left out of the mix and reported. What an
-    agent's prompt is answered when it is read whole is right, too.
+    agent's prompt, or a question about a document, is answered when it is read whole is right, too.
     """
     unsteady: list[str] = []
     for kind, calls in mix.calls.items():
@@ -163,7 +165,7 @@ async def _record_one(client: MixedClient, call: Call) -> str | None:
             if answers[0] != answers[1]:
                 return f"two answers: {answers}"
             call.expected = [*call.expected, answers[0]]
-        if call.kind == "agent":  # if the cache has most of it, the server reads it whole
+        if call.kind in _READ_WHOLE:
             whole = replace(call, body={**call.body, "filter": {"method": "none"}}, expected=[])
             outcome = await client.send(whole, 0.0)
             if outcome.verdict != "right" or outcome.answer is None:

@@ -63,6 +63,22 @@ async def test_libraries_may_be_named_in_any_order(client: httpx.AsyncClient) ->
     assert replies[1].json()["filter"]["searched"]["libraries"] == ["b", "a"]
 
 
+async def test_few_libraries_are_held_open(
+    core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a connection and a map of its keys, and names come from clients."""
+    monkeypatch.setattr("gemserve.api.libraries.shelf._MOST_OPEN", 2)
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    async with serve_libraries(core, tmp_path, max_libraries=8) as client:
+        for number in range(8):
+            await make(client, f"n{number}")
+            await add(client, f"n{number}", "ferry.md", "The ferry leaves at nine.", wait=True)
+        for number in (*range(8), 0, 7):
+            reply = await ask(client, [f"n{number}"])
+            assert reply.json()["filter"]["searched"]["windows"] == 1
+        assert len(list(Path("/proc/self/fd").iterdir())) < held + 16
+
+
 @pytest.mark.parametrize("what", ["libraries/a", "libraries/a/files/long.txt"])
 async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what: str) -> None:
     """The file that was cancelled left the library locked until garbage was collected."""

@@ -227,10 +227,13 @@ class Shelf:
             self._opened(tenant, name, param)
 
     def _opened(self, tenant: bytes, name: str, param: str = "filter.library") -> OpenLibrary:
-        found = self._in_use(tenant, name)
-        if found is not None:
-            return found
-        self._drop(tenant, name)  # another process has removed it, or made it anew
+        with self._lock:
+            found = self._open.pop((tenant, name), None)
+            if found is not None and found.library.is_there:
+                self._open[tenant, name] = found  # as the last one
+                return found
+        if found is not None:  # another process has removed it, or made it anew
+            self._end(found)
         folder = self._folder(tenant, name, param)
         with self._lock:
             opened = self._open.get((tenant, name))
@@ -242,23 +245,18 @@ class Shelf:
             self._drop(*oldest)
         return opened
 
-    def _in_use(self, tenant: bytes, name: str) -> OpenLibrary | None:
-        with self._lock:
-            found = self._open.get((tenant, name))
-            if found is None or not found.library.is_there:
-                return None
-            self._open[tenant, name] = self._open.pop((tenant, name))
-            return found
-
     def _drop(self, tenant: bytes, name: str) -> None:
-        """Close a library, and have the document cache drop what it holds of it."""
         with self._lock:
             opened = self._open.pop((tenant, name), None)
         if opened is not None:
-            with opened.lock:  # a search that is under way ends first
-                opened.is_gone = True
-                opened.library.close()
-            self.forget_files(list(opened.file_ids))
+            self._end(opened)
+
+    def _end(self, opened: OpenLibrary) -> None:
+        """Close a library, and have the document cache drop what it holds of it."""
+        with opened.lock:  # a search that is under way ends first
+            opened.is_gone = True
+            opened.library.close()
+        self.forget_files(list(opened.file_ids))
 
     def _folder(self, tenant: bytes, name: str, param: str) -> Path:
         try:

@@ -80,7 +80,7 @@ def _open(source: Path) -> ctypes.CDLL:
 
 
 def _load(library: Path) -> ctypes.CDLL:
-    """Raises `OSError`, of the class `PermissionError` if it must not be loaded."""
+    """Raises `OSError`, also if another user could have written it."""
     _check_owner(library, library.parent)
     return ctypes.CDLL(str(library))
 

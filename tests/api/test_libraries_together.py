@@ -166,3 +166,11 @@ async def test_a_removal_comes_before_files_that_wait(monkeypatch: pytest.Monkey
         assert time.monotonic() - began_s < 5
     async with turn.for_removal("a"):
         pass
+    async with turn.for_upload():
+        late = asyncio.create_task(upload("late"))
+        await asyncio.sleep(0.01)
+        late.cancel()  # in the moment in which the turn is handed over
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    async with turn.for_removal("a"):
+        pass

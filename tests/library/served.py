@@ -31,11 +31,10 @@ async def serve_libraries(
     """A client of a server whose libraries are below `folder`; `options` are `ServerConfig`'s."""
     config = ServerConfig(library_dir=str(folder / "libraries"), **options)
     serving = build_serving(core, model_name="builtin", config=config)
-    transport = httpx.ASGITransport(create_app(serving), raise_app_exceptions=False)
-    try:
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=60
-        ) as client:
-            yield client
-    finally:
-        serving.engine.stop()
+    app = create_app(serving)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
+    ):
+        yield client

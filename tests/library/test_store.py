@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,31 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes) -> No
         Library(tmp_path / "a", IDENTITY)
 
 
+def test_whoever_is_refused_holds_no_lock(tmp_path: Path) -> None:
+    """A connection that an error kept alive once had others wait for half a minute."""
+    library = open_library(tmp_path / "a")
+    library.close()
+    with closing(sqlite3.connect(tmp_path / "a" / DATABASE)) as connection:
+        connection.execute("UPDATE settings SET value = 'other' WHERE name = 'format'")
+        connection.commit()
+    with pytest.raises(LibraryError, match="is of format 'other'") as refused:
+        Library(tmp_path / "a", IDENTITY)
+    with closing(sqlite3.connect(tmp_path / "a" / DATABASE, timeout=0)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN EXCLUSIVE")  # no other connection is left
+    assert refused.tb is not None
+
+
 def test_a_database_that_is_cut_off_is_refused_when_it_is_opened(
     tmp_path: Path, tokenizer: Any
 ) -> None:
-    """SQLite notices only when it reads what is not there, so the list had no error."""
     library = open_library(tmp_path / "a")
     add(library, tokenizer, [text_source("x", paragraphs(60))])
     open_library(tmp_path / "a").close()  # what is not in the file yet is not missing
     library.close()
     database = tmp_path / "a" / DATABASE
     os.truncate(database, database.stat().st_size - 4096)
-    with pytest.raises(LibraryError, match=f"library a: {DATABASE} is damaged: it is cut off"):
+    with pytest.raises(LibraryError, match=f"library a: {DATABASE}: .*malformed"):
         Library(tmp_path / "a", IDENTITY)
 
 

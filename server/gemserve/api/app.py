@@ -77,6 +77,7 @@ def create_app(
     backlog = Backlog(max_tokens=config.max_queued_tokens)
     documents = DocumentStore(config, serving.engine.forget_documents)
     metrics = Metrics(serving.engine, serving.adapters, serving.model_name, serving.backend)
+    shelf = _shelf_of(serving)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -88,6 +89,8 @@ def create_app(
         if serving.watchdog is not None:
             serving.watchdog.stop()
         await to_thread.run_sync(serving.engine.stop)
+        if shelf is not None:
+            await to_thread.run_sync(shelf.close)
         if traces is not None:
             await to_thread.run_sync(traces.shut_down)
 
@@ -99,7 +102,9 @@ def create_app(
     )
     sharing = None if new_sharing is None else new_sharing(backlog, metrics)
     operations: dict[str, Operation] = {}
-    for routes in _all_routes(serving, metrics, traces, backlog, documents, sharing, load_adapter):
+    for routes in _all_routes(
+        serving, metrics, traces, backlog, documents, shelf, sharing, load_adapter
+    ):
         app.include_router(routes)
         operations |= routes.operations
     app.include_router(inspector_routes())
@@ -121,13 +126,13 @@ def _all_routes(
     traces: Traces | None,
     backlog: Backlog,
     documents: DocumentStore,
+    shelf: Shelf | None,
     sharing: WindowSharing | None,
     load_adapter: LoadAdapter | None,
 ) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""
     engine, builder, config = serving.engine, serving.builder, serving.config
     models = ModelNames(serving.model_name, serving.adapters, serving.also_named)
-    shelf = _shelf_of(serving)
     submitter = Submitter(
         engine=engine,
         models=models,

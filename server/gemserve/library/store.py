@@ -18,7 +18,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from gemserve.library.keys_file import KeysFile, Records, checksum
 
 log = logging.getLogger("gemserve.library")
 DATABASE = "library.sqlite"
-_MAGIC = b"SQLite format 3\0"
 _LOCK = "writer.lock"
 _REMOVED = ".removed-"  # begins the name of a folder that is being removed; no library's does
 _VERSION = "1"
@@ -43,6 +42,7 @@ _MOST_NAMES = 500  # in one statement
 _DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
 _WASTE = 1 << 16  # records of removed windows, below which the file is never written anew
 _SCHEMA = f"""
+PRAGMA journal_mode = WAL;
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, digest TEXT NOT NULL,
@@ -135,23 +135,10 @@ class Library:
                 f"{DATABASE} is not a file" if is_other else "there is no library in this folder"
             )
             raise LibraryError(f"library {folder.name}: {problem}")
-        if _is_cut_off(folder / DATABASE):
-            raise LibraryError(f"library {folder.name}: {DATABASE} is damaged: it is cut off")
-        self._connection = self._connect()
-        with self._told():
-            settings = dict(self._connection.execute("SELECT name, value FROM settings"))
-        if settings.get("format") != _VERSION:
-            raise LibraryError(
-                f"library {folder.name}: {DATABASE} is of format {settings.get('format')!r}, and "
-                f"this version of gemserve reads {_VERSION!r}"
-            )
-        try:
-            self.identity = Identity.of_json(settings["identity"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise LibraryError(f"library {folder.name}: {DATABASE} is damaged: {error}") from error
-        if identity is not None and identity.digest != self.identity.digest:
-            self.close()
-            raise OtherModel(folder.name, theirs=self.identity.shown, own=identity.shown)
+        with ExitStack() as opened:  # whoever is refused must not go on holding SQLite's locks
+            self._connection = opened.enter_context(closing(self._connect()))
+            self.identity = self._check(identity)
+            opened.pop_all()
         self._inode = (folder / DATABASE).stat().st_ino
         self.damaged: tuple[str, ...] = ()
         self._index: tuple[tuple[int, int], Index] | None = None
@@ -516,15 +503,33 @@ class Library:
         self._connection.execute("UPDATE settings SET value = ? WHERE name = ?", (str(value), name))
 
     def _connect(self) -> sqlite3.Connection:
-        with self._told():
+        with self._told(), ExitStack() as opened:
             connection = sqlite3.connect(
                 self.folder / DATABASE, timeout=_BUSY_S, check_same_thread=False
             )
-            connection.execute("PRAGMA journal_mode = WAL")
+            opened.enter_context(closing(connection))
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from disk
             connection.execute("PRAGMA foreign_keys = ON")
+            opened.pop_all()
             return connection
+
+    def _check(self, identity: Identity | None) -> Identity:
+        """What the library says of itself. Raises `LibraryError` and `OtherModel`."""
+        with self._told():
+            settings = dict(self._connection.execute("SELECT name, value FROM settings"))
+        if settings.get("format") != _VERSION:
+            raise LibraryError(
+                f"library {self.name}: {DATABASE} is of format {settings.get('format')!r}, and "
+                f"this version of gemserve reads {_VERSION!r}"
+            )
+        try:
+            own = Identity.of_json(settings["identity"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise LibraryError(f"library {self.name}: {DATABASE} is damaged: {error}") from error
+        if identity is not None and identity.digest != own.digest:
+            raise OtherModel(self.name, theirs=own.shown, own=identity.shown)
+        return own
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -556,31 +561,6 @@ def _remove_rest(folder: Path) -> None:
     ends = ("-wal", "-shm", ".new", ".new-journal")
     for path in [*(folder / f"{DATABASE}{end}" for end in ends), *folder.glob("keys.*")]:
         path.unlink(missing_ok=True)
-
-
-def _is_cut_off(database: Path) -> bool:
-    """Is the file shorter than its header says, and nobody is about to write the rest?
-
-    SQLite itself notices that only when it reads a page that is not there.
-    """
-
-    def is_short() -> bool:
-        with database.open("rb") as file:
-            header = file.read(32)
-            size = os.fstat(file.fileno()).st_size
-        if not header.startswith(_MAGIC):
-            return False  # SQLite says so
-        page = int.from_bytes(header[16:18], "big")  # 1 stands for 65536
-        return size < (page if page > 1 else 1 << 16) * int.from_bytes(header[28:32], "big")
-
-    try:
-        if not is_short():
-            return False
-        log = database.with_name(f"{database.name}-wal")
-        # a checkpoint writes the header first, and may have ended meanwhile
-        return not (log.exists() and log.stat().st_size) and is_short()
-    except OSError:
-        return False  # opening it tells
 
 
 def remove_library(folder: Path) -> None:

@@ -219,6 +219,16 @@ class Shelf:
                     libraries, names, request, finished, self.requests, self.tokenizer, candidates
                 )
 
+    def close(self) -> None:
+        """Close all libraries. No search is under way any more."""
+        with self._lock:
+            opened = list(self._open.values())
+            self._open.clear()
+        for each in opened:
+            with each.lock:
+                each.is_gone = True
+                each.library.close()
+
     def check_names(
         self, tenant: bytes, names: Sequence[str], param: str = "filter.library"
     ) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Literal
 from weakref import WeakValueDictionary
@@ -83,7 +83,8 @@ class Turn:
             await mine
         except BaseException:
             if mine.cancelled():
-                waiting.remove(mine)
+                with suppress(ValueError):  # whoever has left meanwhile has taken it out
+                    waiting.remove(mine)
             else:  # it was given in the same moment
                 self._leave()
             raise

@@ -15,7 +15,7 @@ import pytest
 
 from gemserve.engine.core import Core
 from gemserve.library.store import DATABASE
-from tests.library.served import build_core, serve_libraries
+from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
 from tests.library.worlds import paragraphs
 
 pytestmark = pytest.mark.anyio
@@ -62,21 +62,11 @@ def core() -> Core:
     return build_core()
 
 
-async def make(client: httpx.AsyncClient, name: str) -> None:
-    (await client.post("/v1/libraries", json={"name": name})).raise_for_status()
+async def make_with_ferry(client: httpx.AsyncClient, name: str) -> None:
+    await make_library(client, name)
     path = f"/v1/libraries/{name}/files?wait=true"
     added = await client.post(path, json={"path": "ferry.md", "text": TEXT})
     assert added.json()["status"] == "ready", added.text
-
-
-async def ask(client: httpx.AsyncClient, name: str) -> httpx.Response:
-    body = {
-        "model": "builtin",
-        "messages": [{"role": "user", "content": "When does the ferry to Malmo leave?"}],
-        "max_tokens": 2,
-        "filter": {"library": name, "candidates": 2},
-    }
-    return await client.post("/v1/chat/completions", json=body)
 
 
 def damage_library(root: Path, damage: Callable[[Path], None]) -> None:
@@ -102,10 +92,10 @@ async def test_it_is_refused_and_can_be_deleted(
     core: Core, tmp_path: Path, damage: Callable[[Path], None], is_open: bool
 ) -> None:
     async with serve_libraries(core, tmp_path) as made:
-        await make(made, "damaged")
-        await make(made, "whole")
+        await make_with_ferry(made, "damaged")
+        await make_with_ferry(made, "whole")
         if is_open:
-            assert (await ask(made, "damaged")).status_code == 200
+            assert (await ask_of_ferry(made, ["damaged"], candidates=2)).status_code == 200
             damage_library(tmp_path, damage)
             await check_damage(made, tmp_path, damage, is_open=True)
     if not is_open:
@@ -117,10 +107,10 @@ async def test_it_is_refused_and_can_be_deleted(
 async def check_damage(
     client: httpx.AsyncClient, root: Path, damage: Callable[[Path], None], *, is_open: bool
 ) -> None:
-    reply = await ask(client, "damaged")
+    reply = await ask_of_ferry(client, ["damaged"], candidates=2)
     if not is_open or reply.status_code != 200:  # what was read before the damage may be answered
         check_refusal(reply)
-    assert (await ask(client, "whole")).status_code == 200
+    assert (await ask_of_ferry(client, ["whole"], candidates=2)).status_code == 200
     listed = (await client.get("/v1/libraries")).json()["data"]
     errors = {library["id"]: library["error"] for library in listed}
     assert errors["whole"] is None
@@ -141,5 +131,5 @@ async def check_damage(
     assert gone.status_code == 200, gone.text
     assert not (root / "libraries" / "damaged").exists()
     assert (await client.get("/v1/libraries/damaged")).status_code == 404
-    await make(client, "damaged")
-    assert (await ask(client, "damaged")).status_code == 200
+    await make_with_ferry(client, "damaged")
+    assert (await ask_of_ferry(client, ["damaged"], candidates=2)).status_code == 200

@@ -15,7 +15,7 @@ import pytest
 from gemserve.api.libraries.uploads import Turn
 from gemserve.engine.core import Core
 from gemserve.errors import LibraryBusy
-from tests.library.served import build_core, serve_libraries
+from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
 from tests.library.worlds import paragraphs
 
 pytestmark = pytest.mark.anyio
@@ -33,31 +33,17 @@ async def client(core: Core, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]
         yield made
 
 
-async def make(client: httpx.AsyncClient, name: str) -> None:
-    (await client.post("/v1/libraries", json={"name": name})).raise_for_status()
-
-
 async def add(client: httpx.AsyncClient, name: str, path: str, text: str, *, wait: bool) -> Any:
     address = f"/v1/libraries/{name}/files" + ("?wait=true" if wait else "")
     return await client.post(address, json={"path": path, "text": text})
 
 
-async def ask(client: httpx.AsyncClient, names: list[str]) -> httpx.Response:
-    body = {
-        "model": "builtin",
-        "messages": [{"role": "user", "content": "When does the ferry to Malmo leave?"}],
-        "max_tokens": 1,
-        "filter": {"library": names, "candidates": 1},
-    }
-    return await client.post("/v1/chat/completions", json=body)
-
-
 async def test_libraries_may_be_named_in_any_order(client: httpx.AsyncClient) -> None:
     """Two threads, each of which held one library, waited for each other for ever."""
     for name in ("a", "b"):
-        await make(client, name)
+        await make_library(client, name)
         await add(client, name, "ferry.md", f"{name}: the ferry leaves at nine.", wait=True)
-    asked = [ask(client, names) for names in (["a", "b"], ["b", "a"]) * 12]
+    asked = [ask_of_ferry(client, names, candidates=1) for names in (["a", "b"], ["b", "a"]) * 12]
     replies = await asyncio.wait_for(asyncio.gather(*asked), 120)
     assert {reply.status_code for reply in replies} == {200}
     assert replies[1].json()["filter"]["searched"]["libraries"] == ["b", "a"]
@@ -71,10 +57,10 @@ async def test_few_libraries_are_held_open(
     held = len(list(Path("/proc/self/fd").iterdir()))
     async with serve_libraries(core, tmp_path, max_libraries=8) as client:
         for number in range(8):
-            await make(client, f"n{number}")
+            await make_library(client, f"n{number}")
             await add(client, f"n{number}", "ferry.md", "The ferry leaves at nine.", wait=True)
         for number in (*range(8), 0, 7):
-            reply = await ask(client, [f"n{number}"])
+            reply = await ask_of_ferry(client, [f"n{number}"], candidates=1)
             assert reply.json()["filter"]["searched"]["windows"] == 1
         assert len(list(Path("/proc/self/fd").iterdir())) < held + 16
 
@@ -82,7 +68,7 @@ async def test_few_libraries_are_held_open(
 @pytest.mark.parametrize("what", ["libraries/a", "libraries/a/files/long.txt"])
 async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what: str) -> None:
     """The file that was cancelled left the library locked until garbage was collected."""
-    await make(client, "a")
+    await make_library(client, "a")
     assert (await add(client, "a", "long.txt", LONG, wait=False)).status_code == 200
     for _ in range(600):
         file = (await client.get("/v1/libraries/a/files/long.txt")).json()
@@ -93,14 +79,14 @@ async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what
     gone = await client.delete(f"/v1/{what}")
     assert gone.status_code == 200, gone.text
     if what == "libraries/a":
-        await make(client, "a")
+        await make_library(client, "a")
     added = await add(client, "a", "short.txt", "A word.", wait=True)
     assert added.json()["status"] == "ready", added.text
 
 
 async def test_files_that_wait_count_for_the_disk(core: Core, tmp_path: Path) -> None:
     async with serve_libraries(core, tmp_path, library_disk_bytes=1 << 19) as client:
-        await make(client, "a")
+        await make_library(client, "a")
         text = paragraphs(60)
         replies = [await add(client, "a", f"{i}.txt", text + str(i), wait=False) for i in range(14)]
         statuses = [reply.status_code for reply in replies]
@@ -113,7 +99,7 @@ async def test_files_that_wait_count_for_the_disk(core: Core, tmp_path: Path) ->
 
 
 async def test_a_packed_file_counts_as_what_it_unpacks_to(client: httpx.AsyncClient) -> None:
-    await make(client, "a")
+    await make_library(client, "a")
     packed = gzip.compress(b"word " * 20_000_000)
     files = {"file": ("bomb.txt.gz", packed)}
     reply = await client.post("/v1/libraries/a/files", files=files)
@@ -129,7 +115,7 @@ async def test_a_path_that_no_address_can_name_is_refused(
     client: httpx.AsyncClient, path: str
 ) -> None:
     """A browser would leave its parts out, and so delete something else."""
-    await make(client, "a")
+    await make_library(client, "a")
     reply = await add(client, "a", path, "A word.", wait=True)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "path"

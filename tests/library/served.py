@@ -38,3 +38,20 @@ async def serve_libraries(
         httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
     ):
         yield client
+
+
+async def make_library(client: httpx.AsyncClient, name: str) -> None:
+    (await client.post("/v1/libraries", json={"name": name})).raise_for_status()
+
+
+async def ask_of_ferry(
+    client: httpx.AsyncClient, names: list[str], *, candidates: int
+) -> httpx.Response:
+    """A question of libraries of which texts say when the ferry leaves."""
+    body = {
+        "model": "builtin",
+        "messages": [{"role": "user", "content": "When does the ferry to Malmo leave?"}],
+        "max_tokens": 2,
+        "filter": {"library": names, "candidates": candidates},
+    }
+    return await client.post("/v1/chat/completions", json=body)

@@ -73,10 +73,20 @@ def serving(folder: Path, *options: str, **environment: str) -> Iterator[ServePr
         process.kill()
 
 
+@contextmanager
+def listening_to(ending: signal.Signals) -> Iterator[None]:
+    """Processes that are started here do not ignore it, even if nohup runs the tests."""
+    before = signal.signal(ending, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(ending, before)
+
+
 @pytest.mark.timeout(600)
 def test_a_closed_terminal_lets_streams_end(tmp_path: Path) -> None:
     """SIGHUP ended the process, and every stream without its last event."""
-    with serving(tmp_path) as process:
+    with listening_to(signal.SIGHUP), serving(tmp_path) as process:
         process.wait_until_ready(400)
         body = {**LONG, "stream": True}
         with httpx.stream("POST", process.url + COMPLETIONS, json=body, timeout=60) as reply:

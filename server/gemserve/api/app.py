@@ -66,12 +66,12 @@ def create_app(
 ) -> FastAPI:
     """The application over one engine. Tests use it in process, through an ASGI transport.
 
-    It stops the engine and the export of `traces`, and closes libraries, when it shuts down. Raises `ConfigError` if its
-    key files are wrong. `is_replica`: requests have passed the outer middleware of an ingress,
-    which has put the caller into their state. `new_sharing`: makes what has other replicas read
-    parts of long documents, if there are any. `load_adapter`: what `POST /v1/adapters` does there
-    instead of loading. The state of the application has what a replica shows its ingress:
-    `backlog` and `documents`.
+    It stops the engine and the export of `traces`, and closes libraries, when it shuts down. Raises
+    `ConfigError` if its key files are wrong. `is_replica`: requests have passed the outer
+    middleware of an ingress, which has put the caller into their state. `new_sharing`: makes what
+    has other replicas read parts of long documents, if there are any. `load_adapter`: what
+    `POST /v1/adapters` does there instead of loading. The state of the application has what a
+    replica shows its ingress: `backlog` and `documents`.
     """
     config = serving.config
     backlog = Backlog(max_tokens=config.max_queued_tokens)

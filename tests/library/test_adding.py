@@ -18,12 +18,20 @@ import pytest
 
 from gemserve.errors import LibraryError
 from gemserve.library import file_text
-from gemserve.library.adding import Source
+from gemserve.library.adding import Source, add_files
 from gemserve.library.cutting import cut_file, sections
 from gemserve.library.file_text import FileText
 from gemserve.library.finding import find_files
 from gemserve.library.store import Library
-from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
+from tests.library.worlds import (
+    IDENTITY,
+    FakeReader,
+    FakeRequests,
+    add,
+    open_library,
+    paragraphs,
+    text_source,
+)
 
 KILLED = """
 import sys, time
@@ -285,3 +293,16 @@ def test_files_are_found_by_folder_pattern_and_repository(tmp_path: Path) -> Non
     subprocess.run([*git, "add", "a.md", ".hidden"], check=True)
     assert names(folder) == [".hidden", "a.md"]
     assert names(f"{folder}/sub") == ["sub/b.txt"]
+
+
+def test_what_is_known_is_told_before_anything_is_read(tmp_path: Path, tokenizer: Any) -> None:
+    """A command that went on behind a large file said nothing for minutes."""
+    text = paragraphs(200)
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", text)])
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+    adding = add_files(library, requests, tokenizer, FakeReader(), [text_source("y", text)])
+    told = [(added.known_tokens, added.read_tokens, added.files) for added in adding]
+    assert told[0][0] > 0
+    assert told[0][1:] == (0, 0)
+    assert told[-1][0] == library.totals()[2] / 2

@@ -131,9 +131,9 @@ def _is_gone(path: str) -> bool:
 
 def progress_of(done: Added, seconds: float) -> str:
     rate = done.read_tokens / max(seconds, 1e-9)
-    return (
-        f"{done.files:,} files, {done.read_tokens:,} tokens read ({rate:,.0f} a second): {done.at}"
-    )
+    known = f", {done.known_tokens:,} known" if done.known_tokens else ""
+    read = f"{done.read_tokens:,} tokens read ({rate:,.0f} a second){known}"
+    return f"{done.files:,} files, {read}: {done.at}"
 
 
 def describe(library: Library) -> str:

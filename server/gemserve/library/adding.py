@@ -157,6 +157,7 @@ class Adder:
                 continue
             if self._library.known([cut.window.name]):
                 self.added.known_tokens += cut.window.num_tokens
+                yield self.added  # millions of such tokens take minutes
                 continue
             num_unread = sum(len(each.tokens) for each in self._unread.values())
             if self._unread and num_unread + len(cut.tokens) > GROUP_TOKENS:

@@ -136,7 +136,11 @@ class Library:
             )
             raise LibraryError(f"library {folder.name}: {problem}")
         with ExitStack() as opened:  # whoever is refused must not go on holding SQLite's locks
-            self._connection = opened.enter_context(closing(self._connect()))
+            with self._told():
+                self._connection = sqlite3.connect(
+                    folder / DATABASE, timeout=_BUSY_S, check_same_thread=False
+                )
+            opened.callback(self.close)
             self.identity = self._check(identity)
             opened.pop_all()
         self._inode = (folder / DATABASE).stat().st_ino
@@ -502,22 +506,17 @@ class Library:
     def _set(self, name: str, value: int) -> None:
         self._connection.execute("UPDATE settings SET value = ? WHERE name = ?", (str(value), name))
 
-    def _connect(self) -> sqlite3.Connection:
-        with self._told(), ExitStack() as opened:
-            connection = sqlite3.connect(
-                self.folder / DATABASE, timeout=_BUSY_S, check_same_thread=False
-            )
-            opened.enter_context(closing(connection))
+    def _check(self, identity: Identity | None) -> Identity:
+        """Set the connection up, and read whose library it is.
+
+        Raises `LibraryError` and `OtherModel`.
+        """
+        with self._told():
+            connection = self._connection
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from disk
             connection.execute("PRAGMA foreign_keys = ON")
-            opened.pop_all()
-            return connection
-
-    def _check(self, identity: Identity | None) -> Identity:
-        """What the library says of itself. Raises `LibraryError` and `OtherModel`."""
-        with self._told():
-            settings = dict(self._connection.execute("SELECT name, value FROM settings"))
+            settings = dict(connection.execute("SELECT name, value FROM settings"))
         if settings.get("format") != _VERSION:
             raise LibraryError(
                 f"library {self.name}: {DATABASE} is of format {settings.get('format')!r}, and "

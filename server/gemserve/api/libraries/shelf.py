@@ -50,6 +50,11 @@ class OpenLibrary:
         self.index = index
         return list(before - self.file_ids)
 
+    def close(self) -> None:
+        with self.lock:  # a search that is under way ends first
+            self.is_gone = True
+            self.library.close()
+
 
 class Shelf:
     """The libraries in one folder, which belong to one model. Any thread may call the methods."""
@@ -225,9 +230,7 @@ class Shelf:
             opened = list(self._open.values())
             self._open.clear()
         for each in opened:
-            with each.lock:
-                each.is_gone = True
-                each.library.close()
+            each.close()
 
     def check_names(
         self, tenant: bytes, names: Sequence[str], param: str = "filter.library"
@@ -263,9 +266,7 @@ class Shelf:
 
     def _end(self, opened: OpenLibrary) -> None:
         """Close a library, and have the document cache drop what it holds of it."""
-        with opened.lock:  # a search that is under way ends first
-            opened.is_gone = True
-            opened.library.close()
+        opened.close()
         self.forget_files(list(opened.file_ids))
 
     def _folder(self, tenant: bytes, name: str, param: str) -> Path:

@@ -3,6 +3,10 @@
 The cases are our own and stand in the folder `answer_cases`, a file for each kind:
 
 - `other_words`: the question shares no content word with the fact that answers it;
+- `meaning`, `code`, `tables`, `spoken`: the same with facts for evaluations, which no calibration
+  has seen, in prose, code, tables and nine languages. Decoys have the question's words and are
+  about other matters; prose has them in half of the cases, the others always;
+- `real`: the 120 questions of `real_documents.py` about documents of this machine;
 - `languages`: nine languages; the question stands behind its document, in front of it, between two
   documents, or is an order without a question mark;
 - `conversations`: five user turns about one document, of which the later ones cannot be understood
@@ -10,9 +14,9 @@ The cases are our own and stand in the folder `answer_cases`, a file for each ki
 - `everything`: lists, counts and summaries, which need the whole document.
 
 A *way* is a name with the filter options of a request, NAME=JSON. NAME alone is `default` (no
-options) or a method of requests, and `bm25` and `oracle` choose outside of the engine, with `keep`
-as their only option. Under `alone` the model reads nothing but the question and what answers it,
-which shows whether it can answer at all.
+options) or a method of requests. `bm25`, `oracle` and `embedding` (with `--embedding FOLDER`)
+choose outside of the engine, with `keep` as their only option. Under `alone` the model reads
+nothing but the question and what answers it, which shows whether it can answer at all.
 
     python benchmarks/quality/answer_cases.py --ways default,none,bm25 --out cases.jsonl
     python benchmarks/quality/answer_cases.py --kinds languages --out cases.jsonl \
@@ -47,18 +51,29 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from pydantic import ValidationError
 
 from benchmarks.quality import real_documents as real
+from benchmarks.quality.library import Embeddings
 from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from benchmarks.shared.timed_answers import answer
 from gemserve.api.requests.base_bodies import FilterBody
+from gemserve.config import EngineConfig
 from gemserve.errors import RequestError
-from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
+from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE, PASSAGE_TOKENS, filled
 from gemserve.evaluation.metrics import contains
 from gemserve.evaluation.run import recall
+from gemserve.evaluation.tasks.code import stdlib_functions
 from gemserve.evaluation.tasks.example import Example, find_spans
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import Prompt
+from gemserve.synthetic.meaning_facts import (
+    PROSE_KINDS,
+    MeaningFact,
+    facts_in,
+    filler_in,
+    languages_of,
+    meaning_facts,
+)
 from gemserve.synthetic.prose import topics_sentences
 from gemserve.types import FilterOptions
 
@@ -207,6 +222,92 @@ def other_words() -> Iterator[Case]:
         )
 
 
+def meaning() -> Iterator[Case]:
+    """Facts in prose, without and with decoys in turn."""
+    facts = meaning_facts("evaluation")
+    of_kinds = [[fact for fact in facts if fact.kind == kind] for kind in PROSE_KINDS]
+    prose = [fact for turn in zip(*of_kinds, strict=True) for fact in turn]
+    for has_decoys in (False, True):
+        for index in range(len(prose)):
+            label = "decoys" if has_decoys else "no decoys"
+            yield _by_meaning(prose, index, label, has_decoys=has_decoys)
+
+
+def code() -> Iterator[Case]:
+    functions = [fact for fact in meaning_facts("evaluation") if fact.kind == "code"]
+    for index in range(len(functions)):
+        case = _by_meaning(functions, index, "code", has_decoys=True)
+        filler = partial(_shuffled, stdlib_functions(), case.name)
+        yield replace(case, kind="code", filler=filler, joint="\n\n\n")
+
+
+def tables() -> Iterator[Case]:
+    of_tables = [fact for fact in meaning_facts("evaluation") if fact.kind == "table"]
+    for index in range(len(of_tables)):
+        yield replace(_by_meaning(of_tables, index, "tables", has_decoys=True), kind="tables")
+
+
+def spoken() -> Iterator[Case]:
+    """Each document has all facts and decoys of its language, and the filler that it has."""
+    for place in ("end", "front"):
+        for language in languages_of("evaluation"):
+            facts = facts_in(language, "evaluation")
+            for index in range(len(facts)):
+                case = _by_meaning(facts, index, language, has_decoys=True)
+                filler = partial(_shuffled, filler_in(language), case.name)
+                labels = {"language": language, "place": place}
+                yield replace(
+                    case,
+                    kind="spoken",
+                    name=f"{case.name} {place}",
+                    labels=labels,
+                    filler=filler,
+                    place=place,
+                )
+
+
+def _by_meaning(facts: Sequence[MeaningFact], index: int, label: str, *, has_decoys: bool) -> Case:
+    """The question about one fact, which stands among others of its sort."""
+    asked = facts[index]
+    chosen = [facts[(index + i) % len(facts)] for i in range(OTHERS + 1)]
+    texts = [fact.fact for fact in chosen]
+    if has_decoys:
+        texts += [fact.decoy for fact in chosen]
+    name = f"{label} {index + 1}"
+    Random(name).shuffle(texts)
+    return Case(
+        kind="meaning",
+        name=name,
+        labels={"sort": label},
+        question=asked.question,
+        answers=((asked.answer,),),
+        facts=tuple(texts),
+        gold=(asked.gold,),
+        filler=partial(draw_notes, read_file("languages")["English"], name),
+    )
+
+
+def _shuffled(passages: Sequence[str], name: str) -> Iterator[str]:
+    yield from Random(name).sample(passages, len(passages))
+
+
+def real_questions() -> Iterator[Case]:
+    """The real questions and the held-out ones, each with its context."""
+    for path in (real.QUESTIONS, real.HELD_OUT):
+        lines, left_out = real.make_lines(real.read_questions(path))
+        print(*left_out, sep="\n", file=sys.stderr)
+        for index, (_, line) in enumerate(lines):
+            yield Case(
+                kind="real",
+                name=f"{path.stem} {index + 1}",
+                labels={"set": path.stem},
+                question=line["question"],
+                answers=tuple((answer,) for answer in line["answers"]),
+                gold=(line["gold"],),
+                document=line["context"],
+            )
+
+
 def languages() -> Iterator[Case]:
     """Each document has all facts of its language; the one in question moves through it."""
     for language, words in read_file("languages").items():
@@ -327,8 +428,32 @@ def everything() -> Iterator[Case]:
         )
 
 
+class Embedding:
+    """Keeps the passages whose sentence embeddings are nearest to the question's, as BM25 does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
+        ids = list(example.prompt.ids)
+        starts = range(0, len(ids), PASSAGE_TOKENS)
+        texts = [tokenizer.decode(ids[s : s + PASSAGE_TOKENS]) for s in starts]
+        best = Embeddings(texts, self._folder).order(example.question)
+        ranked = (
+            p for i in best for p in range(starts[i], min(starts[i] + PASSAGE_TOKENS, len(ids)))
+        )
+        return filled(example, ranked, keep)
+
+
+OUTSIDE = dict(CHOSEN_OUTSIDE)  # what chooses outside of the engine
+
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "other_words": other_words,
+    "meaning": meaning,
+    "code": code,
+    "tables": tables,
+    "spoken": spoken,
+    "real": real_questions,
     "languages": languages,
     "conversations": conversations,
     "everything": everything,
@@ -373,7 +498,7 @@ def read_ways(text: str) -> list[Way]:
 
 def _way(name: str, given: Any) -> Way:
     try:
-        if isinstance(given, dict) and given.get("method") in (*CHOSEN_OUTSIDE, ALONE):
+        if isinstance(given, dict) and given.get("method") in (*OUTSIDE, ALONE):
             method = given["method"]
             rest = {key: value for key, value in given.items() if key != "method"}
             if set(rest) - {"keep"} or (rest and method == ALONE):
@@ -410,7 +535,7 @@ def measure(llm: LLM, asked: Asked, way: Way) -> dict[str, Any]:
     case, prompt, num_tokens = asked.case, asked.prompt, len(asked.prompt.ids)
     options, chosen_s = way.options, 0.0
     kept: Sequence[tuple[int, int]] | None = ((0, num_tokens),)
-    if way.method in CHOSEN_OUTSIDE:
+    if way.method in OUTSIDE:
         started_s = monotonic()
         positions = _choose(llm, asked, way)
         prompt = Prompt([prompt.ids[position] for position in positions], ())
@@ -447,7 +572,7 @@ def _choose(llm: LLM, asked: Asked, way: Way) -> tuple[int, ...]:
     keep = llm.core.config.filter_keep if way.options.keep is None else way.options.keep
     documents = num_tokens - count_always_read(asked.prompt.protected, num_tokens)
     budget = min(documents, llm.core.planner.calibration.most_kept(keep, documents))
-    return CHOSEN_OUTSIDE[way.method](llm.tokenizer, example, budget)
+    return OUTSIDE[way.method](llm.tokenizer, example, budget)
 
 
 def _example(asked: Asked) -> Example:
@@ -532,11 +657,14 @@ def pick(cases: Sequence[Case], samples: int | None) -> list[Case]:
 
 def main() -> None:
     arguments = _parser().parse_args()
+    if arguments.embedding is not None:
+        OUTSIDE["embedding"] = Embedding(arguments.embedding)
     ways, kinds = read_ways(arguments.ways), arguments.kinds.split(",")
     for kind in kinds:
         if kind not in KINDS:
             raise SystemExit(f"--kinds: {kind!r} must be among {', '.join(KINDS)}")
-    llm = LLM(arguments.model)
+    settings = EngineConfig(calibrate=arguments.calibrate, kv_memory_bytes=2 << 30)
+    llm = LLM(arguments.model, settings)
     finished = [] if arguments.out is None else read_runs(arguments.out)
     finished = [row for row in finished if "impossible" not in row]  # they are tried again
     rows: list[dict[str, Any]] = []
@@ -579,6 +707,8 @@ def _parser() -> argparse.ArgumentParser:
         default=4096,
         help="tokens of a prompt; conversations have their own lengths (default: %(default)s)",
     )
+    parser.add_argument("--calibrate", default="auto", help="as of `serve` (default: %(default)s)")
+    parser.add_argument("--embedding", type=Path, help="folder of an embedding model")
     parser.add_argument("--samples", type=int, help="cases of each kind (default: all)")
     parser.add_argument("--out", type=Path, help="a line for each answer; what is there stands")
     parser.add_argument("--json", action="store_true", help="only the result line")

@@ -437,8 +437,13 @@ class Embeddings:
         print(f"{folder.name}: {len(passages)} passages in {taken_s:.0f} s", file=sys.stderr)
 
     def best(self, question: str) -> list[str]:
-        found = (self._vectors @ self._embedded([question])[0]).topk(MOST_PASSAGES).indices
-        return [self._passages[i] for i in found.tolist()]
+        return [self._passages[i] for i in self.order(question)[:MOST_PASSAGES]]
+
+    def order(self, question: str) -> list[int]:
+        """The indexes of all passages, the nearest first."""
+        nearness = self._vectors @ self._embedded([question])[0]
+        order: list[int] = nearness.argsort(descending=True).tolist()
+        return order
 
     @torch.inference_mode()
     def _embedded(self, texts: list[str]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.prompting.prompt import Prompt
+from gemserve.synthetic.meaning_facts import facts_in, languages_of, meaning_facts
+from gemserve.synthetic.natural_facts import VocabularyName
 from gemserve.types import FilterParams
 from tests import models
 from tests.model.test_head_search import MEMORY, core_of
@@ -85,9 +88,8 @@ def test_layers_with_windows_are_not_observed_beside_others(
 
 
 def few(monkeypatch: pytest.MonkeyPatch, least_recall: float = 0.0) -> None:
-    """Two kinds of probe instead of seven, and nothing that is refused for its recall."""
-    monkeypatch.setattr(probes, "PROBE_KINDS", ("number", "multikey"))
-    monkeypatch.setattr(calibration, "PROBE_KINDS", ("number", "multikey"))
+    """One document in prose and one of codes, and nothing that is refused for its recall."""
+    monkeypatch.setattr(probes, "languages_of", lambda _: ())
     monkeypatch.setattr(calibration, "LEAST_RECALL", least_recall)
     monkeypatch.setattr(calibration, "FINDABLE", 0.0)
 
@@ -104,9 +106,9 @@ def test_the_command_writes_figures_and_the_file(
 ) -> None:
     few(monkeypatch)
     model, out = copied(tmp_path / "model"), tmp_path / "out"
-    options = ("--lengths", "256", "--samples", "1", "--confirm", "1", "--answers", "2")
-    asked = ["calibrate", "--model", str(model), *options, "--out", str(out), "--json"]
-    assert main(asked) == 0
+    options = ("--lengths", "900", "--samples", "1", "--confirm", "1", "--answers", "2")
+    asked = ["calibrate", "--model", str(model), *options, "--windows", "0"]
+    assert main([*asked, "--out", str(out), "--json"]) == 0
     printed = capsys.readouterr().out.splitlines()
     last = json.loads(printed[-1])
     assert json.loads((model / "calibration.json").read_text()) == last
@@ -114,41 +116,92 @@ def test_the_command_writes_figures_and_the_file(
     assert (out / "calibration.png").stat().st_size > 5000
     found = read_calibration(model / "calibration.json", num_layers=8, num_heads=4)
     assert found.is_measured
-    assert last["probes"]["count"] == 2
-    assert last["probes"]["kinds"] == ["number", "multikey"]
+    assert last["probes"]["count"] == 10
+    assert {"synonym", "multikey"} < set(last["probes"]["kinds"])
+    assert set(last["probes"]["recall"]) == set(last["probes"]["kinds"])
     assert [row["layer"] for row in last["layers"]] == list(range(8))
-    works = [row["work"] for row in last["layers"]]
-    assert works == sorted(works)
+    for costs in ([row["work"] for row in last["layers"]], *_seconds(last["layers"])):
+        assert costs == sorted(costs)
+    (chosen,) = (row for row in last["layers"] if row["layer"] == last["filter_layer"])
+    assert last["recall"] == {"words": chosen["words"], "meaning": chosen["meaning"]}
     best, *others = last["keeps"]
     assert (best["keep"], best["second_look"]) == (last["auto_keep"], last["second_look"])
     assert {row["keep"] for row in last["keeps"]} == set(choose_keep.KEEPS)
     (told,) = (line for line in printed if line.endswith("← chosen for keep: auto"))
     assert told.startswith(f"{last['auto_keep']:,} tokens kept")
     assert sum("tokens kept" in line for line in printed) == 1 + len(others)
-    scored = [row["layer"] for row in last["layers"] if row["score"] is not None]
-    assert last["filter_layer"] in scored
     # a server over the same weights uses it
     core = build_core(ModelConfig(model=str(model)), EngineConfig(kv_memory_bytes=MEMORY))
     assert core.calibration == found
+    assert core.calibration.by_meaning
     assert core.config.filter_keep == 1024
 
 
+def _seconds(layers: list[dict[str, Any]]) -> list[list[float]]:
+    return [[row["seconds"][place] for row in layers] for place in range(2)]
+
+
 def test_probes_are_of_every_kind_and_their_answers_are_in_the_document(tokenizer: Any) -> None:
-    drawn = draw_probes(tokenizer, "calibration", [400], 1, seed=0)
-    assert tuple(probe.kind for probe in drawn) == PROBE_KINDS
+    drawn = draw_probes(tokenizer, "calibration", [1500], 9, seed=0)
+    assert {e.subtask for probe in drawn for e in probe.examples} == set(PROBE_KINDS)
+    assert {probe.subject for probe in drawn} > {"prose", "codes", "code", "tables", "German"}
     for probe in drawn:
-        ids = probe.example.prompt.ids
-        assert probe.example.gold
-        assert all(0 < start < stop <= len(ids) for start, stop in probe.example.gold)
+        for example in probe.examples:
+            ids = example.prompt.ids
+            kept = [ids[p] for start, stop in example.gold for p in range(start, stop)]
+            text = "".join(tokenizer.decode(kept).split())
+            assert all("".join(answer.split()) in text for answer in example.answers)
         assert all(prompt.question for prompt in probe.prompts)
-        shared = 0
-        for a, b in zip(ids, probe.absent.ids, strict=False):
-            if a != b:
-                break
-            shared += 1
-        assert shared > 250  # a document is read once
-    again = draw_probes(tokenizer, "calibration", [400], 1, seed=0)
-    assert [p.example.prompt.ids for p in again] == [p.example.prompt.ids for p in drawn]
+        first = probe.prompts[0].ids
+        for prompt in probe.prompts[1:]:
+            pairs = enumerate(zip(first, prompt.ids, strict=False))
+            shared = next(i for i, (a, b) in pairs if a != b)
+            assert shared > 0.9 * len(first) - 120  # a document is read once
+    again = draw_probes(tokenizer, "calibration", [1500], 9, seed=0)
+    assert [p.prompts[0].ids for p in again] == [p.prompts[0].ids for p in drawn]
+
+
+def test_no_fact_stands_in_two_vocabularies() -> None:
+    """What was chosen on one is confirmed on the second and measured on the third."""
+    names: tuple[VocabularyName, ...] = ("calibration", "confirmation", "evaluation")
+    answers = [{fact.answer for fact in meaning_facts(name)} for name in names]
+    assert [len(of) for of in answers] == [len(meaning_facts(name)) for name in names]
+    assert not answers[0] & answers[1]
+    assert not (answers[0] | answers[1]) & answers[2]
+    for language in languages_of("calibration"):
+        chosen, measured = (facts_in(language, name) for name in ("calibration", "evaluation"))
+        assert not {fact.answer for fact in chosen} & {fact.answer for fact in measured}
+
+
+@pytest.mark.parametrize("vocabulary", ["calibration", "confirmation", "evaluation"])
+def test_questions_by_meaning_have_no_word_of_their_fact(vocabulary: VocabularyName) -> None:
+    """Words that the fact and the question share are what a search for words finds."""
+    for fact in meaning_facts(vocabulary):
+        assert fact.answer in fact.gold
+        assert fact.gold in fact.fact
+        question, decoy = _stems(fact.question), _stems(fact.decoy)
+        assert not question & _stems(fact.gold), fact.question
+        assert len(question & decoy) >= 2, fact.question
+        assert fact.answer.lower() not in (fact.question + fact.decoy).lower()
+
+
+# words that say nothing of what is asked
+_EMPTY = frozenset(
+    word[:5]
+    for word in re.findall(
+        r"\w+",
+        """about after again alone also another because been before being between both could does
+        doing down each else ever every from given goes have having into itself made make many
+        more most much must name only onto other over same some such tell than that their them
+        then there these they this those through under until upon very were what when where
+        which while whom whose will with without would your function""",
+    )
+)
+
+
+def _stems(text: str) -> set[str]:
+    words = re.findall(r"[a-z]{4,}", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower())
+    return {word[:5] for word in words} - _EMPTY
 
 
 class Interrupted:
@@ -157,22 +210,25 @@ class Interrupted:
     def __init__(self, count: int) -> None:
         self.left = count
 
-    def __call__(self, what: str) -> None:
+    def __call__(self, phase: str, done: int, total: int) -> None:
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
+
+
+LITTLE = Effort(lengths=(900,), samples=1, confirms=0, windows=0, answers=0)
 
 
 def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     settings = EngineConfig(kv_memory_bytes=MEMORY, filter_method="none")
     core = build_core(ModelConfig(), settings)
-    effort = Effort(lengths=(200,), samples=2, confirms=1)
+    effort = replace(LITTLE, samples=2, confirms=1)
     with pytest.raises(KeyboardInterrupt):
-        calibrate(core, effort, Interrupted(1))  # of one kind alone
-    found = calibrate(core, effort, Interrupted(2))
-    assert found.num_probes == 2
-    assert (found.confirmed_recall, found.full_score) == (None, None)
+        calibrate(core, effort, Interrupted(1))  # of one subject alone
+    found = calibrate(core, effort, Interrupted(3))
+    assert found.num_probes == 18
+    assert found.confirmed == {}
     assert found.chosen in found.layers
     assert found.windows == found.keeps == ()
     assert found.is_partial
@@ -180,16 +236,15 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
     assert (found.trust.found, found.trust.absent, found.trust.diffuse) == (None, None, None)
 
 
-@pytest.mark.parametrize("count", [3, 4])
 def test_an_interrupt_while_the_choice_is_confirmed_keeps_the_choice(
-    monkeypatch: pytest.MonkeyPatch, count: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It used to end in nothing, although every probe that chooses had been read."""
     few(monkeypatch)
     core = build_core(ModelConfig(), EngineConfig(kv_memory_bytes=MEMORY, filter_method="none"))
-    found = calibrate(core, Effort(lengths=(200,), samples=1, confirms=1), Interrupted(count))
+    found = calibrate(core, replace(LITTLE, confirms=1), Interrupted(3))
     assert found.is_partial
-    assert found.full_score is None
+    assert found.chosen in found.layers
 
 
 def interrupted_command(
@@ -204,7 +259,7 @@ def interrupted_command(
     )
     monkeypatch.setattr("gemserve.engine.build.calibration_path", lambda *_: earlier)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    options = ["--lengths", "200", "--samples", "1", "--kv-memory", "256MiB"]
+    options = ["--lengths", "900", "--samples", "1", "--kv-memory", "256MiB"]
     return main(["calibrate", *options])
 
 
@@ -229,7 +284,7 @@ def test_a_part_is_better_than_nothing(
     (path,) = tmp_path.rglob("*.json")
     said = capsys.readouterr().out
     assert f"wrote {path} from what was read by then" in said
-    assert "not measured, because of the interrupt: probes of other wording, answers" in said
+    assert "not measured, because of the interrupt: probes of other wording, windows" in said
 
 
 def test_an_interrupt_while_probes_are_answered_keeps_what_was_found(
@@ -240,11 +295,11 @@ def test_an_interrupt_while_probes_are_answered_keeps_what_was_found(
     core = build_core(ModelConfig(), EngineConfig(kv_memory_bytes=MEMORY, filter_method="none"))
     planner = core.planner
 
-    def interrupted(what: str) -> None:
-        if "tokens kept" in what:
+    def interrupted(phase: str, done: int, total: int) -> None:
+        if phase == "answers":
             raise KeyboardInterrupt
 
-    found = calibrate(core, Effort(lengths=(200,), samples=1, confirms=0, answers=2), interrupted)
+    found = calibrate(core, replace(LITTLE, answers=2), interrupted)
     assert found.keeps == ()
     assert "auto_keep" not in found.as_json()
     assert core.planner is planner
@@ -255,6 +310,7 @@ def test_an_interrupt_while_probes_are_answered_keeps_what_was_found(
     [
         ("--samples", "0", "samples=0: must be a whole number, at least 1"),
         ("--confirm", "-1", "confirm=-1: must be a whole number, at least 0"),
+        ("--windows", "-1", "windows=-1: must be a whole number, at least 0"),
         ("--answers", "-1", "answers=-1: must be a whole number, at least 0"),
         ("--lengths", "99999", "lengths=99999: the longest prompt here is 32767"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.calibration.files import Calibration, find_calibration
+from gemserve.calibration.files import Calibration, find_calibration, write_calibration
 from gemserve.calibration.search import calibrated_core
 from gemserve.calibration.search.choose_layer import Effort
 from gemserve.calibration.search.result import CalibrationResult, Trust
@@ -37,11 +37,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 FOUND = CalibrationResult(
     layers=(layer_of(1, 0.9),),
     chosen=layer_of(1, 0.9, heads=((0, 2), (1, 3))),
-    trust=Trust(bound=0.25, found=0.0, absent=0.5, diffuse=0.5),
+    trust=Trust(
+        bound=0.25,
+        window_bound=0.2,
+        **dict.fromkeys(("found", "missed", "absent", "diffuse"), 0.5),
+        **dict.fromkeys(("window_found", "window_missed", "window_absent", "window_diffuse"), 0.5),
+    ),
     kinds=("number",),
     num_probes=4,
-    full_score=None,
-    confirmed_recall=0.9,
+    prefers="quality",
+    recalls={"number": 0.9},
+    confirmed={},
+    whole_s=(1.0, 9.0),
 )
 ENGINE = EngineConfig(kv_memory_bytes=MEMORY)
 
@@ -74,6 +81,7 @@ def test_a_model_is_calibrated_once(
         coverage_bound=0.25,
         is_measured=True,
         window=Calibration.USUAL_WINDOW,
+        window_bound=0.2,
     )
     for _ in range(2):
         core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE)
@@ -169,7 +177,7 @@ def test_probes_that_fail_leave_a_warning_and_a_guess(
 ) -> None:
     """The server did not start, for want of a nicety."""
     few(monkeypatch, least_recall=1.1)
-    short = Effort(lengths=(200,), samples=1, confirms=0)
+    short = Effort(lengths=(200,), samples=1, confirms=0, windows=0, answers=0)
     monkeypatch.setattr(calibrated_core, "SHORT", short)
     core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE)
     said = capsys.readouterr().err
@@ -188,6 +196,30 @@ def test_other_weights_under_the_same_name_are_calibrated_anew(tmp_path: Path) -
     assert assemble(loaded, ENGINE).calibration.is_measured
     with torch.no_grad():
         next(loaded.model.hf.parameters()).mul_(1.5)
+    assert not assemble(loaded, ENGINE).calibration.is_measured
+
+
+def test_another_quantisation_takes_the_calibration_and_says_so(
+    tmp_path: Path, cache: Path
+) -> None:
+    """Its norms are the same, because files keep them in full."""
+    model = copied(tmp_path / "model")
+    loaded = load(ModelConfig(model=str(model)))
+    result = calibrated_core.result_of(loaded, FOUND, calibrated_core.SHORT, 1.0)
+    write_calibration(cache / "gemserve" / "calibrations" / "one.json", result)
+    assert assemble(loaded, ENGINE).calibration.is_of_these_weights
+    with torch.no_grad():
+        for parameter in loaded.model.hf.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(1.01)
+    taken = assemble(loaded, ENGINE).calibration
+    assert taken.heads == FOUND.chosen.heads
+    assert not taken.is_of_these_weights
+    assert "measured on other weights of this model" in taken.describe()
+    with torch.no_grad():
+        for name, parameter in loaded.model.hf.named_parameters():
+            if "norm" in name:
+                parameter.mul_(1.5)
     assert not assemble(loaded, ENGINE).calibration.is_measured
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from gemserve.calibration.search.choose_layer import check_found
 from gemserve.calibration.search.coverage_bound import choose_bound
 from gemserve.calibration.search.head_search import (
     Observation,
+    balanced,
     best_heads,
     observation_of,
     recall_of,
@@ -40,18 +40,21 @@ def core_of(model: CausalModel, **settings: Any) -> Core:
     return core_over(model, NoText(), config, frozenset())
 
 
-def seen(looks: dict[tuple[int, int], list[int]], gold: list[int]) -> Observation:
+def seen(
+    looks: dict[tuple[int, int], list[int]], gold: list[int], kind: str = "place"
+) -> Observation:
     """Two layers of three heads; each of `looks` looks at some places, the others at the first."""
     scores = torch.linspace(0.002, 0.001, TOKENS).repeat(2, 3, 1)
     for layer in range(2):
         for head in range(3):
             scores[layer, head, looks.get((layer, head), [0])] = 0.5
     return Observation(
-        kind="k",
+        kind=kind,
         layers=[0, 3],
         scores={False: scores.half(), True: scores.half()},
         document=torch.arange(TOKENS),
         gold=torch.tensor(gold, dtype=torch.long),
+        passages=1 + torch.arange(TOKENS) // 40,
     )
 
 
@@ -67,6 +70,12 @@ def test_recall_is_of_passages_as_sieve_keeps_them() -> None:
     both = seen(looks, [100, 200])
     assert recall_of([(0, 2)], both, False) == 1.0
     assert recall_of([(0, 1)], both, False) == 0.5
+
+
+def test_a_long_passage_is_found_by_what_is_looked_at_in_it() -> None:
+    """A function of 80 tokens could not be among the best 64, so no head found any code."""
+    probe = seen({(0, 1): [130]}, list(range(100, 180)))
+    assert recall_of([(0, 1)], probe, False) == 1.0
 
 
 def test_a_head_that_looks_at_nothing_finds_nothing() -> None:
@@ -87,11 +96,23 @@ def test_heads_that_complete_each_other_are_found_together() -> None:
     assert singles.shape == (3, 2, 3)
     lower, recall = best_heads(asked, singles, 0, False)
     assert lower == ((0, 0),)  # one more of the same brings nothing
-    assert recall == pytest.approx(2 / 3, abs=0.01)
+    assert recall.tolist() == [1.0, 1.0, 0.0]
     heads, recall = best_heads(asked, singles, 3, False)
     assert set(heads) == {(0, 0), (3, 2)}
-    assert recall == pytest.approx(1.0)
+    assert recall.tolist() == [1.0, 1.0, 1.0]
     assert list(heads) == sorted(heads)
+
+
+def test_questions_by_words_and_by_meaning_count_half_each() -> None:
+    """Probes repeated the question's words in the fact: the heads that do so were chosen."""
+    weights = balanced(["place", "place", "place", "number", "cause"])
+    assert weights.tolist() == pytest.approx([1 / 12] * 3 + [1 / 4, 1 / 2])
+    assert balanced(["place", "place"]).tolist() == [0.5, 0.5]
+    words, meaning = [100], [200]
+    looks = {(0, 0): words, (1, 2): meaning}
+    asked = [*[seen(looks, words)] * 9, seen(looks, meaning, kind="cause")]
+    heads, _ = best_heads(asked, single_recalls(asked, False), 3, False)
+    assert set(heads) == {(0, 0), (3, 2)}
 
 
 def test_what_is_protected_is_no_document() -> None:
@@ -134,57 +155,56 @@ def test_the_bound_has_few_false_alarms(good: list[float], bad: list[float], bou
     assert sum(g < chosen for g in good) <= 0.05 * len(good)
 
 
-def layer_of(layer: int, recall: float, own: float | None = None, **more: Any) -> LayerResult:
-    heads = more.pop("heads", ((layer, 0),))
+def layer_of(
+    layer: int, meaning: float | None, words: float = 0.9, own: float = 0.5, **more: Any
+) -> LayerResult:
     return LayerResult(
         layer=layer,
-        heads=heads,
+        heads=more.pop("heads", ((layer, 0),)),
         ends_with=False,
-        recall=recall,
-        own_recall=recall if own is None else own,
+        recall=words if meaning is None else (words + meaning) / 2,
+        words=words,
+        meaning=meaning,
+        own_recall=own,
         work=layer / 8,
         **more,
     )
 
 
-def test_the_earliest_layer_about_as_good_as_the_best_is_a_candidate() -> None:
-    rows = [layer_of(0, 0.5), layer_of(1, 0.93), layer_of(2, 0.945), layer_of(3, 0.95)]
-    assert [row.layer for row in calibration._candidates(rows, 1000)] == [1, 2, 3]
-    rows[1] = layer_of(1, 0.92)
-    assert [row.layer for row in calibration._candidates(rows, 1000)] == [2, 3]
-    # few probes tell little: one of them more or less does not count
-    assert [row.layer for row in calibration._candidates(rows, 20)] == [1, 2, 3]
+def chosen(rows: list[LayerResult], prefers: Any = "quality", num_layers: int = 8) -> int:
+    return calibration._choose(rows, prefers, num_layers).layer
+
+
+def test_the_earliest_layer_about_as_good_as_the_best_by_meaning_is_taken() -> None:
+    """The cheapest layer that found the question's words was taken, and found nothing else."""
+    rows = [layer_of(1, 0.3, 0.99), layer_of(2, 0.93), layer_of(3, 0.95), layer_of(4, 0.9)]
+    assert chosen(rows) == 2
+    assert chosen([rows[0], layer_of(2, 0.91), *rows[2:]]) == 3
     # a layer that brings no head of its own is the one below it, and slower
-    rows[2] = layer_of(2, 0.945, heads=((1, 0),))
-    assert [row.layer for row in calibration._candidates(rows, 1000)] == [3]
+    assert chosen([rows[0], layer_of(2, 0.93, heads=((1, 0),)), *rows[2:]]) == 3
+    assert chosen(rows, "speed") == 1
 
 
-def test_few_probes_do_not_excuse_a_layer_that_finds_too_little() -> None:
-    """With four probes, layer 0 was taken for as good as one that found far more."""
-    rows = [layer_of(0, 0.59), layer_of(1, 0.69), layer_of(2, 0.72)]
-    assert [row.layer for row in calibration._candidates(rows, 4)] == [2]
-    rows[2] = layer_of(2, 0.72, heads=((0, 0),))
-    assert [row.layer for row in calibration._candidates(rows, 4)] == [2]
+def test_a_model_that_finds_nothing_by_meaning_is_judged_by_words() -> None:
+    assert chosen([layer_of(1, None, 0.8), layer_of(2, None, 0.9), layer_of(3, None, 0.92)]) == 2
 
 
-def test_answers_decide_among_candidates() -> None:
-    rows = [layer_of(1, 0.9, score=0.2), layer_of(2, 0.9, score=0.8), layer_of(3, 0.9, score=0.85)]
-    assert calibration._earliest(rows, 1000).layer == 3
-    assert calibration._earliest(rows, 20).layer == 2
-    # a model that answers nothing is judged by what its heads find
-    silent = [replace(row, score=0.0) for row in rows]
-    untried = [replace(row, score=None) for row in rows]
-    for same in (silent, untried):
-        assert calibration._earliest(same, 20).layer == 1
+def test_a_layer_that_is_too_deep_is_not_taken() -> None:
+    """Reading most layers of everything saves nothing."""
+    assert chosen([layer_of(2, 0.7), layer_of(5, 0.8), layer_of(6, 0.95)]) == 5
+
+
+def test_a_layer_that_finds_too_little_is_not_good_enough() -> None:
+    assert chosen([layer_of(1, 0.69), layer_of(2, 0.71)]) == 2
 
 
 def test_probes_that_tell_nothing_write_nothing() -> None:
     """Layer 0 was written where all layers did equally well, or none."""
-    check_found([layer_of(0, 0.3), layer_of(1, 0.9)], 8)
-    check_found([layer_of(0, 0.7)], 8)
+    check_found([layer_of(0, None, 0.3, 0.3), layer_of(1, None, 0.9)], 8)
+    check_found([layer_of(0, None, 0.7)], 8)
     with pytest.raises(ConfigError, match=r"the best heads find 0\.69 .* less than 0\.7: nothing"):
-        check_found([layer_of(0, 0.3), layer_of(1, 0.69)], 8)
-    with pytest.raises(ConfigError, match=r"all layers do equally well, 0\.90: nothing"):
+        check_found([layer_of(0, None, 0.3), layer_of(1, None, 0.69)], 8)
+    with pytest.raises(ConfigError, match=r"all layers do equally well, 0\.50: nothing"):
         check_found([layer_of(0, 0.9), layer_of(1, 0.9)], 8)
     for layers, count in (([], 0), ([layer_of(0, 0.9), layer_of(1, 0.8)], 0)):
         with pytest.raises(ConfigError, match="no head of this model finds any kind of probe"):

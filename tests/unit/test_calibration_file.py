@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ WHOLE = {
     "coverage_bound": 0.37,
     "model": "org/name",
     "weights": "abc",
+    "norms": "n0",
+    "recall": {"words": 0.9, "meaning": 0.8},
 }
 
 ANSWERED = Calibration(layer=1, is_measured=True, second_look=True)
@@ -70,6 +73,17 @@ def test_a_file_of_an_earlier_version_has_a_layer_alone(tmp_path: Path) -> None:
     expected = Calibration(layer=3, heads=None, source=str(path), is_measured=False)
     assert read(path) == expected
     assert expected.coverage_bound == Calibration.GUESSED_BOUND
+
+
+def test_a_file_whose_probes_had_the_question_s_words_is_used_and_says_what_it_lacks(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({name: WHOLE[name] for name in ("filter_layer", "heads")}))
+    assert read(path).heads == ((2, 1), (5, 3))
+    assert "gemserve calibrate finds heads that look for what is meant" in read(path).describe()
+    path.write_text(json.dumps(WHOLE))
+    assert "earlier version" not in read(path).describe()
 
 
 def test_what_auto_keeps_is_read_and_older_files_do_not_say(tmp_path: Path) -> None:
@@ -176,6 +190,21 @@ def test_a_file_counts_for_its_weights_alone(tmp_path: Path) -> None:
     write_calibration(tmp_path / "shipped" / "a.json", WHOLE)
     assert found("org/name", "other") is None
     assert found("another/name") == tmp_path / "shipped" / "a.json"
+
+
+def test_another_quantisation_of_the_model_comes_after_these_weights(tmp_path: Path) -> None:
+    """A model had to be calibrated again for every file of it."""
+    cache = tmp_path / "cache" / "gemserve" / "calibrations"
+    write_calibration(cache / "a.json", WHOLE)
+    find = partial(find_calibration, "", model="m", norms="n0")
+    assert find(weights="other") == cache / "a.json"
+    assert find(weights="other", norms="n1") is None
+    assert find(weights="other", norms=None) is None
+    write_calibration(cache / "b.json", WHOLE | {"weights": "other"})
+    assert find(weights="other") == cache / "b.json"
+    for weights, is_its_own in (("abc", True), ("other", False)):
+        found = read_calibration(cache / "a.json", num_layers=8, num_heads=4, weights=weights)
+        assert found.is_of_these_weights == is_its_own
 
 
 def test_where_weights_are_not_read_the_name_tells(tmp_path: Path) -> None:

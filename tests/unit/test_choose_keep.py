@@ -11,8 +11,9 @@ import pytest
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search import choose_keep as search
 from gemserve.calibration.search.choose_keep import KEEPS, choose_keep
-from gemserve.calibration.search.probes import Probe, draw_probes
+from gemserve.calibration.search.probes import draw_probes
 from gemserve.calibration.search.result import KeepResult
+from gemserve.evaluation.tasks.example import Example
 from gemserve.types import Event, Finished, Request, TextDelta
 from tests.unit.test_filter_plan import FULL
 
@@ -46,17 +47,18 @@ class Answering:
 
 
 @pytest.fixture
-def probes(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
+def probes(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> list[Example]:
     """20, whose right answer is the word "right"."""
     monkeypatch.setattr(search, "score_answer", lambda text, _: float(text == RIGHT))
-    return (draw_probes(tokenizer, "confirmation", (200,), 1, seed=1) * 3)[:20]
+    drawn = draw_probes(tokenizer, "confirmation", (600,), 4, seed=1)
+    return [example for probe in drawn for example in probe.examples][:20]
 
 
 def choose(
-    probes: list[Probe], share: Callable[[int, bool], float]
+    probes: list[Example], share: Callable[[int, bool], float]
 ) -> tuple[tuple[KeepResult, ...], Answering]:
     core: Any = Answering(share, len(probes))
-    rows = choose_keep(core, FOUND, probes, lambda _: None)
+    rows = choose_keep(core, FOUND, probes, lambda *_: None)
     assert core.planner is FULL
     return rows, core
 
@@ -76,45 +78,40 @@ def shares(*once: float, twice: float = 0.0) -> Callable[[int, bool], float]:
     ("once", "keep"),
     [
         ((0.8, 0.6, 0.4, 0.2), 128),
-        ((0.8, 0.8, 0.4, 0.2), 256),
-        ((0.8, 0.75, 0.4, 0.2), 128),
-        ((0.8, 0.2, 0.2, 0.75), 1024),  # a probe less is as good
-        ((0.8, 0.2, 0.2, 0.7), 128),
+        ((0.8, 0.8, 0.4, 0.2), 128),
+        ((0.75, 0.8, 0.4, 0.2), 128),  # an answer less is as good
+        ((0.7, 0.8, 0.4, 0.2), 256),
+        ((0.7, 0.75, 0.8, 0.8), 256),
         ((0.2, 0.4, 0.6, 0.8), 1024),
-        ((0.8, 0.2, 0.2, 0.8), 1024),
-        ((0.0, 0.0, 0.0, 0.0), 1024),
+        ((0.0, 0.0, 0.0, 0.0), 1024),  # that tells nothing
     ],
 )
-def test_the_best_is_chosen_if_it_is_better_than_the_largest(
-    once: tuple[float, ...], keep: int, probes: list[Probe]
+def test_the_smallest_that_is_about_as_good_as_the_best_is_chosen(
+    once: tuple[float, ...], keep: int, probes: list[Example]
 ) -> None:
+    """A 1.5B model answered as well from 256 tokens, and read 1,024 for as long as its filter."""
     rows, _ = choose(probes, shares(*once))
     assert (rows[0].keep, rows[0].second_look) == (keep, False)
     assert rows[0].score == pytest.approx(once[KEEPS.index(keep)])
     assert {row.keep for row in rows} == set(KEEPS)
-    assert len(rows) == len(set(rows)) == 6
 
 
 @pytest.mark.parametrize(("twice", "is_chosen"), [(0.9, True), (0.85, False), (0.2, False)])
 def test_a_second_look_must_be_worth_its_time(
-    twice: float, is_chosen: bool, probes: list[Probe]
+    twice: float, is_chosen: bool, probes: list[Example]
 ) -> None:
     rows, _ = choose(probes, shares(0.8, 0.5, 0.4, 0.2, twice=twice))
     assert (rows[0].keep, rows[0].second_look) == (128, is_chosen)
 
 
-def test_a_second_look_may_make_a_small_budget_the_best(probes: list[Probe]) -> None:
-    rows, _ = choose(probes, shares(0.6, 0.6, 0.6, 0.6, twice=0.7))
-    assert (rows[0].keep, rows[0].second_look, rows[0].score) == (128, True, 0.7)
-
-
-def test_a_large_budget_has_room_for_what_would_be_looked_at(probes: list[Probe]) -> None:
+def test_a_large_budget_has_room_for_what_would_be_looked_at(probes: list[Example]) -> None:
     _, core = choose(probes, shares(0.8, 0.5, 0.4, 0.2))
-    assert {keep for keep, looks_twice in core.asked if looks_twice} == {128, 256}
-    assert len(core.asked) == 6 * len(probes)
+    assert {keep for keep, looks_twice in core.asked if looks_twice} == {128}
+    _, core = choose(probes, shares(0.2, 0.5, 0.8, 0.2))
+    assert not any(looks_twice for _, looks_twice in core.asked)
 
 
-def test_the_planner_is_the_servers_again_after_an_error(probes: list[Probe]) -> None:
+def test_the_planner_is_the_servers_again_after_an_error(probes: list[Example]) -> None:
     """An interrupted calibration left a core that filtered with a budget that was being tried."""
 
     def fail(keep: int, _: bool) -> float:
@@ -124,6 +121,6 @@ def test_the_planner_is_the_servers_again_after_an_error(probes: list[Probe]) ->
 
     core: Any = Answering(fail, len(probes))
     with pytest.raises(KeyboardInterrupt):
-        choose_keep(core, FOUND, probes, lambda _: None)
+        choose_keep(core, FOUND, probes, lambda *_: None)
     assert core.planner is FULL
     assert {keep for keep, _ in core.asked} == {KEEPS[0], KEEPS[1]}

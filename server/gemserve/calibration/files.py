@@ -29,7 +29,9 @@ class Calibration:
     `window`: the most tokens of a window in which documents are read; None: prompts are read as one
     sequence. `window_bound`: the bound of coverage for them. `auto_keep`: with `keep` "auto" no
     more tokens are kept of documents, because the model answers best from so many; None: not
-    measured. `second_look`: the best passages are read again then, and ranked anew.
+    measured. `second_look`: the best passages are read again then, and ranked anew. `by_meaning`:
+    probes in other words than their facts were among those that chose. `is_of_these_weights`: they
+    were read by these weights, and not by others with the same norms, such as another quantisation.
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
@@ -46,6 +48,8 @@ class Calibration:
     window_bound: float = USUAL_WINDOW_BOUND
     auto_keep: int | None = None
     second_look: bool = False
+    by_meaning: bool = True
+    is_of_these_weights: bool = True
 
     def most_kept(self, keep: Keep, num_tokens: int) -> int:
         """Number of tokens that `keep` means for documents of `num_tokens`. With "auto", the most.
@@ -71,13 +75,23 @@ class Calibration:
         if self.auto_keep is not None:
             twice = ", and the best passages are read twice" if self.second_look else ""
             text += f"; keep auto keeps at most {self.auto_keep:,} tokens of documents{twice}"
+        if not self.is_of_these_weights:
+            text += "; it was measured on other weights of this model, such as another quantisation"
+        if not self.by_meaning:
+            text += (
+                "; it is of an earlier version, which looked for the question's words alone: "
+                "gemserve calibrate finds heads that look for what is meant"
+            )
         return text
 
 
-def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibration:
+def read_calibration(
+    path: Path, *, num_layers: int, num_heads: int, weights: str | None = None
+) -> Calibration:
     """The calibration in a file. Raises `ConfigError` naming the field that is wrong.
 
-    Files of earlier versions have only `filter_layer`, which means all heads of that layer.
+    `weights`: the hash of those that it is for, if that is known. Files of earlier versions have
+    only `filter_layer`, which means all heads of that layer, or heads that look for words alone.
     """
     try:
         text = path.read_text()
@@ -85,10 +99,14 @@ def read_calibration(path: Path, *, num_layers: int, num_heads: int) -> Calibrat
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     except ValueError as error:  # no text
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
-    return parse_calibration(text, path, num_layers=num_layers, num_heads=num_heads)
+    return parse_calibration(
+        text, path, num_layers=num_layers, num_heads=num_heads, weights=weights
+    )
 
 
-def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int) -> Calibration:
+def parse_calibration(
+    text: str, path: Path, *, num_layers: int, num_heads: int, weights: str | None = None
+) -> Calibration:
     """The calibration in a file's text. Raises `ConfigError` naming `path` and the field."""
     try:
         content = json.loads(text)
@@ -100,6 +118,8 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
         window_bound = content.get("window_bound", Calibration.USUAL_WINDOW_BOUND)
         auto_keep = content.get("auto_keep")
         second_look = content.get("second_look", False)
+        by_meaning = heads is None or "recall" in content
+        read_by = content.get("weights")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     if isinstance(layer, bool) or not isinstance(layer, int):
@@ -134,23 +154,29 @@ def parse_calibration(text: str, path: Path, *, num_layers: int, num_heads: int)
         window_bound=float(window_bound),
         auto_keep=auto_keep,
         second_look=second_look,
+        by_meaning=by_meaning,
+        is_of_these_weights=None in (weights, read_by) or weights == read_by,
     )
 
 
-def find_calibration(source: str, *, model: str, weights: str | None) -> Path | None:
+def find_calibration(
+    source: str, *, model: str, weights: str | None, norms: str | None = None
+) -> Path | None:
     """The file for these weights: beside the model at `source`, in the cache, or shipped.
 
-    A file beside the model counts unless it names other weights. If weights are not read (None), a
-    file is found by the name that `model` had when it was calibrated.
+    A file beside the model counts unless it names other weights. Without a file for these weights
+    one is taken of the same model in another quantisation, which has the same `norms`. If weights
+    are not read (None), a file is found by the name that `model` had when it was calibrated.
     """
     beside = Path(source) / FILE
     if beside.is_file() and (weights is None or _field(beside, "weights") in (None, weights)):
         return beside
-    name, wanted = ("model", model) if weights is None else ("weights", weights)
-    for folder in (_cache(), _SHIPPED):
-        for path in sorted(folder.glob("*.json")):
-            if _field(path, name) == wanted:
-                return path
+    fields = [("model", model)] if weights is None else [("weights", weights), ("norms", norms)]
+    for name, wanted in fields:
+        for folder in (_cache(), _SHIPPED):
+            for path in sorted(folder.glob("*.json")):
+                if wanted is not None and _field(path, name) == wanted:
+                    return path
     return None
 
 

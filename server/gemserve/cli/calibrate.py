@@ -32,17 +32,31 @@ def add_command(commands: Any) -> None:
         help="lengths of the probes in tokens (default: %(default)s)",
     )
     parser.add_argument(
-        "--samples", default="3", help="probes of each kind and length (default: %(default)s)"
+        "--samples",
+        default="6",
+        help="documents in prose of each length, and as many others (default: %(default)s)",
     )
     parser.add_argument(
         "--confirm",
-        default="2",
-        help="probes of each kind that confirm the best layers by answers (default: %(default)s)",
+        default="6",
+        help="documents of other wording that confirm the choice (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--windows",
+        default="1",
+        help="long documents that are read in windows of each size (default: %(default)s)",
     )
     parser.add_argument(
         "--answers",
         default="40",
-        help="probes that are answered to find how much `keep: auto` keeps (default: %(default)s)",
+        help="questions answered to find how much `keep: auto` keeps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prefer",
+        choices=("quality", "speed"),
+        default="quality",
+        help="the layer that finds what is said in other words, or the cheapest that finds the "
+        "question's words (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
@@ -63,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         lengths=tuple(read_lengths(arguments.lengths)),
         samples=read_value("samples", arguments.samples, number(1)),
         confirms=read_value("confirm", arguments.confirm, number(0)),
+        windows=read_value("windows", arguments.windows, number(0)),
         answers=read_value("answers", arguments.answers, number(0)),
+        prefers=arguments.prefer,
         seed=arguments.seed,
     )
     if arguments.out is not None:
@@ -121,24 +137,26 @@ def _write(loaded: Any, result: dict[str, object], seconds: float, *, is_partial
 
 
 def _print_outcome(outcome: Any) -> None:
-    lines = [("layer", "own head", "recall", "score", "work", "heads")]
+    from gemserve.calibration.search.choose_layer import TIMED
+
+    times = tuple(f"{tokens:,}" for tokens in TIMED)
+    lines = [("layer", "own head", "words", "meaning", "work", *times, "heads")]
     for row in outcome.layers:
         heads = " ".join(f"{layer}.{head}" for layer, head in row.heads)
-        score = "" if row.score is None else f"{row.score:.2f}"
         mark = "  ← filter layer" if row.layer == outcome.chosen.layer else ""
-        shares = (f"{row.own_recall:.2f}", f"{row.recall:.2f}", score, f"{row.work:.2f}")
-        lines.append((str(row.layer), *shares, f"{heads}{mark}"))
-    print(*aligned(lines, left=(5,)), sep="\n")
+        shares = (row.own_recall, row.words, row.meaning, row.work)
+        figures = ("" if share is None else f"{share:.2f}" for share in shares)
+        seconds = (f"{s:.1f} s" for s in row.seconds)
+        lines.append((str(row.layer), *figures, *seconds, f"{heads}{mark}"))
+    whole = (f"{s:.1f} s" for s in outcome.whole_s)
+    lines.append(("whole", "", "", "", "1.00", *whole, ""))
+    print(*aligned(lines, left=(7,)), sep="\n")
     chosen, trust = outcome.chosen, outcome.trust
     rows = "the question's tokens" + (" and the prompt's end" if chosen.ends_with else "")
     print(f"rows that look: {rows}")
-    print(f"probes: {outcome.num_probes} of kinds {', '.join(outcome.kinds)}")
-    if outcome.confirmed_recall is not None:
-        print(f"recall on probes of other wording: {outcome.confirmed_recall:.2f}")
-    if outcome.full_score is not None:
-        print(
-            f"answers from what is kept {chosen.score:.2f}, from the whole {outcome.full_score:.2f}"
-        )
+    print(f"questions: {outcome.num_probes}; found of each kind: {_by_kind(outcome.recalls)}")
+    if outcome.confirmed:
+        print(f"found of each kind in other wording: {_by_kind(outcome.confirmed)}")
     for place, row in enumerate(outcome.windows):
         size = "one pass" if row.window is None else f"windows of {row.window:,} tokens"
         mark = "  ← chosen" if place == 0 else ""
@@ -147,27 +165,34 @@ def _print_outcome(outcome: Any) -> None:
         look = ", read twice" if result.second_look else ""
         mark = "  ← chosen for keep: auto" if place == 0 else ""
         print(f"{result.keep:,} tokens kept{look}: answers {result.score:.2f}{mark}")
-    errs = [
-        f"{share:.0%} of {what}"
-        for share, what in (
-            (trust.found, "what was found"),
-            (trust.absent, "questions without an answer"),
-            (trust.diffuse, "questions about all of the text"),
-        )
-        if share is not None
-    ]
-    measured = ", ".join(errs) or "how often that errs was not measured"
-    print(f"coverage below {trust.bound:.2f} is not trusted: {measured}")
+    print(f"coverage below {trust.bound:.2f} is not trusted: {_errs(trust)}")
+    print(f"with windows, below {trust.window_bound:.2f}: {_errs(trust, 'window_')}")
     if outcome.is_partial:
         print("not measured, because of the interrupt: " + ", ".join(_missing(outcome)))
+
+
+def _by_kind(recalls: dict[str, float]) -> str:
+    return ", ".join(f"{kind} {recall:.2f}" for kind, recall in recalls.items())
+
+
+def _errs(trust: Any, prefix: str = "") -> str:
+    """How often a bound distrusts which choices, in words."""
+    names = {
+        "found": "what was found",
+        "missed": "what was missed",
+        "absent": "questions without an answer",
+        "diffuse": "questions about all of the text",
+    }
+    shares = ((getattr(trust, prefix + name), what) for name, what in names.items())
+    errs = [f"{share:.0%} of {what}" for share, what in shares if share is not None]
+    return ", ".join(errs) or "how often that errs was not measured"
 
 
 def _missing(outcome: Any) -> list[str]:
     """What a whole calibration measures, and this one has not."""
     parts: tuple[tuple[Any, str], ...] = (
-        (outcome.confirmed_recall, "probes of other wording"),
-        (outcome.full_score, "answers"),
+        (outcome.confirmed, "probes of other wording"),
         (outcome.windows, "windows"),
         (outcome.keeps, "how much keep: auto keeps"),
     )
-    return [name for value, name in parts if value is None or value == ()] or ["some of the probes"]
+    return [name for value, name in parts if not value] or ["some of the probes"]

@@ -29,7 +29,7 @@ from gemserve.engine.state_memory import with_fitting_states
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
 from gemserve.model import fp8
-from gemserve.model.base_model import hash_of
+from gemserve.model.base_model import hash_norms, hash_of
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_filter_pass
 from gemserve.model.cpu_step import with_cpu_step
@@ -147,7 +147,10 @@ def calibration_for(loaded: LoadedModel, engine: EngineConfig) -> Calibration:
     path = calibration_path(loaded, engine)
     if path is not None:
         calibration = read_calibration(
-            path, num_layers=model.num_layers, num_heads=model.shape.num_heads
+            path,
+            num_layers=model.num_layers,
+            num_heads=model.shape.num_heads,
+            weights=hash_of(model),
         )
     return choose_calibration(
         engine.filter_layer,
@@ -165,7 +168,12 @@ def calibration_path(loaded: LoadedModel, engine: EngineConfig) -> Path | None:
         return None
     if engine.calibrate != "auto":
         return Path(engine.calibrate)
-    return find_calibration(loaded.source, model=loaded.name, weights=hash_of(loaded.model))
+    return find_calibration(
+        loaded.source,
+        model=loaded.name,
+        weights=hash_of(loaded.model),
+        norms=hash_norms(loaded.model.hf),
+    )
 
 
 def planned_weights(model: CausalModel, config: ResolvedEngineConfig) -> WeightPlan:

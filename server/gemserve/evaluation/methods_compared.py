@@ -8,7 +8,7 @@ fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gemserve.config import find_window
@@ -27,7 +27,7 @@ def oracle(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
     if not example.gold:
         return tuple(range(len(example.prompt.ids)))
     gold = [p for start, stop in example.gold for p in range(start, stop)]
-    return _filled(example, gold, keep)
+    return filled(example, gold, keep)
 
 
 def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
@@ -49,10 +49,11 @@ def bm25(tokenizer: Any, example: Example, keep: int) -> tuple[int, ...]:
         for passage in ranked
         for position in range(starts[passage], min(len(ids), starts[passage] + PASSAGE_TOKENS))
     ]
-    return _filled(example, wanted, keep)
+    return filled(example, wanted, keep)
 
 
-def _filled(example: Example, wanted: Sequence[int], keep: int) -> tuple[int, ...]:
+def filled(example: Example, wanted: Iterable[int], keep: int) -> tuple[int, ...]:
+    """The protected positions and as many of those `wanted`, in their order, as `keep` allows."""
     num_tokens = len(example.prompt.ids)
     reserved = reserve(example.prompt.protected, num_tokens, keep)
     chosen = dict.fromkeys(reserved.positions)

@@ -71,6 +71,20 @@ def hash_weights(hf: Any, *, rounded: bool = False) -> str:
     return digest.hexdigest()[:16]
 
 
+def hash_norms(hf: Any) -> str | None:
+    """A hash of the norms' weights, which files keep in full whatever the others are quantised to.
+
+    So it is the same for all quantisations of a model. None: it has no norms with weights.
+    """
+    digest, count = hashlib.sha256(), 0
+    for name, parameter in sorted(hf.named_parameters()):
+        if "norm" in name and name.endswith(".weight") and parameter.dim() == 1:
+            digest.update(f"{name} {tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().bfloat16().float().cpu().numpy().tobytes())
+            count += 1
+    return digest.hexdigest()[:16] if count else None
+
+
 def hash_tokenizer(tokenizer: Any) -> str:
     """A hash of a tokenizer and its chat template."""
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())

@@ -16,14 +16,14 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from gemserve.calibration.files import Calibration, parse_calibration, place_for, write_calibration
-from gemserve.calibration.search.choose_layer import SHORT, Effort, calibrate
+from gemserve.calibration.search.choose_layer import SHORT, Effort, ReportProgress, calibrate
 from gemserve.calibration.search.result import CalibrationResult
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble, calibration_path, load_for
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
-from gemserve.model.base_model import hash_weights
+from gemserve.model.base_model import hash_norms, hash_weights
 from gemserve.model.loader import LoadedModel
 
 _EVERY_S = 10.0  # seconds between lines if there is no terminal
@@ -92,6 +92,7 @@ def result_of(
         **outcome.as_json(),
         "model": loaded.name,
         "weights": hash_weights(loaded.model.hf, rounded=True),
+        "norms": hash_norms(loaded.model.hf),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "lengths": list(effort.lengths),
         "seed": effort.seed,
@@ -100,19 +101,28 @@ def result_of(
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A function to call for each probe. It prints progress, on one line of a terminal."""
-    count, last_s = 0, time.monotonic()
-    with tqdm(desc="calibrating", unit="probe", leave=False, disable=None) as bar:
+def progress() -> Iterator[ReportProgress]:
+    """A function that prints how far a calibration is, and how long its phase will still take.
 
-        def step(what: str) -> None:
-            nonlocal count, last_s
-            count += 1
-            bar.set_postfix_str(what, refresh=False)
-            bar.update()
-            if bar.disable and time.monotonic() - last_s >= _EVERY_S:
-                last_s = time.monotonic()
-                _say(f"calibrating: {count} probes read")
+    On one line of a terminal; elsewhere a line every ten seconds.
+    """
+    started_s = last_s = time.monotonic()
+    phase_now = ""
+    with tqdm(desc="calibrating", leave=False, disable=None) as bar:
+
+        def step(phase: str, done: int, total: int) -> None:
+            nonlocal started_s, last_s, phase_now
+            now_s = time.monotonic()
+            if phase != phase_now:
+                phase_now, started_s = phase, last_s
+                bar.set_description(f"calibrating: {phase}", refresh=False)
+                bar.reset(total)
+            bar.total = max(total, done)
+            bar.update(done - bar.n)
+            if bar.disable and now_s - last_s >= _EVERY_S:
+                left_s = (now_s - started_s) / done * max(0, total - done)
+                _say(f"calibrating: {phase}, {done} of {total}, about {left_s:.0f} s left")
+                last_s = now_s
 
         yield step
 
@@ -138,8 +148,8 @@ def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | N
     except ConfigError as error:  # a read-only folder; what was found is as good without a file
         kept = f"not kept for the next start: {error}"
     _say(
-        f"calibrated in {seconds:.0f} s: filter layer {outcome.chosen.layer}, recall "
-        f"{outcome.chosen.recall:.2f}; {kept}"
+        f"calibrated in {seconds:.0f} s: filter layer {outcome.chosen.layer}, which finds "
+        f"{outcome.describe()}; {kept}"
     )
     model = loaded.model
     shape = model.shape

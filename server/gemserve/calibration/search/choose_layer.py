@@ -1,18 +1,20 @@
 """Chooses the filter layer and heads of a model by their recall on probes.
 
-Every probe is read once, and every head of every layer is scored by what it would keep. The chosen
-layer is the earliest one whose best heads, with those of the layers below it, find about as much as
-any heads of the model. Probes of other wording, names and numbers then confirm the choice by the
-model's answers, and give the bound of coverage below which a choice is not trusted.
+Every probe is read once, and every head of every layer is scored by what it would keep. Heads that
+repeat the question's words are found in the first layers of every model; only deeper ones find what
+is said in other words. So the chosen layer is the earliest one whose best heads, with those of the
+layers below it, find by meaning about as much as any heads of the model. Probes of other wording,
+names and numbers then confirm the choice.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal, TypeVar
 
-import numpy as np
 import torch
 
 from gemserve.calibration.files import Calibration
@@ -20,16 +22,16 @@ from gemserve.calibration.search import choose_keep
 from gemserve.calibration.search.choose_window import PROBE_TOKENS, SIZES, choose_window
 from gemserve.calibration.search.coverage_bound import judge_coverage
 from gemserve.calibration.search.head_search import (
-    SHARES,
     Observation,
     ProbeObservations,
+    balanced,
     best_heads,
     observation_of,
     recall_of,
     single_recalls,
 )
 from gemserve.calibration.search.observe import observe
-from gemserve.calibration.search.probes import PROBE_KINDS, Probe, draw_probes
+from gemserve.calibration.search.probes import PROBE_KINDS, WORD_KINDS, Probe, draw_probes
 from gemserve.calibration.search.result import (
     CalibrationResult,
     KeepResult,
@@ -37,90 +39,91 @@ from gemserve.calibration.search.result import (
     WindowResult,
     rounded_mean,
 )
+from gemserve.config import DEFAULT_KEEP
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.answers import answer_all
-from gemserve.evaluation.metrics import score_answer
-from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
-from gemserve.ranges import as_ranges
 
-# A layer whose recall is this close to the best, or differs by one probe, counts as equally good;
-# of those the earliest is the fastest.
-TOLERANCE = 0.02
+# A layer whose recall is this close to the best counts as equally good; of those the earliest is
+# the fastest.
+TOLERANCE = 0.03
+# The rows behind the question are watched only where that finds more than this.
+_ENDS_GAIN = 0.02
 # A kind of probe says nothing about this model if no head reaches this recall on it.
 FINDABLE = 0.5
 # A calibration fails if the best heads do not reach this recall.
 LEAST_RECALL = 0.7
-CANDIDATES = 3
-_ANSWER_TOKENS = 24
+# A filter layer deeper than this share of the layers saves too little.
+DEEPEST = 0.625
+_QUESTIONS = 10  # of a document in prose and another one, about
+TIMED = (4096, 32768)  # lengths in tokens for which the time to the first token is estimated
+
+Preference = Literal["quality", "speed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much a calibration reads: lengths of its probes, and how many of each kind.
+    """How much a calibration reads: lengths of its probes, and how many of them.
 
-    `confirms`: probes of each kind that confirm the best layers by answers. With 0 the layers are
-    confirmed by recall alone. `answers`: about how many probes are answered from budgets of each
-    size; with 0 that is not measured.
+    `samples`: documents in English prose of each length, and as many others. `confirms`: of other
+    wording, which confirm the choice. `windows`: of several windows' length. `answers`: about how
+    many questions are answered from budgets of each size. With 0 of them that is not measured.
+    `prefers`: the layer that finds what is said in other words, or the cheapest that finds the
+    question's words. `sees_all`: layers are measured that are too deep to be chosen, too.
     """
 
     lengths: tuple[int, ...] = (1024, 2048)
-    samples: int = 3
-    confirms: int = 2
+    samples: int = 6
+    confirms: int = 6
+    windows: int = 1
     answers: int = 40
     seed: int = 0
+    prefers: Preference = "quality"
+    sees_all: bool = True
 
 
-SHORT = Effort(lengths=(1024,), samples=2, confirms=0, answers=0)
-ReportProgress = Callable[[str], None]
+SHORT = Effort(lengths=(768,), samples=4, confirms=0, windows=0, answers=0, sees_all=False)
+# Called with the phase, and how many of its parts are done, of how many.
+ReportProgress = Callable[[str, int, int], None]
 _Result = TypeVar("_Result")
 
 
 def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> CalibrationResult:
     """Choose layer, heads and rows, and the bound of coverage.
 
-    `progress` is called after every probe. An interrupt (Ctrl-C) ends the reading. If every kind of
-    probe has been read by then, the choice is made from those, and the result is partial. Raises
-    `ConfigError` if the probes do not distinguish the layers.
+    `progress` is called after every part. An interrupt (Ctrl-C) ends the reading. If a probe of
+    every subject has been read by then, the choice is made from those, and the result is partial.
+    Raises `ConfigError` if the probes do not distinguish the layers.
     """
-    lengths, samples = effort.lengths, effort.samples
-    probes = draw_probes(core.tokenizer, "calibration", lengths, samples, effort.seed)
-    observations: list[ProbeObservations] = []
+    lengths = effort.lengths
+    deepest = core.model.num_layers - 1
+    if not effort.sees_all:
+        deepest = _deepest(core.model.num_layers)
+    probes = draw_probes(core.tokenizer, "calibration", lengths, effort.samples, effort.seed)
+    read: list[ProbeObservations] = []
     measuring = _Measuring()
-    measuring.result_of(lambda: _observe_all(core, probes, progress, observations))
-    if measuring.is_over and len({o[0].kind for o in observations}) < len(PROBE_KINDS):
+    measuring.result_of(lambda: _observe_all(core, probes, deepest, progress, read, "probes"))
+    if measuring.is_over and len(read) < len({probe.subject for probe in probes}):
         raise KeyboardInterrupt
-    kinds = _findable(observations)
-    observations = [o for o in observations if o[0].kind in kinds and _has_gold(o)]
-    questions = [question for question, _, _ in observations]
-    layers = _search(core, questions, lengths)
+    rate = _measure_rate(core, probes[0].prompts[0].ids, deepest)
+    questions = [fact for probe in read for fact in probe.facts if len(fact.gold)]
+    kinds = _findable(questions)
+    questions = [question for question in questions if question.kind in kinds]
+    layers = _search(core, questions, max(lengths), rate)
     check_found(layers, len(questions))
-    candidates = _candidates(layers, len(questions))
-    others: list[Probe] = []
-    if not measuring.is_over:
-        count = effort.confirms or 1
-        others = draw_probes(core.tokenizer, "confirmation", lengths[:1], count, effort.seed)
-        others = [probe for probe in others if probe.kind in kinds]
-    other_observations: list[ProbeObservations] = []
-    measuring.result_of(lambda: _observe_all(core, others, progress, other_observations))
-    pairs = [pair for pair in zip(others, other_observations, strict=False) if _has_gold(pair[1])]
-    others, other_observations = [probe for probe, _ in pairs], [o for _, o in pairs]
-    full_score = None
-    if effort.confirms and others:
-        tried = candidates
-        confirmed_by_answers = measuring.result_of(
-            lambda: _confirm(core, tried, others, other_observations)
-        )
-        candidates, full_score = confirmed_by_answers or (candidates, None)
-    chosen = _earliest(candidates, max(1, len(others)))
-    by_layer = {row.layer: row for row in candidates}
-    confirmed = [recall_of(chosen.heads, o[0], chosen.ends_with) for o in other_observations]
-    trust = judge_coverage(chosen, observations, other_observations)
-    windows: tuple[WindowResult, ...] = ()
+    chosen = _choose(layers, effort.prefers, core.model.num_layers)
+    confirming: list[ProbeObservations] = []
     if effort.confirms:
-        windows = measuring.result_of(lambda: _windows(core, chosen, kinds, effort, progress)) or ()
+        others = draw_probes(
+            core.tokenizer, "confirmation", lengths[:1], effort.confirms, effort.seed
+        )
+        layer = chosen.layer
+        measuring.result_of(
+            lambda: _observe_all(core, others, layer, progress, confirming, "confirmation")
+        )
+    trust = judge_coverage(chosen, _only(read, kinds), _only(confirming, kinds))
+    windows = measuring.result_of(lambda: _windows(core, chosen, kinds, effort, progress)) or ()
     found = Calibration(
         layer=chosen.layer,
         heads=chosen.heads,
@@ -128,19 +131,20 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         coverage_bound=trust.bound,
         is_measured=True,
         window=windows[0].window if windows else Calibration.USUAL_WINDOW,
-        window_bound=windows[0].bound if windows else Calibration.USUAL_WINDOW_BOUND,
+        window_bound=trust.window_bound,
     )
-    keeps: tuple[KeepResult, ...] = ()
-    if effort.answers:
-        keeps = measuring.result_of(lambda: _keeps(core, found, kinds, effort, progress)) or ()
+    keeps = measuring.result_of(lambda: _keeps(core, found, kinds, effort, progress)) or ()
+    whole = _prompt_times(core, None, rate)
     return CalibrationResult(
-        layers=tuple(by_layer.get(row.layer, row) for row in layers),
+        layers=tuple(layers),
         chosen=chosen,
         trust=trust,
         kinds=kinds,
         num_probes=len(questions),
-        full_score=full_score,
-        confirmed_recall=rounded_mean(confirmed) if confirmed else None,
+        prefers=effort.prefers,
+        recalls=_by_kind(chosen, questions),
+        confirmed=_by_kind(chosen, [f for p in _only(confirming, kinds) for f in p.facts]),
+        whole_s=whole,
         windows=windows,
         keeps=keeps,
         is_partial=measuring.is_over,
@@ -173,10 +177,10 @@ def _windows(
 ) -> tuple[WindowResult, ...]:
     """How well windows of each size find the facts of long probes, if the context has room."""
     length = min(PROBE_TOKENS, 3 * core.model.context_tokens // 4)
-    if length <= min(SIZES):
+    if not effort.windows or length <= min(SIZES):
         return ()
-    probes = draw_probes(core.tokenizer, "calibration", (length,), effort.confirms, effort.seed)
-    probes = [probe for probe in probes if probe.kind in kinds]
+    probes = draw_probes(core.tokenizer, "calibration", (length,), effort.windows, effort.seed)
+    probes = [probe for probe in probes if any(e.subtask in kinds for e in probe.examples)]
     return choose_window(core, chosen, probes, progress)
 
 
@@ -189,17 +193,45 @@ def _keeps(
 ) -> tuple[KeepResult, ...]:
     """How well the model answers from budgets of each size, if the context has room for probes."""
     length = min(choose_keep.PROBE_TOKENS, 3 * core.model.context_tokens // 4)
-    if length <= 2 * max(choose_keep.KEEPS):
+    if not effort.answers or length <= 2 * max(choose_keep.KEEPS):
         return ()
-    samples = -(-effort.answers // len(kinds))
+    samples = -(-effort.answers // _QUESTIONS)
     probes = draw_probes(core.tokenizer, "confirmation", (length,), samples, effort.seed + 1)
-    probes = [probe for probe in probes if probe.kind in kinds]
-    return choose_keep.choose_keep(core, found, probes, progress)
+    examples = [
+        example for probe in probes for example in probe.examples if example.subtask in kinds
+    ]
+    return choose_keep.choose_keep(core, found, examples[: effort.answers], progress)
 
 
-def _has_gold(observations: ProbeObservations) -> bool:
-    """Whether a choice can miss something. A fully protected answer cannot be missed."""
-    return len(observations[0].gold) > 0
+def _deepest(num_layers: int) -> int:
+    return max(1, min(num_layers - 1, round(DEEPEST * num_layers)))
+
+
+def _measure_rate(core: Core, ids: Sequence[int], layer: int) -> float:
+    """FLOPs a second of a filter pass."""
+    started_s = time.monotonic()
+    core.model.filter_pass_of(ids, layer)
+    seconds = time.monotonic() - started_s
+    return core.model.shape.filter_chunk(0, len(ids), layer) / seconds
+
+
+def _prompt_times(core: Core, layer: int | None, rate: float) -> tuple[float, ...]:
+    """Estimated seconds to the first token for prompts of the lengths `TIMED`.
+
+    `layer`: where the filter pass ends, in windows; None: there is no filter. `rate`: FLOPs a
+    second, as measured.
+    """
+    method: Literal["sieve", "none"] = "none" if layer is None else "sieve"
+    return tuple(
+        round(
+            prompt_flops(
+                core.model.shape, method, n, DEFAULT_KEEP, layer or 0, Calibration.USUAL_WINDOW
+            )
+            / rate,
+            2,
+        )
+        for n in TIMED
+    )
 
 
 def check_found(layers: Sequence[LayerResult], num_probes: int) -> None:
@@ -221,137 +253,122 @@ def check_found(layers: Sequence[LayerResult], num_probes: int) -> None:
 def _observe_all(
     core: Core,
     probes: Sequence[Probe],
+    deepest: int,
     progress: ReportProgress,
-    observations: list[ProbeObservations],
+    read: list[ProbeObservations],
+    phase: str,
 ) -> None:
-    """Add what every head attends to in each probe."""
-    for probe in probes:
-        observations.append(_observe(core, probe))
-        progress(f"{probe.kind} probe of {len(probe.example.prompt.ids)} tokens")
+    """Add what every head attends to in each probe, up to layer `deepest`."""
+    for number, probe in enumerate(probes, start=1):
+        read.append(observe_probe(core, probe, deepest))
+        progress(phase, number, len(probes))
 
 
-def _observe(core: Core, probe: Probe) -> ProbeObservations:
-    """What every head attends to, for the three questions of a probe."""
+def observe_probe(core: Core, probe: Probe, deepest: int) -> ProbeObservations:
+    """What every head attends to, for all questions of a probe."""
     selector = Sieve()
     question_rows = [selector.rows(len(p.ids), p.question, False) for p in probe.prompts]
     rows = [
         [*wanted, *range(wanted[-1] + 1, len(prompt.ids))]
         for prompt, wanted in zip(probe.prompts, question_rows, strict=True)
     ]
-    golds = (probe.example.gold, (), ())
-    evidences = observe(core, probe.prompts, rows)
+    evidences = observe(core, probe.prompts, rows, deepest)
     observations = []
-    for evidence, gold, wanted in zip(evidences, golds, question_rows, strict=True):
-        observations.append(observation_of(evidence, probe.kind, gold, len(wanted)))
-    fact, absent, diffuse = observations
-    return fact, absent, diffuse
+    for evidence, example, wanted in zip_longest(evidences, probe.examples, question_rows):
+        kind, gold = ("none", ()) if example is None else (example.subtask, example.gold)
+        observations.append(observation_of(evidence, kind, gold, len(wanted)))
+    *facts, absent, diffuse = observations
+    return ProbeObservations(facts=tuple(facts), absent=absent, diffuse=diffuse)
 
 
-def _findable(observations: Sequence[ProbeObservations]) -> tuple[str, ...]:
+def _only(read: Sequence[ProbeObservations], kinds: Sequence[str]) -> list[ProbeObservations]:
+    """The probes that have a question of these kinds."""
+    return [probe for probe in read if any(fact.kind in kinds for fact in probe.facts)]
+
+
+def _findable(questions: Sequence[Observation]) -> tuple[str, ...]:
     """The kinds of probes that some head can find. A small model may not know all of them."""
     kinds = []
-    for kind in dict.fromkeys(question.kind for question, _, _ in observations):
-        questions = [q for q, _, _ in observations if q.kind == kind and len(q.gold)]
-        if not questions:
+    for kind in PROBE_KINDS:
+        of_kind = [question for question in questions if question.kind == kind]
+        if not of_kind:
             continue
-        best = max(float(single_recalls(questions, e).mean(dim=0).amax()) for e in (False, True))
+        best = max(float(single_recalls(of_kind, e).mean(dim=0).amax()) for e in (False, True))
         if best >= FINDABLE:
             kinds.append(kind)
     return tuple(kinds)
 
 
 def _search(
-    core: Core, questions: Sequence[Observation], lengths: Sequence[int]
+    core: Core, questions: Sequence[Observation], length: int, rate: float
 ) -> list[LayerResult]:
     """The best heads and rows up to each layer. The question's rows alone, if that is as good."""
     if not questions:
         return []
     singles = {ends_with: single_recalls(questions, ends_with) for ends_with in (False, True)}
-    shape, length = core.model.shape, max(lengths)
+    kinds = [question.kind for question in questions]
+    weights, is_by_words = balanced(kinds), torch.tensor([kind in WORD_KINDS for kind in kinds])
+    shape = core.model.shape
     keep = length // 16
     whole = prompt_flops(shape, "none", length, keep, 0)
+
+    def share(found: torch.Tensor, of: torch.Tensor) -> float | None:
+        if not bool(of.any()):
+            return None
+        return round(float((weights * found)[of].sum() / weights[of].sum()), 4)
+
     layers: list[LayerResult] = []
     for position, layer in enumerate(questions[0].layers):
         tried = {e: best_heads(questions, singles[e], layer, e) for e in (False, True)}
-        ends_with = tried[True][1] > tried[False][1] + TOLERANCE
-        heads, recall = tried[ends_with]
+        recalls = {e: float(weights @ found) for e, (_, found) in tried.items()}
+        ends_with = recalls[True] > recalls[False] + _ENDS_GAIN
+        heads, found = tried[ends_with]
+        own = torch.einsum("p,ph->h", weights, singles[ends_with][:, position])
         layers.append(
             LayerResult(
                 layer=layer,
                 heads=heads,
                 ends_with=ends_with,
-                recall=round(recall, 4),
-                own_recall=round(float(singles[ends_with].mean(dim=0)[position].amax()), 4),
+                recall=round(recalls[ends_with], 4),
+                words=share(found, is_by_words),
+                meaning=share(found, ~is_by_words),
+                own_recall=round(float(own.amax()), 4),
                 work=round(prompt_flops(shape, "sieve", length, keep, layer) / whole, 4),
+                seconds=_prompt_times(core, layer, rate),
             )
         )
     return layers
 
 
-def _candidates(layers: Sequence[LayerResult], num_probes: int) -> list[LayerResult]:
-    """The earliest layers that do about as well as the best one, and contribute a head."""
-    best = max(layers, key=lambda row: row.recall)
-    least = max(LEAST_RECALL, best.recall - max(TOLERANCE, 1.5 / num_probes))
-    close = [
+def _choose(layers: Sequence[LayerResult], prefers: Preference, num_layers: int) -> LayerResult:
+    """The earliest layer that finds about as much as the best one, and contributes a head.
+
+    What counts is what it finds by meaning, or by words if speed is preferred or no head finds
+    anything by meaning.
+    """
+
+    def found(row: LayerResult) -> float:
+        measured = row.words if prefers == "speed" else row.meaning
+        return row.recall if measured is None else measured
+
+    low = [row for row in layers if row.layer <= _deepest(num_layers)]
+    best = max(low, key=found)
+    return next(
         row
-        for row in layers
-        if row.recall >= least and any(layer == row.layer for layer, _ in row.heads)
-    ]
-    return close[:CANDIDATES] or [best]
-
-
-def _confirm(
-    core: Core,
-    candidates: Sequence[LayerResult],
-    probes: Sequence[Probe],
-    observations: Sequence[ProbeObservations],
-) -> tuple[list[LayerResult], float]:
-    """The candidates with scores of their answers to `probes`, and the score of whole prompts.
-
-    A candidate answers from the tokens of a probe that its heads keep.
-    """
-    examples = [probe.example for probe in probes]
-    tries = [
-        [_kept_ids(probe, o[0], row) for probe, o in zip(probes, observations, strict=True)]
-        for row in candidates
-    ]
-    tries.append([list(example.prompt.ids) for example in examples])
-    texts = answer_all(core, [ids for tried in tries for ids in tried], _ANSWER_TOKENS)
-    scores = []
-    for start in range(0, len(texts), len(examples)):
-        answers = texts[start : start + len(examples)]
-        scores.append(
-            rounded_mean([score_answer(t, e) for t, e in zip(answers, examples, strict=True)])
+        for row in low
+        if row is best
+        or (
+            found(row) >= max(LEAST_RECALL, found(best) - TOLERANCE)
+            and any(layer == row.layer for layer, _ in row.heads)
         )
-    pairs = zip(candidates, scores[:-1], strict=True)
-    confirmed = [replace(row, score=score) for row, score in pairs]
-    return confirmed, scores[-1]
+    )
 
 
-def _kept_ids(probe: Probe, question: Observation, row: LayerResult) -> list[int]:
-    """The tokens of a probe that these heads keep: a sixteenth of the document, and the frame."""
-    prompt, document = probe.example.prompt, question.document
-    scores = torch.zeros(len(prompt.ids))
-    scores[question.document] = question.of(row.heads, row.ends_with)
-    count = max(1, round(SHARES[0] * len(document)))
-    sieve, is_free = Sieve(), np.zeros(len(prompt.ids), dtype=np.bool_)
-    is_free[question.document] = True
-    limit = sieve.passage_limit(count)
-    numbers = sieve.passage_numbers(scores, prompt.breaks, limit)
-    passages = sieve.ranked(scores, numbers, is_free, limit)
-    kept = KeptRanges(as_ranges(np.flatnonzero(~is_free).tolist()))
-    passages.fill(kept, kept.size + count)
-    return [prompt.ids[p] for start, stop in kept.ranges for p in range(start, stop)]
-
-
-def _earliest(candidates: Sequence[LayerResult], num_probes: int) -> LayerResult:
-    """The earliest candidate whose answers are not clearly worse than the best one's.
-
-    "Not clearly worse" means within one and a half standard errors of a paired difference, computed
-    as if a quarter of the pairs differed.
-    """
-    scores = [row.score for row in candidates if row.score is not None]
-    if not scores or max(scores) == 0:
-        return candidates[0]
-    least = max(scores) - 1.5 * (0.25 / num_probes) ** 0.5
-    return next(row for row in candidates if row.score is not None and row.score >= least)
+def _by_kind(chosen: LayerResult, questions: Sequence[Observation]) -> dict[str, float]:
+    """Recall of the chosen heads for each kind of question."""
+    found: dict[str, list[float]] = {}
+    for question in questions:
+        if len(question.gold):
+            recall = recall_of(chosen.heads, question, chosen.ends_with)
+            found.setdefault(question.kind, []).append(recall)
+    return {kind: rounded_mean(found[kind]) for kind in PROBE_KINDS if kind in found}

@@ -10,13 +10,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 from gemserve.calibration.files import Calibration
-from gemserve.calibration.search.coverage_bound import BOUND_MARGIN, choose_bound
 from gemserve.calibration.search.probes import Probe
 from gemserve.calibration.search.result import LayerResult, WindowResult, rounded_mean
 from gemserve.cost import ModelShape
 from gemserve.engine.core import Core
+from gemserve.evaluation.run import recall
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import (
     Filtered,
@@ -30,11 +31,13 @@ from gemserve.types import (
 SIZES = (1024, 1536, 2048, 4096)
 PROBE_TOKENS = 6144  # of a document, if the model's context has room for it
 _SHARE = 1 / 32  # of a document that is kept
-_FOUND = 0.8  # recall of a choice that has found the fact
 
 
 def choose_window(
-    core: Core, chosen: LayerResult, probes: Sequence[Probe], progress: Callable[[str], None]
+    core: Core,
+    chosen: LayerResult,
+    probes: Sequence[Probe],
+    progress: Callable[[str, int, int], None],
 ) -> tuple[WindowResult, ...]:
     """Filter the probes in one pass and in windows; the result that is chosen comes first.
 
@@ -45,49 +48,42 @@ def choose_window(
         layer=chosen.layer, heads=chosen.heads, ends_with=chosen.ends_with, is_measured=True
     )
     core.planner = replace(planner, calibration=calibration, longest_pass=1 << 30, min_tokens=0)
-    longest = max(len(probe.example.prompt.ids) for probe in probes)
+    longest = max(len(prompt.ids) for probe in probes for prompt in probe.prompts)
+    sizes = [None, *(size for size in SIZES if size < longest)]
+    done = count(1)
+
+    def one_more() -> None:
+        progress("windows", next(done), len(sizes) * len(probes))
+
     try:
-        rows = [
-            _measure(core, probes, size, progress)
-            for size in (None, *SIZES)
-            if size is None or size < longest
-        ]
+        rows = [_measure(core, probes, size, one_more) for size in sizes]
     finally:
         core.planner = planner
     most = max(row.recall for row in rows)
-    tolerance = max(0.02, 1 / len(probes))
+    tolerance = max(0.02, 1 / sum(len(probe.examples) for probe in probes))
     good = [row for row in rows if row.recall >= most - tolerance]
     best = min(good, key=lambda row: row.work)
     return best, *(row for row in rows if row is not best)
 
 
 def _measure(
-    core: Core, probes: Sequence[Probe], size: int | None, progress: Callable[[str], None]
+    core: Core, probes: Sequence[Probe], size: int | None, progress: Callable[[], None]
 ) -> WindowResult:
     recalls: list[float] = []
-    found: list[float] = []
-    absent: list[float] = []
     for probe in probes:
-        reports = list(_reports(core, probe.prompts, size or "off"))
-        kept = {p for start, stop in reports[0].selection or () for p in range(start, stop)}
-        gold = [p for start, stop in probe.example.gold for p in range(start, stop)]
-        recalls.append(sum(p in kept for p in gold) / max(1, len(gold)))
-        coverages = [report.coverage or 0.0 for report in reports]
-        if recalls[-1] >= _FOUND:
-            found.append(coverages[0])
-        absent += coverages[1:]
-        progress(f"{probe.kind} probe, windows {size or 'off'}")
-    bound = BOUND_MARGIN * choose_bound(found, absent)
+        prompts = [example.prompt for example in probe.examples]
+        for example, report in zip(probe.examples, _reports(core, prompts, size), strict=True):
+            recalls.append(recall(example.gold, report.selection or ()) or 0.0)
+        progress()
     return WindowResult(
         window=size,
         recall=rounded_mean(recalls),
         work=_work(core.model.shape, core.planner.calibration.layer, size),
-        # facts among other text stand out more than answers in documents of their own subject
-        bound=round(min(bound, Calibration.USUAL_WINDOW_BOUND), 4),
     )
 
 
-def _reports(core: Core, prompts: Sequence[Prompt], window: WindowSize) -> Iterator[FilterReport]:
+def _reports(core: Core, prompts: Sequence[Prompt], size: int | None) -> Iterator[FilterReport]:
+    window: WindowSize = "off" if size is None else size
     for prompt in prompts:
         params = FilterParams(method="sieve", keep=_SHARE, window=window, return_selection=True)
         request = Request(

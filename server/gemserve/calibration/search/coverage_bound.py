@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gemserve.calibration.search.head_search import (
+    Head,
+    Observation,
     ProbeObservations,
     coverage,
     recall_of,
+    window_coverage,
 )
 from gemserve.calibration.search.result import LayerResult, Trust, rounded_mean
 
@@ -15,31 +18,52 @@ from gemserve.calibration.search.result import LayerResult, Trust, rounded_mean
 # lowered a little, because attention spreads thinner over documents longer than the probes.
 _FALSE_ALARMS = 0.05
 BOUND_MARGIN = 0.9
+FOUND = 0.8  # recall of a choice that has found the fact
+
+Coverage = Callable[[Sequence[Head], Observation, bool], float]
 
 
 def judge_coverage(
-    row: LayerResult,
-    observations: Sequence[ProbeObservations],
-    others: Sequence[ProbeObservations],
+    row: LayerResult, probes: Sequence[ProbeObservations], others: Sequence[ProbeObservations]
 ) -> Trust:
-    """Choose the bound on `observations` and measure on `others` how often it errs."""
+    """Choose the bounds on `probes` and measure on `others` how often they err."""
 
-    def coverages(probes: Sequence[ProbeObservations], question: int) -> list[float]:
-        return [coverage(row.heads, probe[question], row.ends_with) for probe in probes]
+    def judge(measure: Coverage) -> tuple[float, tuple[float | None, ...]]:
+        def of(observations: Sequence[Observation]) -> list[float]:
+            return [measure(row.heads, each, row.ends_with) for each in observations]
 
-    def successes(probes: Sequence[ProbeObservations]) -> list[ProbeObservations]:
-        return [p for p in probes if recall_of(row.heads, p[0], row.ends_with) >= 0.8]
+        nothing = [each for probe in probes for each in (probe.absent, probe.diffuse)]
+        bound = BOUND_MARGIN * choose_bound(of(_facts(row, probes, is_found=True)), of(nothing))
+        judged = (
+            _facts(row, others, is_found=True),
+            _facts(row, others, is_found=False),
+            [probe.absent for probe in others],
+            [probe.diffuse for probe in others],
+        )
+        return round(bound, 4), tuple(_share_below(bound, of(each)) for each in judged)
 
-    good = coverages(successes(observations), 0)
-    bad = [*coverages(observations, 1), *coverages(observations, 2)]
-    bound = round(BOUND_MARGIN * choose_bound(good, bad), 4)
-    judged = successes(others)
+    bound, (found, missed, absent, diffuse) = judge(coverage)
+    window_bound, of_windows = judge(window_coverage)
     return Trust(
         bound=bound,
-        found=_share_below(bound, coverages(judged, 0)),
-        absent=_share_below(bound, coverages(others, 1)),
-        diffuse=_share_below(bound, coverages(others, 2)),
+        window_bound=window_bound,
+        found=found,
+        missed=missed,
+        absent=absent,
+        diffuse=diffuse,
+        window_found=of_windows[0],
+        window_missed=of_windows[1],
+        window_absent=of_windows[2],
+        window_diffuse=of_windows[3],
     )
+
+
+def _facts(
+    row: LayerResult, probes: Sequence[ProbeObservations], *, is_found: bool
+) -> list[Observation]:
+    """The questions whose facts these heads find, or those whose they miss."""
+    facts = [fact for probe in probes for fact in probe.facts if len(fact.gold)]
+    return [f for f in facts if (recall_of(row.heads, f, row.ends_with) >= FOUND) == is_found]
 
 
 def _share_below(bound: float, values: Sequence[float]) -> float | None:

@@ -8,16 +8,24 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from gemserve.filtering.selector import Evidence
+from gemserve.calibration.search.probes import WORD_KINDS
+from gemserve.filtering.passages import number_passages, rank_passages
+from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
+from gemserve.ranges import as_ranges
 from gemserve.types import Priority
 
 Head = tuple[int, int]  # (layer, head)
-# Recall is averaged over choices that hold these shares of a document.
-SHARES = (1 / 16, 1 / 32)
+# Recall is averaged over choices that hold these shares of a document. Half of a probe's sentences
+# are facts or decoys, so several places there have to do with any question.
+SHARES = (1 / 8, 1 / 16)
+# A passage is found if so many of its tokens are kept: what a question looks at in it, with its
+# neighbours. More of a long one need not be.
+_FOUND_TOKENS = 16
 MOST_HEADS = 4
 _POOL = 16  # only so many of the best heads are combined
 _GAIN = 0.005  # least gain of recall for which a head is added
+_PASSAGE = Sieve().longest  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +35,8 @@ class Observation:
     `scores`: by way of choosing rows, [layers, heads, tokens], float16. A score is the largest
     attention of a row of the question (False), or of the question or the prompt's end (True).
     `layers`: the index of each. `document`: the positions that a choice is made from, ascending.
-    `gold`: the positions that an answer needs; empty if there is no answer.
+    `gold`: which of these an answer needs; empty if there is no answer. `passages`: the number of
+    each one's passage.
     """
 
     kind: str
@@ -35,6 +44,7 @@ class Observation:
     scores: dict[bool, torch.Tensor]
     document: torch.Tensor
     gold: torch.Tensor
+    passages: torch.Tensor
 
     def of(self, heads: Sequence[Head], ends_with: bool) -> torch.Tensor:
         """The largest score of any of `heads`, for the document's tokens: [tokens], float32."""
@@ -43,15 +53,20 @@ class Observation:
         return torch.stack(rows).float().amax(dim=0)
 
 
-# One probe's three questions: about the fact, about an absent fact, and about all of the text.
-ProbeObservations = tuple[Observation, Observation, Observation]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeObservations:
+    """What all heads attended to in one probe: for each of its facts, and for the other two."""
+
+    facts: tuple[Observation, ...]
+    absent: Observation
+    diffuse: Observation
 
 
 def observation_of(
     evidence: Evidence, kind: str, gold: Sequence[tuple[int, int]], question_rows: int
 ) -> Observation:
     """The observation of a prompt whose first `question_rows` rows are the question's."""
-    layers = list(evidence.layers)
+    layers = evidence.layers
     is_free = torch.ones(evidence.num_tokens, dtype=torch.bool)
     is_free[0] = False
     for span in evidence.protected:
@@ -62,43 +77,50 @@ def observation_of(
     for start, stop in gold:
         is_gold[start:stop] = True
     document = is_free.nonzero().flatten()
-    scores = {
-        ends_with: torch.stack([_heads(evidence, i, question_rows, ends_with) for i in layers])
-        for ends_with in (False, True)
-    }
+    of_layers = [_scores_of_heads(layer, evidence, question_rows) for layer in layers.values()]
     return Observation(
         kind=kind,
-        layers=layers,
-        scores={key: value[..., document].half() for key, value in scores.items()},
+        layers=list(layers),
+        scores={
+            ends_with: torch.stack([scores[ends_with] for scores in of_layers])[
+                ..., document
+            ].half()
+            for ends_with in (False, True)
+        },
         document=document,
         gold=is_gold[document].nonzero().flatten(),
+        passages=torch.from_numpy(number_passages(evidence.num_tokens, evidence.breaks, _PASSAGE))[
+            document
+        ],
     )
 
 
-def _heads(evidence: Evidence, index: int, question_rows: int, ends_with: bool) -> torch.Tensor:
-    """The scores of every head of a layer: [heads, tokens], on the host."""
-    layer, backend = evidence.layers[index], evidence.backend
-    count = len(evidence.rows) if ends_with else question_rows
-    rows = torch.tensor(evidence.rows[:count], device=layer.keys.device)
-    keys = layer.keys_near(layer.keys, evidence.rows[:count], Sieve().ceiling)
-    num_heads, kv_heads = layer.queries.shape[0], layer.keys.shape[0]
-    return torch.stack(
-        [
-            backend.largest_attention(
-                layer.queries[head, None, :count],
-                keys[head * kv_heads // num_heads, None],
-                rows,
-                scale=layer.scale,
-                softcap=layer.softcap,
-            )
-            for head in range(num_heads)
-        ]
-    ).cpu()
+def _scores_of_heads(
+    layer: LayerEvidence, evidence: Evidence, question_rows: int
+) -> dict[bool, torch.Tensor]:
+    """The scores of every head of a layer by the question's rows, and by all: [heads, tokens].
+
+    They are those of `largest_attention`, of all heads at once, on the host.
+    """
+    rows = torch.tensor(evidence.rows)
+    queries = layer.queries.float().cpu()  # [heads, rows, head_dim]
+    largest = []
+    for count in (question_rows, len(rows)):
+        keys = layer.keys_near(layer.keys, evidence.rows[:count], Sieve().ceiling)
+        keys = keys[:, : evidence.num_tokens].float().cpu()
+        keys = keys.repeat_interleave(len(queries) // len(keys), dim=0)
+        logits = queries[:, :count] @ keys.mT * layer.scale  # [heads, rows, tokens]
+        if layer.softcap is not None:
+            logits = layer.softcap * (logits / layer.softcap).tanh()
+        is_later = torch.arange(keys.shape[1]) > rows[:count, None]
+        largest.append(logits.masked_fill_(is_later, -torch.inf).softmax(dim=-1).amax(dim=1))
+    return {False: largest[0], True: largest[1]}
 
 
 def recalls(scores: torch.Tensor, observation: Observation, share: float) -> torch.Tensor:
-    """The share of the gold tokens that are among the best `share` of the document: [...].
+    """How much of the gold is among the best `share` of the document: [...], 0 to 1.
 
+    The mean over its passages: of each as many tokens as it has, but at most `_FOUND_TOKENS`.
     `scores`: [..., tokens], of the document's tokens. They are ranked as sieve ranks them.
     """
     tokens = scores.shape[-1]
@@ -108,8 +130,12 @@ def recalls(scores: torch.Tensor, observation: Observation, share: float) -> tor
     kept = max(1, round(share * tokens))
     # exactly so many, because most tokens of a head with little attention tie at zero
     is_kept = torch.zeros_like(ranks).scatter_(-1, ranks.topk(kept, dim=-1).indices, 1.0)
-    recall = is_kept[:, observation.gold].mean(dim=-1)
-    return recall.reshape(scores.shape[:-1])
+    passages = as_ranges(observation.gold.tolist())
+    found = torch.zeros(len(ranks))
+    for start, stop in passages:
+        wanted = min(stop - start, _FOUND_TOKENS)
+        found += (is_kept[:, start:stop].sum(dim=-1) / wanted).clamp_max(1)
+    return (found / max(1, len(passages))).reshape(scores.shape[:-1])
 
 
 def recall_of(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
@@ -124,6 +150,12 @@ def coverage(heads: Sequence[Head], observation: Observation, ends_with: bool) -
     return Sieve().coverage(scores)
 
 
+def window_coverage(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
+    """The coverage that sieve would report if the probe were one of several windows."""
+    scores = observation.of(heads, ends_with)
+    return round(min(1.0, float(rank_passages(scores, observation.passages).max())), 4)
+
+
 def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tensor:
     """Recall of every head alone, averaged over `SHARES`: [probes, layers, heads]."""
     return torch.stack(
@@ -136,26 +168,38 @@ def single_recalls(probes: Sequence[Observation], ends_with: bool) -> torch.Tens
     )
 
 
+def balanced(kinds: Sequence[str]) -> torch.Tensor:
+    """How much each probe counts, by its kind: [probes], the sum is 1.
+
+    Questions that repeat the words of their fact and those that do not count half each, and the
+    kinds of either sort count alike.
+    """
+    sorts = [kind in WORD_KINDS for kind in kinds]
+    shares = []
+    for kind, is_by_words in zip(kinds, sorts, strict=True):
+        of_sort = {k for k, by_words in zip(kinds, sorts, strict=True) if by_words == is_by_words}
+        shares.append(1 / (len(set(sorts)) * len(of_sort) * kinds.count(kind)))
+    return torch.tensor(shares)
+
+
 def best_heads(
     probes: Sequence[Observation], singles: torch.Tensor, layer: int, ends_with: bool
-) -> tuple[tuple[Head, ...], float]:
-    """The set of at most `MOST_HEADS` heads up to `layer` with the best recall, and that recall.
+) -> tuple[tuple[Head, ...], torch.Tensor]:
+    """The set of at most `MOST_HEADS` heads up to `layer` with the best recall, on balance.
 
-    It starts with the best single head and grows one head at a time. `singles`: see
-    `single_recalls`.
+    And that recall for each probe: [probes]. The set starts with the best single head and grows one
+    head at a time. `singles`: see `single_recalls`.
     """
-    layers = probes[0].layers
-    mean = singles.mean(dim=0)
+    layers, weights = probes[0].layers, balanced([probe.kind for probe in probes])
+    mean = torch.einsum("p,plh->lh", weights, singles)
     pool = sorted(
         ((index, head) for index in layers for head in range(mean.shape[1]) if index <= layer),
         key=lambda pair: -float(mean[layers.index(pair[0]), pair[1]]),
     )[:_POOL]
+    places = [layers.index(index) for index, _ in pool], [head for _, head in pool]
+    pool_scores = [observation.scores[ends_with][places] for observation in probes]
     chosen: list[int] = [0]
-    best = float(mean[layers.index(pool[0][0]), pool[0][1]])
-    pool_scores = [
-        observation.scores[ends_with][[layers.index(i) for i, _ in pool], [h for _, h in pool]]
-        for observation in probes
-    ]
+    found = singles[:, places[0][0], places[1][0]]
     while len(chosen) < min(MOST_HEADS, len(pool)):
         joined = torch.stack(
             [
@@ -163,13 +207,13 @@ def best_heads(
                 for scores, observation in zip(pool_scores, probes, strict=True)
             ]
         )
-        tried = joined.mean(dim=0)
+        tried = weights @ joined
         tried[chosen] = -1
         head = int(tried.argmax())
-        if float(tried[head]) < best + _GAIN:
+        if float(tried[head]) < float(weights @ found) + _GAIN:
             break
-        chosen, best = [*chosen, head], float(tried[head])
-    return tuple(sorted(pool[i] for i in chosen)), best
+        chosen, found = [*chosen, head], joined[:, head]
+    return tuple(sorted(pool[i] for i in chosen)), found
 
 
 def _joined(scores: torch.Tensor, observation: Observation, chosen: Sequence[int]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from gemserve.calibration.search.result import CalibrationResult
 
 
 def draw_layers(path: Path, result: CalibrationResult) -> None:
-    """Draw recall by layer and by work, for the best head and the best set of heads."""
+    """Draw recall by words and by meaning of the best heads up to each layer, and over the work."""
     from matplotlib.figure import Figure
 
     rows = result.layers
@@ -16,20 +16,19 @@ def draw_layers(path: Path, result: CalibrationResult) -> None:
     figure = Figure(figsize=(7.5, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     left.bar(layers, [row.own_recall for row in rows], color="lightgrey", label="its best head")
-    left.plot(layers, [row.recall for row in rows], marker="o", ms=3, label="best heads up to it")
+    shares = {
+        "questions with the fact's words": [row.words for row in rows],
+        "questions in other words": [row.meaning for row in rows],
+    }
+    for (label, recalls), color in zip(shares.items(), ("tab:blue", "tab:orange"), strict=True):
+        if any(recall is not None for recall in recalls):
+            for axes, places in ((left, layers), (right, [row.work for row in rows])):
+                axes.plot(places, recalls, marker="o", ms=3, color=color, label=label)
     left.axvline(chosen.layer, color="tab:red", linestyle=":", label="chosen")
     left.set_xlabel("layer")
     left.set_ylabel("recall of the needed tokens")
-    right.plot([row.work for row in rows], [row.recall for row in rows], marker="o", ms=3)
-    right.axvline(chosen.work, color="tab:red", linestyle=":")
     right.set_xlabel("work up to the first token (whole prompt: 1)")
-    scored = [row for row in rows if row.score is not None]
-    if scored:
-        right.plot([r.work for r in scored], [r.score for r in scored], "s", label="answers")
-        right.axhline(
-            result.full_score, color="grey", linestyle="--", label="answers, whole prompt"
-        )
-        right.legend(fontsize=8, loc="lower right")
+    right.axvline(chosen.work, color="tab:red", linestyle=":")
     left.set_ylim(-0.05, 1.05)
     left.legend(fontsize=8, loc="upper left")
     figure.savefig(path, dpi=110)

@@ -13,34 +13,44 @@ from gemserve.calibration.search.head_search import Head
 class LayerResult:
     """The best heads up to one layer, and how well they find what a question needs.
 
-    `recall`: the share of the needed tokens that are kept, averaged over all probes and over
-    keeping a sixteenth and a thirty-second of the document. `own_recall`: that of this layer's best
-    single head. `work`: FLOPs before the first token, as a share of those without a filter.
-    `score`: the share of right answers from the kept tokens; None if not measured.
+    `words`, `meaning`: the share of what is needed that is kept, averaged over keeping an eighth
+    and a sixteenth of the document, for questions that repeat the words of their fact and for those
+    that do not; None: there are none that any head finds. `recall`: the mean of both. `own_recall`:
+    that of this layer's best single head. `work`: FLOPs before the first token, as a share of those
+    without a filter. `seconds`: estimated time to the first token for the lengths `TIMED`.
     """
 
     layer: int
     heads: tuple[Head, ...]
     ends_with: bool
     recall: float
+    words: float | None
+    meaning: float | None
     own_recall: float
     work: float
-    score: float | None = None
+    seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How well coverage separates good from bad choices, on probes that did not set the bound.
+    """How well coverage separates good from bad choices, on probes that did not set the bounds.
 
-    Each field is the share of choices below the bound: where the fact was found (false alarms),
-    where the document has no answer (`absent`), and where a question is about all of the text
-    (`diffuse`). None: there was no such choice to measure it on.
+    `bound`, `window_bound`: of prompts that are read as one sequence, and in windows. Of each the
+    share of choices that it distrusts: where the fact was found (false alarms), where the document
+    has no answer (`absent`), where a question is about all of the text (`diffuse`), and where the
+    fact was missed. None: there was no such choice to measure it on.
     """
 
     bound: float
+    window_bound: float
     found: float | None
+    missed: float | None
     absent: float | None
     diffuse: float | None
+    window_found: float | None
+    window_missed: float | None
+    window_absent: float | None
+    window_diffuse: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +59,12 @@ class WindowResult:
 
     `window`: the most tokens of one; None: one pass. `recall`: the share of the needed tokens that
     are kept, with a thirty-second of the document. `work`: FLOPs of the filter pass over 32,768
-    tokens, as a share of reading them whole. `bound`: that of coverage.
+    tokens, as a share of reading them whole.
     """
 
     window: int | None
     recall: float
     work: float
-    bound: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +84,11 @@ class KeepResult:
 class CalibrationResult:
     """The layer that calibration chose, with the figures of all layers.
 
-    `full_score`: the share of right answers from whole prompts. `confirmed_recall`: the recall of
-    the chosen heads on probes of other wording. Both are None if that was not measured. `windows`,
-    `keeps`: what was chosen first, then others; empty if that was not measured. `is_partial`: an
-    interrupt ended the measuring.
+    `recalls`, `confirmed`: of the chosen heads by kind of question, on the probes that they were
+    chosen by and on those of other wording; the latter is empty if that was not measured.
+    `whole_s`: estimated seconds to the first token without a filter, for the lengths `TIMED`.
+    `windows`, `keeps`: what was chosen first, then others; empty if that was not measured.
+    `is_partial`: an interrupt ended the measuring.
     """
 
     layers: tuple[LayerResult, ...]
@@ -86,20 +96,25 @@ class CalibrationResult:
     trust: Trust
     kinds: tuple[str, ...]
     num_probes: int
-    full_score: float | None
-    confirmed_recall: float | None
+    prefers: str
+    recalls: dict[str, float]
+    confirmed: dict[str, float]
+    whole_s: tuple[float, ...]
     windows: tuple[WindowResult, ...] = ()
     keeps: tuple[KeepResult, ...] = ()
     is_partial: bool = False
+
+    def describe(self) -> str:
+        """How much the chosen heads find, in words."""
+        shares = ((self.chosen.words, "by words"), (self.chosen.meaning, "by meaning"))
+        return " and ".join(f"{share:.2f} {how}" for share, how in shares if share is not None)
 
     def as_json(self) -> dict[str, Any]:
         """The part of `calibration.json` that describes this result."""
         windows: dict[str, Any] = {}
         if self.windows:
-            best = self.windows[0]
-            windows = {"window": best.window, "windows": [asdict(row) for row in self.windows]}
-            if best.window is not None:
-                windows["window_bound"] = best.bound
+            best = self.windows[0].window
+            windows = {"window": best, "windows": [asdict(row) for row in self.windows]}
         keeps: dict[str, Any] = {}
         if self.keeps:
             keeps = {
@@ -112,17 +127,19 @@ class CalibrationResult:
             "heads": [list(head) for head in self.chosen.heads],
             "ends_with": self.chosen.ends_with,
             "coverage_bound": self.trust.bound,
+            "window_bound": self.trust.window_bound,
             **windows,
             **keeps,
+            "recall": {"words": self.chosen.words, "meaning": self.chosen.meaning},
             "probes": {
                 "kinds": list(self.kinds),
                 "count": self.num_probes,
-                "recall": self.chosen.recall,
-                "confirmed_recall": self.confirmed_recall,
-                "score": self.chosen.score,
-                "full_score": self.full_score,
+                "prefers": self.prefers,
+                "recall": self.recalls,
+                "confirmed": self.confirmed,
                 "untrusted": asdict(self.trust),
             },
+            "whole_s": self.whole_s,
             "layers": [asdict(row) for row in self.layers],
         }
 

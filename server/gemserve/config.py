@@ -279,7 +279,7 @@ def resolve_engine(
         keep = DEFAULT_KEEP if (is_known and is_best) or not is_adaptive else "auto"
     when_cached = config.when_cached
     if when_cached == "auto":
-        when_cached = "filter" if answers_from_few(calibration) else "whole"
+        when_cached = "filter" if is_distracted(calibration) else "whole"
     if limit is None:
         has_windows = is_adaptive and find_window(config.filter_window, calibration) is not None
         limit = max(LONGEST_PROMPT if has_windows else 0, longest_pass)
@@ -310,8 +310,13 @@ def resolve_engine(
 
 
 def answers_from_few(calibration: Calibration) -> bool:
-    """Whether it found that the model answers best from fewer tokens than the usual `keep`."""
+    """Whether it found that fewer tokens than the usual `keep` are as good for answers."""
     return calibration.auto_keep is not None and calibration.auto_keep < DEFAULT_KEEP
+
+
+def is_distracted(calibration: Calibration) -> bool:
+    """Whether it found that the model answers worse from more tokens than those few."""
+    return answers_from_few(calibration) and calibration.more_distracts
 
 
 def served_name(model: ModelConfig, server: ServerConfig) -> str:

@@ -307,6 +307,7 @@ def test_a_guess_is_a_layer_that_sees_everything() -> None:
     [
         (EngineConfig(), ANSWERED, "whole"),
         (EngineConfig(), replace(ANSWERED, auto_keep=128), "filter"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=128, more_distracts=False), "whole"),
         (EngineConfig(), replace(ANSWERED, auto_keep=DEFAULT_KEEP), "whole"),
         (EngineConfig(when_cached="whole"), replace(ANSWERED, auto_keep=128), "whole"),
         (EngineConfig(when_cached="filter"), ANSWERED, "filter"),
@@ -332,6 +333,7 @@ def test_a_model_that_answers_best_from_few_tokens_does_not_read_cached_prompts_
         (EngineConfig(filter_keep=99), Calibration(layer=1), 99),
         (EngineConfig(filter_keep="auto"), Calibration(layer=1, is_measured=True), "auto"),
         (EngineConfig(), replace(ANSWERED, auto_keep=128), "auto"),
+        (EngineConfig(), replace(ANSWERED, auto_keep=128, more_distracts=False), "auto"),
         (EngineConfig(), replace(ANSWERED, auto_keep=DEFAULT_KEEP), DEFAULT_KEEP),
         (EngineConfig(filter_keep=99), replace(ANSWERED, auto_keep=128), 99),
         (EngineConfig(filter_method="gemfilter"), replace(ANSWERED, auto_keep=128), DEFAULT_KEEP),

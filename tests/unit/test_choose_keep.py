@@ -19,6 +19,7 @@ from tests.unit.test_filter_plan import FULL
 
 FOUND = Calibration(layer=3, heads=((1, 0),), is_measured=True, window=512)
 RIGHT, WRONG = "right", "wrong"
+WHOLE = 1 << 20  # stands for a budget of everything
 
 
 @dataclass
@@ -34,13 +35,16 @@ class Answering:
 
     def run_alone(self, request: Request) -> Iterator[Event]:
         calibration, params = self.planner.calibration, request.filter
-        assert (params.method, params.keep, calibration.second_look) == ("sieve", "auto", True)
+        assert calibration.second_look
         assert (calibration.layer, calibration.window) == (FOUND.layer, FOUND.window)
         assert request.sampling.temperature == 0
-        looks_twice = params.second_look == "auto"
-        number = sum(asked == (calibration.auto_keep, looks_twice) for asked in self.asked)
-        self.asked.append((calibration.auto_keep, looks_twice))
-        share = self.share(calibration.auto_keep, looks_twice)
+        looks_twice = params.second_look == "auto" and params.keep == "auto"
+        keep = calibration.auto_keep if looks_twice else params.keep
+        if params.method == "none":
+            keep = WHOLE
+        number = sum(asked == (keep, looks_twice) for asked in self.asked)
+        self.asked.append((keep, looks_twice))
+        share = self.share(keep, looks_twice)
         text = RIGHT if number < share * self.num_probes else WRONG
         yield TextDelta(text=text, token_ids=(7,), drawn_s=0.0)
         yield Finished(reason="stop", completion_tokens=1)
@@ -58,8 +62,9 @@ def choose(
     probes: list[Example], share: Callable[[int, bool], float]
 ) -> tuple[tuple[KeepResult, ...], Answering]:
     core: Any = Answering(share, len(probes))
-    rows = choose_keep(core, FOUND, probes, lambda *_: None)
+    rows, whole = choose_keep(core, FOUND, probes, lambda *_: None)
     assert core.planner is FULL
+    assert whole == pytest.approx(share(WHOLE, False))
     return rows, core
 
 
@@ -69,6 +74,8 @@ def shares(*once: float, twice: float = 0.0) -> Callable[[int, bool], float]:
     def share(keep: int, looks_twice: bool) -> float:
         if looks_twice:
             return twice if keep == KEEPS[0] else 0.0
+        if keep == WHOLE:
+            return 0.3
         return once[KEEPS.index(keep)]
 
     return share
@@ -78,8 +85,9 @@ def shares(*once: float, twice: float = 0.0) -> Callable[[int, bool], float]:
     ("once", "keep"),
     [
         ((0.8, 0.6, 0.4, 0.2), 128),
-        ((0.8, 0.8, 0.4, 0.2), 128),
-        ((0.75, 0.8, 0.4, 0.2), 128),  # an answer less is as good
+        ((0.8, 0.8, 0.4, 0.2), 256),  # so small a budget must be better
+        ((0.8, 0.75, 0.4, 0.2), 256),  # an answer less is as good
+        ((0.8, 0.7, 0.4, 0.2), 128),
         ((0.7, 0.8, 0.4, 0.2), 256),
         ((0.7, 0.75, 0.8, 0.8), 256),
         ((0.2, 0.4, 0.6, 0.8), 1024),

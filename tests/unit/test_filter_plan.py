@@ -584,12 +584,16 @@ def test_auto_keeps_at_least_half_of_what_it_may(
     assert budget == Budget(low=low, high=high, limit=875, several=875)
 
 
-@pytest.mark.parametrize(("auto_keep", "is_whole"), [(None, True), (1024, True), (512, False)])
+@pytest.mark.parametrize(
+    ("auto_keep", "distracts", "is_whole"),
+    [(None, True, True), (1024, True, True), (512, True, False), (512, False, True)],
+)
 @pytest.mark.parametrize("fails_open", [True, False])
-def test_only_a_model_that_answers_from_few_tokens_is_spared_all_of_them(
-    auto_keep: int | None, is_whole: bool, fails_open: bool
+def test_only_a_model_that_more_tokens_distract_is_spared_all_of_them(
+    auto_keep: int | None, distracts: bool, is_whole: bool, fails_open: bool
 ) -> None:
-    calibration = replace(ANSWERED, auto_keep=auto_keep)
+    """One that answers as well from few would have summarised the best passages alone."""
+    calibration = replace(ANSWERED, auto_keep=auto_keep, more_distracts=distracts)
     planner = replace(FULL, calibration=calibration, fails_open=fails_open)
     plan = planner.plan(request(AUTO, 2000))
     assert plan.budget.limit == (2000 if is_whole else plan.budget.several)

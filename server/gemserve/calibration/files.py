@@ -28,10 +28,11 @@ class Calibration:
     `is_measured`: it was found by probing these weights, not taken from a table or guessed.
     `window`: the most tokens of a window in which documents are read; None: prompts are read as one
     sequence. `window_bound`: the bound of coverage for them. `auto_keep`: with `keep` "auto" no
-    more tokens are kept of documents, because the model answers best from so many; None: not
-    measured. `second_look`: the best passages are read again then, and ranked anew. `by_meaning`:
-    probes in other words than their facts were among those that chose. `is_of_these_weights`: they
-    were read by these weights, and not by others with the same norms, such as another quantisation.
+    more tokens are kept of documents, because answers are no better from more; None: not measured.
+    `more_distracts`: they are worse. `second_look`: the best passages are read again then, and
+    ranked anew. `by_meaning`: probes in other words than their facts were among those that chose.
+    `is_of_these_weights`: they were read by these weights, and not by others with the same norms,
+    such as another quantisation.
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
@@ -47,6 +48,7 @@ class Calibration:
     window: int | None = None
     window_bound: float = USUAL_WINDOW_BOUND
     auto_keep: int | None = None
+    more_distracts: bool = True
     second_look: bool = False
     by_meaning: bool = True
     is_of_these_weights: bool = True
@@ -117,6 +119,7 @@ def parse_calibration(
         window = content.get("window", None if heads is None else Calibration.USUAL_WINDOW)
         window_bound = content.get("window_bound", Calibration.USUAL_WINDOW_BOUND)
         auto_keep = content.get("auto_keep")
+        more_distracts = content.get("more_distracts", True)
         second_look = content.get("second_look", False)
         by_meaning = heads is None or "recall" in content
         read_by = content.get("weights")
@@ -140,7 +143,8 @@ def parse_calibration(
         raise ConfigError(
             f"{path}: auto_keep={auto_keep!r} must be null or from {MIN_KEEP} to {MAX_KEEP}"
         )
-    for name, value in (("ends_with", ends_with), ("second_look", second_look)):
+    flags = ("ends_with", ends_with), ("second_look", second_look)
+    for name, value in (*flags, ("more_distracts", more_distracts)):
         if not isinstance(value, bool):
             raise ConfigError(f"{path}: {name}={value!r} must be true or false")
     return Calibration(
@@ -153,6 +157,7 @@ def parse_calibration(
         window=window,
         window_bound=float(window_bound),
         auto_keep=auto_keep,
+        more_distracts=more_distracts,
         second_look=second_look,
         by_meaning=by_meaning,
         is_of_these_weights=None in (weights, read_by) or weights == read_by,

@@ -165,6 +165,8 @@ def _print_outcome(outcome: Any) -> None:
         look = ", read twice" if result.second_look else ""
         mark = "  ← chosen for keep: auto" if place == 0 else ""
         print(f"{result.keep:,} tokens kept{look}: answers {result.score:.2f}{mark}")
+    if outcome.whole_score is not None:
+        print(f"whole prompts: answers {outcome.whole_score:.2f}")
     print(f"coverage below {trust.bound:.2f} is not trusted: {_errs(trust)}")
     print(f"with windows, below {trust.window_bound:.2f}: {_errs(trust, 'window_')}")
     if outcome.is_partial:

@@ -14,8 +14,8 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import (
     DEFAULT_KEEP,
     DEFAULT_METHOD,
-    answers_from_few,
     find_window,
+    is_distracted,
     nearest_seeing,
 )
 from gemserve.cost import ModelShape
@@ -523,7 +523,7 @@ class FilterPlanner:
             several = min(DEFAULT_KEEP, math.ceil(_SEVERAL_SHARE * (num_tokens - protected)))
             several = max(keep, min(protected + several, longest))
             budget = replace(budget, low=protected + low, limit=several, several=several)
-            is_best_from_few = answers_from_few(self.calibration)
+            is_best_from_few = is_distracted(self.calibration)
         if not params.fallback or is_best_from_few:
             return budget
         return replace(budget, limit=max(budget.limit, longest))

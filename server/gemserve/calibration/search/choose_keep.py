@@ -4,8 +4,9 @@ More tokens hold the answer more often, and beside it more that distracts, and a
 What weighs more depends on the model: a small one answers best from a passage or two. So questions
 of probes are answered by the engine itself, from budgets of each size. The smallest budget is
 chosen whose answers are about as good as the best: within one answer, and within a thirtieth of
-them. From a small one they are answered also after a second look, which is chosen only if it is
-much better: it takes the time of reading a thousand tokens.
+them; less than 256 tokens only if that is better than all larger ones. From a small one they are
+answered also after a second look, which is chosen only if it is much better: it takes the time of
+reading a thousand tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gemserve.filtering.second_look import LONGEST, LOOKED_AT
 from gemserve.types import (
     FilterParams,
     Finished,
+    Keep,
     Request,
     SamplingParams,
     SecondLook,
@@ -32,6 +34,7 @@ from gemserve.types import (
 
 KEEPS = (128, 256, 512, 1024)
 PROBE_TOKENS = 4096
+_ENOUGH = 256  # a smaller budget must be clearly better: it holds one passage or two
 _TOLERANCE = 1 / 30  # of the share of right answers
 _WORTH_A_LOOK = 0.1  # of that share
 _MOST_LOOKED_AT = LOOKED_AT * LONGEST // 2  # the largest budget behind a second look
@@ -42,46 +45,61 @@ def choose_keep(
     calibration: Calibration,
     examples: Sequence[Example],
     progress: Callable[[str, int, int], None],
-) -> tuple[KeepResult, ...]:
-    """Answer the examples from budgets of each size; the result that is chosen comes first.
+) -> tuple[tuple[KeepResult, ...], float]:
+    """Answer the examples from budgets of each size, and from whole prompts.
 
-    `calibration`: what was found so far. `examples`: of documents longer than any budget.
+    Of the budgets the one that is chosen comes first; the share of right answers from whole prompts
+    follows. `calibration`: what was found so far. `examples`: of documents longer than any budget.
     """
     planner, done = core.planner, count(1)
+    core.planner = replace(
+        planner,
+        calibration=replace(calibration, second_look=True),
+        longest_pass=1 << 30,
+        min_tokens=0,
+    )
 
-    def measure(keep: int, look: SecondLook) -> KeepResult:
-        found = replace(calibration, auto_keep=keep, second_look=True)
-        core.planner = replace(planner, calibration=found, longest_pass=1 << 30, min_tokens=0)
+    def score(params: FilterParams) -> float:
         scores = []
         for example in examples:
-            scores.append(score_answer(_answer(core, example, look), example))
-            progress("answers", next(done), len(KEEPS) * len(examples))
-        return KeepResult(keep=keep, second_look=look == "auto", score=rounded_mean(scores))
+            scores.append(score_answer(_answer(core, example, params), example))
+            progress("answers", next(done), (len(KEEPS) + 2) * len(examples))
+        return rounded_mean(scores)
+
+    def measure(keep: int, look: SecondLook) -> KeepResult:
+        if look == "auto":  # only then are passages looked at
+            found = replace(calibration, auto_keep=keep, second_look=True)
+            core.planner = replace(core.planner, calibration=found)
+        wanted: Keep = keep if look == "off" else "auto"
+        params = FilterParams(method="sieve", keep=wanted, lexical="auto", second_look=look)
+        return KeepResult(keep=keep, second_look=look == "auto", score=score(params))
 
     try:
         once = [measure(keep, "off") for keep in KEEPS]
         tolerance = max(1 / len(examples), _TOLERANCE) + 1e-4  # of rounded scores
         most = max(row.score for row in once)
         # a model that answers nothing says nothing about budgets
-        best = next(row for row in once if row.score >= most - tolerance) if most else once[-1]
+        good = [row for row in once if row.score >= most - tolerance] if most else once[-1:]
+        best = next((row for row in good if row.keep >= _ENOUGH), good[0])
         twice = []
         if best.keep <= _MOST_LOOKED_AT:  # a larger budget has room for most of what is looked at
             twice = [measure(best.keep, "auto")]
+        whole = score(FilterParams(method="none", keep=KEEPS[-1]))
     finally:
         core.planner = planner
     rows = [*once, *twice]
     if twice and twice[0].score >= most + _WORTH_A_LOOK:
         best = twice[0]
-    return best, *(row for row in rows if row is not best)
+    return (best, *(row for row in rows if row is not best)), whole
 
 
-def _answer(core: Core, example: Example, look: SecondLook) -> str:
+def _answer(core: Core, example: Example, params: FilterParams) -> str:
     prompt = example.prompt
     request = Request(
         request_id=uuid.uuid4().hex,
         **prompt.fields,
         sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
-        filter=FilterParams(method="sieve", keep="auto", lexical="auto", second_look=look),
+        filter=params,
     )
     text = ""
     for event in core.run_alone(request):

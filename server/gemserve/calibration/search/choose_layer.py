@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal, TypeVar
 
@@ -52,6 +52,9 @@ TOLERANCE = 0.03
 _ENDS_GAIN = 0.02
 # A kind of probe says nothing about this model if no head reaches this recall on it.
 FINDABLE = 0.5
+# A model understands no other words if its best heads do not reach this recall by meaning: those
+# that do best on a few probes do so by chance.
+LEAST_MEANING = 0.6
 # A calibration fails if the best heads do not reach this recall.
 LEAST_RECALL = 0.7
 # A filter layer deeper than this share of the layers saves too little.
@@ -111,6 +114,10 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
     kinds = _findable(questions)
     questions = [question for question in questions if question.kind in kinds]
     layers = _search(core, questions, max(lengths), rate)
+    if max((row.meaning or 0.0 for row in layers), default=0.0) < LEAST_MEANING:
+        kinds = tuple(kind for kind in kinds if kind in WORD_KINDS)
+        questions = [question for question in questions if question.kind in kinds]
+        layers = _search(core, questions, max(lengths), rate)
     check_found(layers, len(questions))
     chosen = _choose(layers, effort.prefers, core.model.num_layers)
     confirming: list[ProbeObservations] = []
@@ -133,7 +140,9 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         window=windows[0].window if windows else Calibration.USUAL_WINDOW,
         window_bound=trust.window_bound,
     )
-    keeps = measuring.result_of(lambda: _keeps(core, found, kinds, effort, progress)) or ()
+    keeps, whole_score = measuring.result_of(
+        lambda: _keeps(core, found, kinds, effort, progress)
+    ) or ((), None)
     whole = _prompt_times(core, None, rate)
     return CalibrationResult(
         layers=tuple(layers),
@@ -147,6 +156,7 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         whole_s=whole,
         windows=windows,
         keeps=keeps,
+        whole_score=whole_score,
         is_partial=measuring.is_over,
     )
 
@@ -190,11 +200,11 @@ def _keeps(
     kinds: Sequence[str],
     effort: Effort,
     progress: ReportProgress,
-) -> tuple[KeepResult, ...]:
+) -> tuple[tuple[KeepResult, ...], float | None]:
     """How well the model answers from budgets of each size, if the context has room for probes."""
     length = min(choose_keep.PROBE_TOKENS, 3 * core.model.context_tokens // 4)
     if not effort.answers or length <= 2 * max(choose_keep.KEEPS):
-        return ()
+        return (), None
     samples = -(-effort.answers // _QUESTIONS)
     probes = draw_probes(core.tokenizer, "confirmation", (length,), samples, effort.seed + 1)
     examples = [
@@ -282,8 +292,12 @@ def observe_probe(core: Core, probe: Probe, deepest: int) -> ProbeObservations:
 
 
 def _only(read: Sequence[ProbeObservations], kinds: Sequence[str]) -> list[ProbeObservations]:
-    """The probes that have a question of these kinds."""
-    return [probe for probe in read if any(fact.kind in kinds for fact in probe.facts)]
+    """The probes that have a question of these kinds, with those questions alone."""
+    probes = (
+        replace(probe, facts=tuple(fact for fact in probe.facts if fact.kind in kinds))
+        for probe in read
+    )
+    return [probe for probe in probes if probe.facts]
 
 
 def _findable(questions: Sequence[Observation]) -> tuple[str, ...]:

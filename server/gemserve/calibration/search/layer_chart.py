@@ -30,5 +30,5 @@ def draw_layers(path: Path, result: CalibrationResult) -> None:
     right.set_xlabel("work up to the first token (whole prompt: 1)")
     right.axvline(chosen.work, color="tab:red", linestyle=":")
     left.set_ylim(-0.05, 1.05)
-    left.legend(fontsize=8, loc="upper left")
+    left.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=110)

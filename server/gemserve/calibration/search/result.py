@@ -8,6 +8,8 @@ from typing import Any
 
 from gemserve.calibration.search.head_search import Head
 
+CLEARLY = 0.05  # a difference of shares of right answers that counts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
@@ -88,6 +90,7 @@ class CalibrationResult:
     chosen by and on those of other wording; the latter is empty if that was not measured.
     `whole_s`: estimated seconds to the first token without a filter, for the lengths `TIMED`.
     `windows`, `keeps`: what was chosen first, then others; empty if that was not measured.
+    `whole_score`: the share of right answers to the same questions from whole prompts.
     `is_partial`: an interrupt ended the measuring.
     """
 
@@ -102,7 +105,14 @@ class CalibrationResult:
     whole_s: tuple[float, ...]
     windows: tuple[WindowResult, ...] = ()
     keeps: tuple[KeepResult, ...] = ()
+    whole_score: float | None = None
     is_partial: bool = False
+
+    @property
+    def more_distracts(self) -> bool:
+        """Whether answers from whole prompts are clearly worse than those that were chosen."""
+        whole = self.whole_score
+        return whole is not None and self.keeps[0].score > whole + CLEARLY
 
     def describe(self) -> str:
         """How much the chosen heads find, in words."""
@@ -119,8 +129,10 @@ class CalibrationResult:
         if self.keeps:
             keeps = {
                 "auto_keep": self.keeps[0].keep,
+                "more_distracts": self.more_distracts,
                 "second_look": self.keeps[0].second_look,
                 "keeps": [asdict(row) for row in self.keeps],
+                "whole_score": self.whole_score,
             }
         return {
             "filter_layer": self.chosen.layer,

@@ -509,7 +509,7 @@ class FilterPlanner:
     def _budget(self, request: Request, num_protected: int) -> Budget:
         """How much a filter may keep, and how much if attention is diffuse.
 
-        Then everything, unless the model answers best from few tokens: all of them distract it.
+        Then everything, unless that distracts the model from what it would answer from few tokens.
         """
         params, num_tokens = request.filter, len(request.prompt_ids)
         protected = num_protected if METHODS[params.method].protects else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.head_search import (
     Head,
     Observation,
@@ -28,12 +29,13 @@ def judge_coverage(
 ) -> Trust:
     """Choose the bounds on `probes` and measure on `others` how often they err."""
 
-    def judge(measure: Coverage) -> tuple[float, tuple[float | None, ...]]:
+    def judge(measure: Coverage, most: float) -> tuple[float, tuple[float | None, ...]]:
         def of(observations: Sequence[Observation]) -> list[float]:
             return [measure(row.heads, each, row.ends_with) for each in observations]
 
         nothing = [each for probe in probes for each in (probe.absent, probe.diffuse)]
-        bound = BOUND_MARGIN * choose_bound(of(_facts(row, probes, is_found=True)), of(nothing))
+        found = of(_facts(row, probes, is_found=True))
+        bound = min(most, BOUND_MARGIN * choose_bound(found, of(nothing)))
         judged = (
             _facts(row, others, is_found=True),
             _facts(row, others, is_found=False),
@@ -42,8 +44,9 @@ def judge_coverage(
         )
         return round(bound, 4), tuple(_share_below(bound, of(each)) for each in judged)
 
-    bound, (found, missed, absent, diffuse) = judge(coverage)
-    window_bound, of_windows = judge(window_coverage)
+    bound, (found, missed, absent, diffuse) = judge(coverage, 1.0)
+    # facts among other text stand out more than answers in documents of their own subject
+    window_bound, of_windows = judge(window_coverage, Calibration.USUAL_WINDOW_BOUND)
     return Trust(
         bound=bound,
         window_bound=window_bound,

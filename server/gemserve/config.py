@@ -92,12 +92,12 @@ class EngineConfig:
     """Defaults for requests, and limits of the engine.
 
     `filter_layer` None: automatic, see `choose_calibration`. `filter_keep` None: 1,024 tokens, or
-    "auto" if the layer is a guess, or the calibration found that the model answers best from fewer.
+    "auto" if the layer is a guess, or the calibration found that fewer are as good for its answers.
     `filter_window`: see `FilterParams.window`. `when_cached`: what happens to a prompt that the
     document cache has whole, if the request leaves it to the server. "whole": it is read whole
     where that is cheaper, and documents that are asked about repeatedly are read whole in idle
-    time; "filter": it is filtered; "auto": "filter" if the calibration found that the model answers
-    best from few tokens, else "whole". `calibrate`: "auto" uses the calibration that is found for
+    time; "filter": it is filtered; "auto": "filter" if the calibration found that whole documents
+    distract the model, else "whole". `calibrate`: "auto" uses the calibration that is found for
     the model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request
     whose filter pass fails gets an error, or an answer to the whole prompt.
 

@@ -21,6 +21,7 @@ from gemserve.calibration.search.probes import PROBE_KINDS, draw_probes
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
+from gemserve.errors import ConfigError
 from gemserve.evaluation.run import generate
 from gemserve.evaluation.tasks.example import ExampleDraw
 from gemserve.evaluation.tasks.needle import SUBTASKS
@@ -157,6 +158,10 @@ def test_probes_are_of_every_kind_and_their_answers_are_in_the_document(tokenize
             pairs = enumerate(zip(first, prompt.ids, strict=False))
             shared = next(i for i, (a, b) in pairs if a != b)
             assert shared > 0.9 * len(first) - 120  # a document is read once
+    tables = draw_probes(tokenizer, "calibration", [1500], 18, seed=0)
+    asked = {e.question for p in tables if p.subject in ("code", "tables") for e in p.examples}
+    wanted = {f.question for f in meaning_facts("calibration") if f.kind in ("code", "table")}
+    assert asked == wanted  # half of them were never asked about
     again = draw_probes(tokenizer, "calibration", [1500], 9, seed=0)
     assert [p.prompts[0].ids for p in again] == [p.prompts[0].ids for p in drawn]
 
@@ -236,6 +241,14 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
     assert (found.trust.found, found.trust.absent, found.trust.diffuse) == (None, None, None)
 
 
+def test_a_context_without_room_for_a_probe_is_named() -> None:
+    """The facts of a probe alone were longer than the context."""
+    short = EngineConfig(kv_memory_bytes=MEMORY, filter_method="none", max_prompt_tokens=200)
+    core = build_core(ModelConfig(), short)
+    with pytest.raises(ConfigError, match="of 200 tokens, is too short for a probe"):
+        calibrate(core, replace(LITTLE, lengths=(200,)), lambda *_: None)
+
+
 def test_an_interrupt_while_the_choice_is_confirmed_keeps_the_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -244,7 +257,8 @@ def test_an_interrupt_while_the_choice_is_confirmed_keeps_the_choice(
     core = build_core(ModelConfig(), EngineConfig(kv_memory_bytes=MEMORY, filter_method="none"))
     found = calibrate(core, replace(LITTLE, confirms=1), Interrupted(3))
     assert found.is_partial
-    assert found.chosen in found.layers
+    assert found.confirmed
+    assert found.windows == found.keeps == ()
 
 
 def interrupted_command(

@@ -177,7 +177,7 @@ def test_probes_that_fail_leave_a_warning_and_a_guess(
 ) -> None:
     """The server did not start, for want of a nicety."""
     few(monkeypatch, least_recall=1.1)
-    short = Effort(lengths=(200,), samples=1, confirms=0, windows=0, answers=0)
+    short = Effort(lengths=(900,), samples=1, confirms=0, windows=0, answers=0)
     monkeypatch.setattr(calibrated_core, "SHORT", short)
     core = calibrated_core.build_calibrated_core(uncalibrated, ENGINE)
     said = capsys.readouterr().err

@@ -207,6 +207,16 @@ def test_another_quantisation_of_the_model_comes_after_these_weights(tmp_path: P
         assert found.is_of_these_weights == is_its_own
 
 
+def test_a_file_of_an_earlier_version_does_not_hide_a_better_one(tmp_path: Path) -> None:
+    """Who had served a model before would never have got the calibration that comes with it."""
+    old = {name: value for name, value in WHOLE.items() if name != "recall"}
+    write_calibration(tmp_path / "cache" / "gemserve" / "calibrations" / "old.json", old)
+    find = partial(find_calibration, "", model="m", weights="abc")
+    assert find() == tmp_path / "cache" / "gemserve" / "calibrations" / "old.json"
+    write_calibration(tmp_path / "shipped" / "new.json", WHOLE)
+    assert find() == tmp_path / "shipped" / "new.json"
+
+
 def test_where_weights_are_not_read_the_name_tells(tmp_path: Path) -> None:
     """Layers are placed before weights are read."""
     write_calibration(place_for("", "abc"), WHOLE)

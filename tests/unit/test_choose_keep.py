@@ -91,7 +91,8 @@ def shares(*once: float, twice: float = 0.0) -> Callable[[int, bool], float]:
         ((0.7, 0.8, 0.4, 0.2), 256),
         ((0.7, 0.75, 0.8, 0.8), 256),
         ((0.2, 0.4, 0.6, 0.8), 1024),
-        ((0.0, 0.0, 0.0, 0.0), 1024),  # that tells nothing
+        ((0.0, 0.0, 0.0, 0.0), 1024),  # that tells nothing,
+        ((0.1, 0.1, 0.1, 0.05), 1024),  # and so does that
     ],
 )
 def test_the_smallest_that_is_about_as_good_as_the_best_is_chosen(

@@ -171,17 +171,20 @@ def find_calibration(
 
     A file beside the model counts unless it names other weights. Without a file for these weights
     one is taken of the same model in another quantisation, which has the same `norms`. If weights
-    are not read (None), a file is found by the name that `model` had when it was calibrated.
+    are not read (None), a file is found by the name that `model` had when it was calibrated. Files
+    of earlier versions come last.
     """
     beside = Path(source) / FILE
     if beside.is_file() and (weights is None or _field(beside, "weights") in (None, weights)):
         return beside
     fields = [("model", model)] if weights is None else [("weights", weights), ("norms", norms)]
     for name, wanted in fields:
-        for folder in (_cache(), _SHIPPED):
-            for path in sorted(folder.glob("*.json")):
-                if wanted is not None and _field(path, name) == wanted:
-                    return path
+        if wanted is None:
+            continue
+        files = [path for folder in (_cache(), _SHIPPED) for path in sorted(folder.glob("*.json"))]
+        found = [path for path in files if _field(path, name) == wanted]
+        if found:
+            return next((path for path in found if _is_by_meaning(path)), found[0])
     return None
 
 
@@ -216,13 +219,23 @@ def _cache() -> Path:
     return cache / "gemserve" / "calibrations"
 
 
+def _is_by_meaning(path: Path) -> bool:
+    """Whether a file is not of an earlier version, whose probes all had the question's words."""
+    return "recall" in _content(path)
+
+
 def _field(path: Path, name: str) -> str | None:
     """A text in a calibration file; None where there is none."""
-    try:
-        value = json.loads(path.read_text()).get(name)
-    except (OSError, ValueError, AttributeError):
-        return None
+    value = _content(path).get(name)
     return value if isinstance(value, str) else None
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _heads(given: object, path: Path, layer: int, num_heads: int) -> tuple[tuple[int, int], ...]:

@@ -39,12 +39,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--confirm",
         default="6",
-        help="documents of other wording that confirm the choice (default: %(default)s)",
+        help="documents of other wording that confirm the choice, and as many others "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--windows",
         default="1",
-        help="long documents that are read in windows of each size (default: %(default)s)",
+        help="long documents that are read in windows of each size, and as many others "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--answers",

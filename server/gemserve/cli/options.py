@@ -219,8 +219,8 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         choice("auto", "whole", "filter"),
         "whole: a prompt that is cached whole, if its request leaves it open, is read whole where "
         "that is less work, and documents that are asked about repeatedly are read whole in idle "
-        "time; filter: it is filtered; auto: filter if the model, by its calibration, answers best "
-        "from few tokens, else whole",
+        "time; filter: it is filtered; auto: filter if whole documents distract the model, by its "
+        "calibration, else whole",
     ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "longest prompt read whole"),
     Option(

@@ -1,4 +1,4 @@
-"""The chunked prefill that evaluation and calibration share, outside of the engine."""
+"""A prefill in chunks, outside of the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import QueryTap
-from gemserve.model.recurrent_state import SequenceState
 
 _CHUNK_TOKENS = 512
 
@@ -21,18 +20,14 @@ def prefill(
     kv: KVSpan,
     rope_tokens: int,
     query_tap: QueryTap,
-    start: int = 0,
-    state: SequenceState | None = None,
 ) -> torch.Tensor:
-    """Run all layers on tokens `start`… of a prompt. Returns the last logits: [1, vocab].
+    """Run all layers on a prompt. Returns the last logits: [1, vocab].
 
-    `kv` holds the keys and values of the tokens before `start` and gets those of the others.
-    `query_tap` gets the queries it collects. `rope_tokens`, `state`: see
-    `CausalModel.prefill_chunk`. If `start` is the prompt's end, nothing runs, and there are no
-    logits: [0, vocab].
+    `kv` gets the keys and values, and `query_tap` the queries it collects. `rope_tokens`: see
+    `CausalModel.prefill_chunk`.
     """
     logits = torch.empty(0, model.vocab_size)
-    for low in range(start, len(ids), _CHUNK_TOKENS):
+    for low in range(0, len(ids), _CHUNK_TOKENS):
         chunk = ids[low : low + _CHUNK_TOKENS]
         is_last = low + len(chunk) == len(ids)
         last = model.prefill_chunk(
@@ -42,7 +37,6 @@ def prefill(
             rope_tokens=rope_tokens,
             is_last=is_last,
             query_tap=query_tap,
-            state=state,
         )
         if last is not None:
             logits = last

@@ -516,15 +516,15 @@ class FilterPlanner:
         keep = self._kept_count(params, num_tokens, num_protected)
         longest = self._longest_kept(request)
         budget = Budget(low=keep, high=keep, limit=keep, protected=protected)
-        is_best_from_few = False
+        distracts = False
         if params.keep == "auto":
             most = self.calibration.auto_keep
             low = AUTO_MIN_KEEP if most is None else min(AUTO_MIN_KEEP, most // 2)
             several = min(DEFAULT_KEEP, math.ceil(_SEVERAL_SHARE * (num_tokens - protected)))
             several = max(keep, min(protected + several, longest))
             budget = replace(budget, low=protected + low, limit=several, several=several)
-            is_best_from_few = is_distracted(self.calibration)
-        if not params.fallback or is_best_from_few:
+            distracts = is_distracted(self.calibration)
+        if not params.fallback or distracts:
             return budget
         return replace(budget, limit=max(budget.limit, longest))
 

@@ -74,15 +74,17 @@ def hash_weights(hf: Any, *, rounded: bool = False) -> str:
 def hash_norms(hf: Any) -> str | None:
     """A hash of the norms' weights, which files keep in full whatever the others are quantised to.
 
-    So it is the same for all quantisations of a model. None: it has no norms with weights.
+    So it is the same for all quantisations of a model, and for copies whose norms were not trained
+    further. None: the model has no norms with weights, or none that training has changed.
     """
-    digest, count = hashlib.sha256(), 0
+    digest, is_trained = hashlib.sha256(), False
     for name, parameter in sorted(hf.named_parameters()):
         if "norm" in name and name.endswith(".weight") and parameter.dim() == 1:
+            weight = parameter.detach().bfloat16().float().cpu()
             digest.update(f"{name} {tuple(parameter.shape)}".encode())
-            digest.update(parameter.detach().bfloat16().float().cpu().numpy().tobytes())
-            count += 1
-    return digest.hexdigest()[:16] if count else None
+            digest.update(weight.numpy().tobytes())
+            is_trained = is_trained or bool((weight != weight[0]).any())
+    return digest.hexdigest()[:16] if is_trained else None
 
 
 def hash_tokenizer(tokenizer: Any) -> str:

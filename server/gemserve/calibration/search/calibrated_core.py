@@ -106,23 +106,24 @@ def progress() -> Iterator[ReportProgress]:
 
     On one line of a terminal; elsewhere a line every ten seconds.
     """
-    started_s = last_s = time.monotonic()
+    started_s = step_s = said_s = time.monotonic()
     phase_now = ""
     with tqdm(desc="calibrating", leave=False, disable=None) as bar:
 
         def step(phase: str, done: int, total: int) -> None:
-            nonlocal started_s, last_s, phase_now
+            nonlocal started_s, step_s, said_s, phase_now
             now_s = time.monotonic()
             if phase != phase_now:
-                phase_now, started_s = phase, last_s
+                phase_now, started_s = phase, step_s
                 bar.set_description(f"calibrating: {phase}", refresh=False)
                 bar.reset(total)
             bar.total = max(total, done)
             bar.update(done - bar.n)
-            if bar.disable and now_s - last_s >= _EVERY_S:
+            step_s = now_s
+            if bar.disable and now_s - said_s >= _EVERY_S:
                 left_s = (now_s - started_s) / done * max(0, total - done)
                 _say(f"calibrating: {phase}, {done} of {total}, about {left_s:.0f} s left")
-                last_s = now_s
+                said_s = now_s
 
         yield step
 

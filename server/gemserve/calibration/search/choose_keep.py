@@ -1,12 +1,12 @@
-"""Chooses how many tokens `keep: "auto"` keeps of documents: as many as a model answers best from.
+"""Chooses how many tokens `keep: "auto"` keeps of documents at most.
 
 More tokens hold the answer more often, and beside it more that distracts, and all layers read them.
 What weighs more depends on the model: a small one answers best from a passage or two. So questions
 of probes are answered by the engine itself, from budgets of each size. The smallest budget is
-chosen whose answers are about as good as the best: within one answer, and within a thirtieth of
-them; less than 256 tokens only if that is better than all larger ones. From a small one they are
-answered also after a second look, which is chosen only if it is much better: it takes the time of
-reading a thousand tokens.
+chosen whose answers are about as good as the best: within one answer or a thirtieth of them,
+whichever is more; less than 256 tokens only if that is better than all larger ones. From a small
+one they are answered also after a second look, which is chosen only if it is much better: it takes
+the time of reading a thousand tokens.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from gemserve.types import (
 KEEPS = (128, 256, 512, 1024)
 PROBE_TOKENS = 4096
 _ENOUGH = 256  # a smaller budget must be clearly better: it holds one passage or two
+_LEAST_SCORE = 0.15  # of right answers from some budget
 _TOLERANCE = 1 / 30  # of the share of right answers
 _WORTH_A_LOOK = 0.1  # of that share
 _MOST_LOOKED_AT = LOOKED_AT * LONGEST // 2  # the largest budget behind a second look
@@ -78,8 +79,9 @@ def choose_keep(
         once = [measure(keep, "off") for keep in KEEPS]
         tolerance = max(1 / len(examples), _TOLERANCE) + 1e-4  # of rounded scores
         most = max(row.score for row in once)
-        # a model that answers nothing says nothing about budgets
-        good = [row for row in once if row.score >= most - tolerance] if most else once[-1:]
+        # a model that answers next to nothing says nothing about budgets
+        good = [row for row in once if row.score >= most - tolerance]
+        good = good if most >= _LEAST_SCORE else once[-1:]
         best = next((row for row in good if row.keep >= _ENOUGH), good[0])
         twice = []
         if best.keep <= _MOST_LOOKED_AT:  # a larger budget has room for most of what is looked at

@@ -44,6 +44,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
+from gemserve.prompting.prompt import Prompt
 
 # A layer whose recall is this close to the best counts as equally good; of those the earliest is
 # the fastest.
@@ -103,28 +104,38 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
     deepest = core.model.num_layers - 1
     if not effort.sees_all:
         deepest = _deepest(core.model.num_layers)
-    probes = draw_probes(core.tokenizer, "calibration", lengths, effort.samples, effort.seed)
+    probes = _fitting(
+        core, draw_probes(core.tokenizer, "calibration", lengths, effort.samples, effort.seed)
+    )
+    if not probes:
+        raise ConfigError(
+            f"the longest prompt here, of {core.config.max_prompt_tokens} tokens, is too short "
+            "for a probe"
+        )
     read: list[ProbeObservations] = []
     measuring = _Measuring()
     measuring.result_of(lambda: _observe_all(core, probes, deepest, progress, read, "probes"))
-    if measuring.is_over and len(read) < len({probe.subject for probe in probes}):
+    subjects = {probe.subject for probe in probes}
+    if measuring.is_over and {probe.subject for probe in probes[: len(read)]} != subjects:
         raise KeyboardInterrupt
-    rate = _measure_rate(core, probes[0].prompts[0].ids, deepest)
+    rate = _measure_rate(core, probes[0].prompts[0], deepest)
     questions = [fact for probe in read for fact in probe.facts if len(fact.gold)]
     kinds = _findable(questions)
     questions = [question for question in questions if question.kind in kinds]
     layers = _search(core, questions, max(lengths), rate)
-    if max((row.meaning or 0.0 for row in layers), default=0.0) < LEAST_MEANING:
+    low = _low(layers, core.model.num_layers)
+    if max((row.meaning or 0.0 for row in low), default=0.0) < LEAST_MEANING:
         kinds = tuple(kind for kind in kinds if kind in WORD_KINDS)
         questions = [question for question in questions if question.kind in kinds]
         layers = _search(core, questions, max(lengths), rate)
-    check_found(layers, len(questions))
+    check_found(_low(layers, core.model.num_layers), len(questions))
     chosen = _choose(layers, effort.prefers, core.model.num_layers)
     confirming: list[ProbeObservations] = []
     if effort.confirms:
         others = draw_probes(
             core.tokenizer, "confirmation", lengths[:1], effort.confirms, effort.seed
         )
+        others = _fitting(core, others)
         layer = chosen.layer
         measuring.result_of(
             lambda: _observe_all(core, others, layer, progress, confirming, "confirmation")
@@ -190,8 +201,12 @@ def _windows(
     if not effort.windows or length <= min(SIZES):
         return ()
     probes = draw_probes(core.tokenizer, "calibration", (length,), effort.windows, effort.seed)
-    probes = [probe for probe in probes if any(e.subtask in kinds for e in probe.examples)]
-    return choose_window(core, chosen, probes, progress)
+    of_kinds = (
+        replace(probe, examples=tuple(e for e in probe.examples if e.subtask in kinds))
+        for probe in probes
+    )
+    probes = [probe for probe in of_kinds if probe.examples]
+    return choose_window(core, chosen, probes, progress) if probes else ()
 
 
 def _keeps(
@@ -210,19 +225,30 @@ def _keeps(
     examples = [
         example for probe in probes for example in probe.examples if example.subtask in kinds
     ]
+    if not examples:
+        return (), None
     return choose_keep.choose_keep(core, found, examples[: effort.answers], progress)
+
+
+def _fitting(core: Core, probes: Sequence[Probe]) -> list[Probe]:
+    """The probes that a prompt has room for: facts alone may be longer than was asked for."""
+    limit, windows = core.config.max_prompt_tokens, core.model.sliding_windows
+    if None not in windows:  # what no layer sees tells nothing
+        limit = min(limit, max(window or 0 for window in windows))
+    return [probe for probe in probes if max(len(p.ids) for p in probe.prompts) <= limit]
 
 
 def _deepest(num_layers: int) -> int:
     return max(1, min(num_layers - 1, round(DEEPEST * num_layers)))
 
 
-def _measure_rate(core: Core, ids: Sequence[int], layer: int) -> float:
+def _measure_rate(core: Core, prompt: Prompt, layer: int) -> float:
     """FLOPs a second of a filter pass."""
     started_s = time.monotonic()
-    core.model.filter_pass_of(ids, layer)
+    evidence = next(observe(core, [prompt], [[len(prompt.ids) - 1]], layer))
+    evidence.filter_layer.keys[0, -1, 0].item()  # a GPU may only have been told what to do
     seconds = time.monotonic() - started_s
-    return core.model.shape.filter_chunk(0, len(ids), layer) / seconds
+    return core.model.shape.filter_chunk(0, len(prompt.ids), max(evidence.layers)) / seconds
 
 
 def _prompt_times(core: Core, layer: int | None, rate: float) -> tuple[float, ...]:
@@ -365,17 +391,19 @@ def _choose(layers: Sequence[LayerResult], prefers: Preference, num_layers: int)
         measured = row.words if prefers == "speed" else row.meaning
         return row.recall if measured is None else measured
 
-    low = [row for row in layers if row.layer <= _deepest(num_layers)]
+    low = _low(layers, num_layers)
     best = max(low, key=found)
     return next(
         row
         for row in low
-        if row is best
-        or (
-            found(row) >= max(LEAST_RECALL, found(best) - TOLERANCE)
-            and any(layer == row.layer for layer, _ in row.heads)
-        )
+        if found(row) >= found(best) - TOLERANCE
+        and (row is best or any(layer == row.layer for layer, _ in row.heads))
     )
+
+
+def _low(layers: Sequence[LayerResult], num_layers: int) -> Sequence[LayerResult]:
+    """The layers that may be chosen."""
+    return [row for row in layers if row.layer <= _deepest(num_layers)] or layers[:1]
 
 
 def _by_kind(chosen: LayerResult, questions: Sequence[Observation]) -> dict[str, float]:

@@ -23,17 +23,19 @@ def observe(
     """The evidence of each prompt: the queries at its `rows` in all layers without a window.
 
     If all layers have sliding windows, the layers are those whose window holds the prompt. The pass
-    ends at layer `deepest` (None: the last one). Only the part of a prompt that differs from the
-    one before is read, so a document with several questions is read once, unless layers keep a
-    recurrent state. The next evidence from the iterator overwrites the last one.
+    ends at layer `deepest` (None: the last one), or at the first of these layers behind it. Only
+    the part of a prompt that differs from the one before is read, so a document with several
+    questions is read once, unless layers keep a recurrent state. The next evidence from the
+    iterator overwrites the last one.
     """
     model = core.model
     deepest = model.num_layers - 1 if deepest is None else deepest
     capacity = max(len(prompt.ids) for prompt in prompts)
-    windows = list(enumerate(model.sliding_windows))[: deepest + 1]
-    layers = [layer for layer, window in windows if window is None]
-    if not layers:
-        layers = [layer for layer, window in windows if window and window >= capacity]
+    windows = list(enumerate(model.sliding_windows))
+    seeing = [layer for layer, window in windows if window is None]
+    if not seeing:
+        seeing = [layer for layer, window in windows if window and window >= capacity]
+    layers = [layer for layer in seeing if layer <= deepest] or seeing[:1]
     num_units = filter_units(model.shape.kv_index(max(layers)))
     memory = model.new_memory(num_units * capacity)
     kv = memory.pass_kv(0, num_units=num_units, capacity=capacity)

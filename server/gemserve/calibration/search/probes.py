@@ -112,9 +112,10 @@ def draw_probes(
     for length in lengths:
         for _ in range(samples):
             number = next(numbers)
-            for subject in ("prose", others[number % len(others)]):
+            turn, place = divmod(number, len(others))
+            for subject, of_subject in (("prose", number), (others[place], turn)):
                 rng = Random(f"probe {vocabulary} {subject} {seed} {length} {number}")
-                probes.append(_draw(tokenizer, vocabulary, subject, length, number, rng))
+                probes.append(_draw(tokenizer, vocabulary, subject, length, of_subject, rng))
     return probes
 
 
@@ -199,13 +200,10 @@ def _codes(vocabulary: VocabularyName, rng: Random) -> _Content:
 
 
 def _blocks(vocabulary: VocabularyName, subject: str, number: int, rng: Random) -> _Content:
-    """Half of the functions or tables, between other functions or among sentences."""
+    """Every other function or table, between other functions or among sentences."""
     kind = "code" if subject == "code" else "table"
     facts = [fact for fact in meaning_facts(vocabulary) if fact.kind == kind]
-    half = len(facts) // 2
-    # the subjects come in turn, so the halves must not follow the number's last bit alone
-    first = half * (number // 2 % 2)
-    chosen = facts[first : first + half]
+    chosen = facts[number % 2 :: 2]
     others = [fact for fact in facts if fact not in chosen]
     asked, pieces = _by_meaning(chosen)
     absent = rng.choice(others).question
